@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK = 2**16  # names at a time
-_MANY = 2**20  # names: of so many, gathering some is worth an import of pyarrow.compute
+_MANY = 2**18  # names: of so many, gathering some is worth an import of pyarrow.compute
 _FEW = 2**8  # that are gathered faster one by one
 
 

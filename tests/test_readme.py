@@ -34,7 +34,7 @@ DOCUMENTS = [
     "README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/caching.md", "docs/training.md",
     "docs/urls.md", "docs/writing.md",
 ]  # fmt: skip
-OTHERS = ["CHANGELOG.md", "docs/findings.md", "benchmarks/README.md"]
+OTHERS = ["CHANGELOG.md", "docs/findings.md", "docs/ray.md", "benchmarks/README.md"]
 LINKED = [*DOCUMENTS, *OTHERS, *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]
 
 _BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
-from shardtool.errors import AccessRefused, ShardError
+from shardtool.errors import AccessRefused, ShardError, StoreFailed
 from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
@@ -90,6 +90,8 @@ def compare_beside(task: BesideTask) -> BesideFound:
         return BesideFound((), unknown)
     try:
         shard = _indexed(task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
+    except StoreFailed:
+        raise
     except ShardError:
         return BesideFound((), unknown)  # a damaged shard, which other checks report
     findings = []

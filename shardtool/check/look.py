@@ -7,13 +7,13 @@ no shard alone can show: gaps, extra files, keys that two shards have. Nothing i
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardtool.check.across_shards import Sums, check_together
-from shardtool.check.findings import Findings
+from shardtool.check.findings import Finding, Findings
 from shardtool.check.numbering import check_finished, check_numbering
 from shardtool.check.sampling import chosen_shards, left_out, share_of
 from shardtool.check.subject import open_subject
@@ -24,19 +24,21 @@ from shardtool.execute.here import Here
 from shardtool.execute.local import cores
 from shardtool.execute.pool import Needs, a_few
 from shardtool.execute.start import start_pool
-from shardtool.storage.places import for_each
+from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import counted, output_text, show_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.check.findings import Finding
     from shardtool.check.subject import Case, Subject
     from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.request.options import VerifyOptions
     from shardtool.values import Given
+
+
+_STORED = "the store's own checksums"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +163,33 @@ def _look_outside(dataset: Given, options: VerifyOptions, observer: Observer) ->
     def check(sidecar_path: str) -> Findings:
         found = Findings()
         _check_case(found, *cases[sidecar_path])
+        _check_stored(found, *cases[sidecar_path])
         return found
 
     for found in for_each(check, cases):
         findings.take(found)
     findings.take(check_finished(subject))
+    if compared := findings.checked.count(_STORED):
+        findings.checked = [one for one in findings.checked if one != _STORED]
+        findings.checked.append(f"{_STORED} of {counted(compared, 'shard')}")
     size = show_size(sum(case.size or 0 for case in subject.cases))
     findings.unchecked.append(f"the bytes of {counted(len(cases), 'shard')}, {size}: {flag('quick')} reads none")
     return Looked(_report(subject, options, findings, Sums()), subject, Sums())
+
+
+def _check_stored(findings: Findings, number: int, case: Case) -> None:
+    """Compare the checksum that a store says of a shard with that of the dataset file or the sidecar."""
+    expected = [one.crc for one in (case.entry, case.fact) if one is not None and one.crc is not None]
+    if case.size is None or not expected:
+        return
+    with suppress(FileNotFoundError):
+        crc = stored_crc(case.path)
+        if crc is None:
+            return
+        findings.checked.append(_STORED)
+        if crc != expected[0]:
+            found = f"the checksum {crc:08x}, as the store says"
+            findings.add(number, Finding("shard-checksum", case.name, found, f"{expected[0]:08x}"))
 
 
 def _look_inside(dataset: Given, options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool) -> Looked:

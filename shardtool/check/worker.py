@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.check.findings import Finding
 from shardtool.dataset.shard_file import is_packed, open_shard
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard, OutputFailed, ShardError, printable
+from shardtool.errors import CorruptShard, OutputFailed, ShardError, StoreFailed, printable
 from shardtool.values import IMAGE_ENDINGS
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def examine(task: Task) -> Examined:
     """Walk, sum and, where asked for, decode a shard; of a damaged one, what precedes the damage."""
     try:
         found = survey(SurveyTask(task.path, checksum=True, dots=task.dots))
-    except OutputFailed:  # the machine's fault, not the shard's
+    except (OutputFailed, StoreFailed):  # the machine's fault, or the network's, not the shard's
         raise
     except ShardError as error:
         return Examined(None, error=error)

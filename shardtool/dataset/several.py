@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, matches, natural, shards_of_folder
-from shardtool.errors import InvalidRequest, ShardError
+from shardtool.errors import InvalidRequest, ShardError, StoreFailed
 from shardtool.interop.sample_counts import OPEN_CLIP_FILE, TIMM_FILE
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, parse_pattern
 from shardtool.shard_names import is_shard_name
@@ -182,6 +182,8 @@ def _is_there(name: str) -> bool:
         return (not is_url(name) and os.path.lexists(name)) or bool(find_dataset(name).shards)
     except InvalidRequest:
         return False
+    except StoreFailed:
+        raise
     except ShardError:  # damaged, and so there
         return True
 
@@ -204,6 +206,8 @@ def _listed(name: str) -> set[str]:
     """Return the shards of a dataset file or folder."""
     try:
         return {_full(path) for path in find_dataset(name).shards}
+    except StoreFailed:
+        raise
     except ShardError:
         return set()
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from secrets import token_hex
@@ -75,7 +76,8 @@ class Cluster:
             return
         _check_answers(address)
         try:
-            with _own_signals():
+            with _own_signals(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 ray.init(address or "auto", log_to_driver=False, logging_level=logging.CRITICAL)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise _unreachable(address, error) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import resource
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -34,6 +35,8 @@ _MOST_REDIRECTS = 5
 _PIECE = 2**16
 _NAME_THREADS = 32  # that wait for answers of the name service
 _NAMES_S = 300  # for which an answer holds
+_IDLE_S = 2.0  # for which a connection waits for the next file of its host: of thousands of hosts, most have none
+_MOST_FILES = 2**16
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _QUOTED = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
 
@@ -44,7 +47,10 @@ class Client:
     def __init__(self, options: FetchOptions) -> None:
         self._options = options
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NAME_THREADS))
-        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=_NAMES_S, socket_factory=self._socket)
+        _allow_files()
+        connector = aiohttp.TCPConnector(
+            limit=0, ttl_dns_cache=_NAMES_S, keepalive_timeout=_IDLE_S, socket_factory=self._socket
+        )
         times = aiohttp.ClientTimeout(total=None, sock_connect=options.timeout_s, sock_read=options.timeout_s)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -171,6 +177,15 @@ class _Fetch:
 
     def __init__(self, url: URL, number: int, turns: Turns, clock: Clock) -> None:
         self.url, self.number, self.turns, self.clock = url, number, turns, clock
+
+
+def _allow_files() -> None:
+    """Let this process open as many files as it may be allowed to: idle connections count, too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _parsed(text: str) -> URL:

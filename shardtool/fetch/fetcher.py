@@ -39,6 +39,8 @@ class Fetcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns = Turns(options, self._begin_later)
         self._client: Client | None = None
+        self._lack: MemoryError | None = None
+        self._loop.set_exception_handler(self._broken)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
@@ -66,6 +68,8 @@ class Fetcher:
             if number > self._turns.head:
                 self._loop.call_soon_threadsafe(self._pass_over, number)
             while number not in self._found:
+                if self._lack is not None:
+                    raise self._lack
                 self._ready.wait()
             found = self._found.pop(number)
         size = len(found) if isinstance(found, bytes) else 0
@@ -84,6 +88,14 @@ class Fetcher:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _broken(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Take what went wrong beside all files: of connections that end badly, no one need know."""
+        error = context.get("exception")
+        if isinstance(error, MemoryError):
+            with self._ready:
+                self._lack = error
+                self._ready.notify()
 
     async def _held(self) -> int:
         return self._turns.held
@@ -143,12 +155,12 @@ class Fetcher:
         self._begin_more()
 
     def _taken(self, number: int, size: int) -> None:
-        self._turns.head = number + 1
+        self._turns.move_head(number + 1)
         self._turns.release(size)
         self._begin_more()
 
     def _pass_over(self, number: int) -> None:
-        self._turns.head = number
+        self._turns.move_head(number)
         with self._ready:
             lost = [self._found.pop(one) for one in [*self._found] if one < number]
         self._turns.release(sum(len(one) for one in lost if isinstance(one, bytes)))

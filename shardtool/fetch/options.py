@@ -29,7 +29,7 @@ class FetchOptions:
         memory: Bytes that are held of files that are fetched ahead.
     """
 
-    connections: int = 64
+    connections: int = 256
     per_host: int = 16
     timeout_s: float = 10
     max_time_s: float = 60

@@ -1,13 +1,14 @@
 """The limits that fetches of one worker share: how many at once, how many of a host, how many bytes are held.
 
-Who must wait does so in a queue. Only the head, the first file that was asked for and not taken yet, never waits: all
-others may wait for it to be taken, so a limit can be exceeded by that one. All of it runs in one event loop.
+Who must wait does so in a queue: of its host, or for memory. Only the head, the first file that was asked for and not
+taken yet, never waits: all others may wait for it to be taken, so a limit can be exceeded by that one. All of it runs
+in one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class _Waiting(NamedTuple):
-    """A fetch that waits: which, what takes what it needs if there is room, and what wakes it."""
+    """A fetch that waits: in which queue, for how many bytes, what takes what it waits for, and what wakes it."""
 
-    number: int
-    take: Callable[[bool], bool]
+    queue: deque[int]
+    size: int
+    take: Callable[[], None]
     woken: asyncio.Future[None]
 
 
@@ -41,12 +43,14 @@ class Turns:
         self._options, self._waits = options, waits
         self.head = self.held = self._active = 0
         self._of_host: Counter[str] = Counter()
-        self._queue: list[_Waiting] = []
+        self._waiting: dict[int, _Waiting] = {}
+        self._for_memory: deque[int] = deque()
+        self._for_turns: dict[str, deque[int]] = {}
 
     @property
     def waiting(self) -> int:
         """How many fetches wait."""
-        return len(self._queue)
+        return len(self._waiting)
 
     @property
     def full(self) -> bool:
@@ -57,22 +61,18 @@ class Turns:
     async def turn(self, number: int, host: str) -> AsyncIterator[None]:
         """Be one of the requests that go on at once, in all and to a host."""
 
-        def take(at_any_rate: bool) -> bool:  # noqa: FBT001
-            room = self._active < self._options.connections and self._of_host[host] < self._options.per_host
-            if room or at_any_rate:
-                self._active += 1
-                self._of_host[host] += 1
-            return room or at_any_rate
+        def take() -> None:
+            self._active += 1
+            self._of_host[host] += 1
 
-        await self._wait(number, take)
+        if number <= self.head or self._has_turn(host):
+            take()
+        else:
+            await self._wait(number, self._for_turns.setdefault(host, deque()), 0, take)
         try:
             yield
         finally:
-            self._active -= 1
-            self._of_host[host] -= 1
-            if not self._of_host[host]:
-                del self._of_host[host]
-            self.changed()
+            self._give_back(host)
 
     def hold_now(self, number: int, size: int) -> bool:
         """Hold `size` more bytes if nothing must be waited for; return whether that is so."""
@@ -84,29 +84,50 @@ class Turns:
     async def hold(self, number: int, size: int) -> None:
         """Hold `size` more bytes, once there is room for them."""
 
-        def take(at_any_rate: bool) -> bool:  # noqa: FBT001
-            return self.hold_now(self.head if at_any_rate else self.head + 1, size)
+        def take() -> None:
+            self.held += size
 
-        await self._wait(number, take)
+        if not self.hold_now(number, size):
+            await self._wait(number, self._for_memory, size, take)
 
     def release(self, size: int) -> None:
         """Hold `size` bytes less."""
         self.held -= size
-        self.changed()
+        queue = self._for_memory
+        while queue and self.held + self._waiting[queue[0]].size <= self._options.memory:
+            self._wake(queue[0])
 
-    def changed(self) -> None:
-        """Let go on who has room by now."""
-        for one in [*self._queue]:
-            if not one.woken.done() and one.take(one.number <= self.head):
-                one.woken.set_result(None)
+    def move_head(self, number: int) -> None:
+        """Take another file for the head; who waits for it, or for one before, waits no longer."""
+        for one in range(self.head, number + 1):
+            self._wake(one)
+        self.head = number
 
-    async def _wait(self, number: int, take: Callable[[bool], bool]) -> None:
-        if take(number <= self.head):
-            return
-        one = _Waiting(number, take, asyncio.get_running_loop().create_future())
-        self._queue.append(one)
+    def _has_turn(self, host: str) -> bool:
+        return self._active < self._options.connections and self._of_host[host] < self._options.per_host
+
+    def _give_back(self, host: str) -> None:
+        """End a turn, and let another fetch of the host have it or, where all turns were taken, one of another host."""
+        all_taken = self._active >= self._options.connections
+        self._active -= 1
+        self._of_host[host] -= 1
+        for one in [host, *(self._for_turns if all_taken else ())]:
+            if self._for_turns.get(one) and self._has_turn(one):
+                self._wake(self._for_turns[one][0])
+        if not self._of_host[host]:
+            del self._of_host[host]
+        if not self._for_turns.get(host):
+            self._for_turns.pop(host, None)
+
+    async def _wait(self, number: int, queue: deque[int], size: int, take: Callable[[], None]) -> None:
+        waiting = self._waiting[number] = _Waiting(queue, size, take, asyncio.get_running_loop().create_future())
+        queue.append(number)
         self._waits()
-        try:
-            await one.woken
-        finally:
-            self._queue.remove(one)
+        await waiting.woken
+
+    def _wake(self, number: int) -> None:
+        if (waiting := self._waiting.pop(number, None)) is not None:
+            waiting.queue.remove(number)
+            waiting.take()
+            if not waiting.woken.done():
+                waiting.woken.set_result(None)

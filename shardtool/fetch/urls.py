@@ -10,7 +10,7 @@ import re
 
 from shardtool.values import to_bytes, to_text
 
-_LONGEST = 2048  # letters of a URL that is shown
+LONGEST = 2048  # letters of a URL that is shown
 _HIDDEN = "REDACTED"
 _USER = re.compile(r"^(\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\]{2})[^/?#\\]*@")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -29,7 +29,7 @@ def shown_url(url: str) -> str:
     path, mark, query = text.partition("?")
     if mark:
         path += mark + "&".join(map(_shown_parameter, query.split("&")))
-    return path if len(path) <= _LONGEST else f"{path[:_LONGEST]}..."
+    return path if len(path) <= LONGEST else f"{path[:LONGEST]}..."
 
 
 def shown_bytes(url: bytes) -> bytes:

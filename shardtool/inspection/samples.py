@@ -8,7 +8,10 @@ from __future__ import annotations
 import base64
 import math
 import sys
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
@@ -172,6 +175,8 @@ def find_sample(datasets: Sequence[OpenedDataset], key: str) -> FoundSample:
         InvalidRequest: There is none.
         CorruptShard: A shard cannot be read.
     """
+    if (sample := _in_its_range(datasets, key)) is not None:
+        return sample
     wanted = int(key) if key.isascii() and key.isdigit() and len(key) <= _DIGITS else -1
     number, by_number, example = 0, None, ""
     damage: list[CorruptShard] = []
@@ -200,6 +205,29 @@ def find_sample(datasets: Sequence[OpenedDataset], key: str) -> FoundSample:
         "no such sample",
         expected=f"a key{such}, or a number below {number:,}",
     )
+
+
+def _in_its_range(datasets: Sequence[OpenedDataset], key: str) -> FoundSample | None:
+    """Return the sample of a key, if a dataset file lists shards in the order of keys, and one has room for it.
+
+    Then one index is read instead of thousands. None: where it lies, if anywhere, only all indexes say.
+    """
+    file, shards = datasets[0].file, datasets[0].shards
+    if len(datasets) > 1 or file is None or len(file.shards) != len(shards):
+        return None
+    listed = file.shards
+    if any(one.last_key >= after.first_key for one, after in pairwise(listed)):
+        return None
+    at = bisect_right(listed, key, key=attrgetter("first_key")) - 1
+    if at < 0 or key > listed[at].last_key:
+        return None
+    try:
+        part = read_part(shards[at])
+    except CorruptShard:
+        return None
+    row = pc.index(part.table.column("__key__"), key).as_py()
+    before = sum(one.samples for one in listed[:at])
+    return None if row < 0 else _whole(datasets[0], shards[at], part, row, before + row)
 
 
 def _whole(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex | None, row: int, number: int) -> FoundSample:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.dataset.sidecar_write import encode_table
-from shardtool.errors import ShardError
+from shardtool.errors import ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.plan.shard_samples import fingerprint
@@ -144,6 +144,8 @@ def _said(planned: Planned, output: Destination, manner: Manner) -> _Said | None
     try:
         data = output.folder.read(index)
         sidecar = read_sidecar(data, index, size, metadata=False)
+    except StoreFailed:
+        raise
     except (OSError, ShardError):
         return None
     fact, crcs = sidecar.fact, b"" if sidecar.rows.crcs is None else sidecar.rows.crcs.tobytes()

@@ -38,7 +38,7 @@ from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Made, ShardResult, ShardTask, Work, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -124,6 +124,10 @@ class Packing:
             problem = f"none of {len(plan):,} samples could be packed"
             remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
             raise SampleFailed(source_name(plan.entries.root), problem, remedy=remedy)
+        if self._fetches and self.skipped:
+            codes = Counter(one.code for one in self.skipped).most_common()
+            reasons = listing([f"{code} {count:,}" for code, count in codes])
+            self.observer.note(f"{len(self.skipped):,} of {counted(samples, 'sample')} left out: {reasons}")
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         return Packed(
@@ -200,7 +204,7 @@ class Packing:
     def _fetches(self) -> bool:
         return self.manner.transform is not None and self.manner.transform.fetch is not None
 
-    def _check_failed(self, shard: str, failed: int, samples: int) -> None:
+    def _check_failed(self, shard: str, left_out: Sequence[Skipped], samples: int) -> None:
         """End the run where too many URLs gave no file: rather the network is gone than they are.
 
         Raises:
@@ -208,12 +212,14 @@ class Packing:
         """
         if not self._fetches or not isinstance(self.manner.options, CreateOptions):
             return
+        failed = len(left_out)
         self._fetched += np.array([failed, samples])
         if samples < _FEW:
             failed, samples = self._fetched.tolist()
         most = share("max_failed", self.manner.options.max_failed)
         if failed > most * samples:
-            found = f"{failed:,} of {counted(samples, 'sample')} failed: the shard was not published"
+            ((_, why), times), *_ = Counter((one.code, one.message) for one in left_out).most_common(1)
+            found = f"{failed:,} of {counted(samples, 'sample')} failed, {times:,} of this shard with: {why}"
             expected, again = f"{float(100 * most):.4g}% at most", option("if_exists", "resume")
             remedy = f"Go on with {again}, and with {option('max_failed', '100%')} if these URLs are really gone."
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
@@ -308,7 +314,7 @@ class Packing:
         if made.images or (self.manner.transform and self.manner.transform.probes):
             columns = with_images(columns, made.images)
         left_out = tuple(one for _, one in result.skipped) if self._fetches else ()
-        self._check_failed(planned.name, len(left_out), made.consumed)
+        self._check_failed(planned.name, left_out, made.consumed)
         of_made = MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped), left_out)
         fact = self._fact(result, planned, of_made, made.consumed)
         index = index_of(Written(plan.format, made.content, columns, result.field_crcs, ()))

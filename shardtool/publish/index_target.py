@@ -12,7 +12,16 @@ from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_name
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import FETCH, is_packed, shard_format
 from shardtool.dataset.unfinished import check_finished, recorded_dots
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, printable, reason
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputExists,
+    ShardError,
+    StoreFailed,
+    listing,
+    printable,
+    reason,
+)
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import KNOWN, is_shard_name
 from shardtool.storage.folders import open_folder
@@ -280,5 +289,7 @@ def _dataset_at(path: str) -> DatasetFile | None:
     """Return what a dataset file of ours says; None where it is damaged, or none of ours."""
     try:
         return read_dataset(read_small(path), path)
+    except StoreFailed:
+        raise
     except (OSError, ShardError):
         return None

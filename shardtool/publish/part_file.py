@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.errors import CorruptShard, OutputExists, ShardError, listing, reason
+from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, listing, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped
@@ -112,6 +112,8 @@ def read_record(folder: OutputFolder, pattern: ShardPattern, part: Part) -> Part
     try:
         data = folder.read(record_name(pattern, part))
         return _parse(data, pattern, part, where)
+    except StoreFailed:
+        raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError, ShardError) as error:
         found = error.found if isinstance(error, ShardError) else reason(error) if isinstance(error, OSError) else error
         remedy = f"Remove it, and run {option('part', str(part))} again with {option('if_exists', 'resume')}."

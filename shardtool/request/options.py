@@ -303,7 +303,7 @@ class CreateOptions(SelectingOptions):
     files: Pairs = ()
     binary: Pairs = ()
     urls: Pairs = ()
-    connections: int = 64
+    connections: int = 256
     per_host: int = 16
     timeout: int = 10
     max_time: int = 60

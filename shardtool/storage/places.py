@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.errors import AccessRefused
 from shardtool.storage import other_schemes, reading
 from shardtool.storage.other_schemes import listed, read_end, read_small_object
-from shardtool.storage.remote import address
+from shardtool.storage.remote import address, upload
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.ranges import read_places
 from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
@@ -103,6 +103,16 @@ def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
         return {name: found[name] for name in names if name in found}
     sizes = {name: reading.plain_size(os.path.join(folder, name)) for name in names}
     return {name: size for name, size in sizes.items() if size is not None}
+
+
+def stored_crc(path: str) -> int | None:
+    """Return the CRC-32C of an object as its store says it, without reading it; None: no store says it.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: A store cannot be asked.
+    """
+    return upload.stored_crc(path) if is_url(path) else None
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:

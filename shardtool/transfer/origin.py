@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.several import recorded_pattern
-from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable, reason
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError, StoreFailed, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, parse_pattern
 from shardtool.publish.skipped_file import check_skipped_file
 from shardtool.storage.copying import Original
@@ -83,6 +83,8 @@ class Origin:
         """Tell whether the dataset file is another one by now, or gone."""
         try:
             return read_small(self.path) != self.data
+        except StoreFailed:
+            raise
         except (OSError, ShardError):
             return True
 

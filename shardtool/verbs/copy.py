@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.several import given_datasets
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopyResult
 from shardtool.shard_names import is_shard_name
-from shardtool.storage.places import base_name, is_file, is_web, join, same_place
+from shardtool.storage.places import base_name, is_web, join, same_place
 from shardtool.transfer.beside import copy_lists
 from shardtool.transfer.origin import open_origin
 from shardtool.transfer.run import copy_dataset
@@ -69,7 +70,9 @@ def _check_target(where: str) -> None:
     name = base_name(where.rstrip("/"))
     if not where or is_web(where):
         raise InvalidRequest(where or "the destination", "nowhere that can be written to", expected=_EXPECTED)
-    if is_shard_name(name) or any(mark in name for mark in "{}<>*?") or is_file(where):
+    is_file = os.path.exists(where) and not os.path.isdir(where)
+    is_named_so = is_shard_name(name) or name.endswith(DATASET_SUFFIX) or any(mark in name for mark in "{}<>*")
+    if is_file or (is_named_so and not os.path.isdir(where)):
         raise InvalidRequest(where, "a file, or a pattern of files", expected=_EXPECTED)
 
 

@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardtool.errors import ShardError
+from shardtool.errors import ShardError, StoreFailed
 from shardtool.skipped import Skipped
 from shardtool.storage.staging import write_whole
 
@@ -72,6 +72,8 @@ class Journal:
         """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
         try:
             lines = self._folder.read(self.name).splitlines(keepends=True)
+        except StoreFailed:
+            raise
         except (OSError, ShardError):
             return None
         found: list[Any] = []

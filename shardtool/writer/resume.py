@@ -8,7 +8,7 @@ import numpy as np
 
 from shardtool.dataset.sidecar import ShardFact, tally_of
 from shardtool.dataset.sidecar_read import Sidecar, read_sidecar
-from shardtool.errors import InvalidRequest, OutputExists, ShardError
+from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.publish.old_dataset import check_old
@@ -107,6 +107,8 @@ def _sound(output: Output, name: str, noted: Noted) -> Sidecar | None:
             if isinstance(got, int):
                 crc, size = crc32c(view[:got], crc), size + got
         found = read_sidecar(folder.read(sidecar_name(name)), name, size)
+    except StoreFailed:
+        raise
     except (OSError, ShardError):
         return None
     fact: ShardFact = found.fact

@@ -91,6 +91,17 @@ def test_there_and_back(server: Server, packed: Path, tmp_path: Path) -> None:
         assert (again.copied, again.kept, again.copied_size) == (0, 4, 0)
 
 
+def test_a_whole_bucket(packed: Path, tmp_path: Path, moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket itself is a place, with and without a slash; names may hold what needs escaping."""
+    _use(moto, monkeypatch)
+    other = moto.new_prefix() + "/a b#%2F?ü"
+    copy(packed, moto.bucket + "/")
+    assert copy(packed, moto.bucket).datasets[0].kept == 4
+    copy(moto.bucket, other)
+    copy(f"{other}/out.json", tmp_path / "back")
+    assert read_tree(tmp_path / "back") == read_tree(packed)
+
+
 def test_damage_does_not_arrive(server: Server, packed: Path, tmp_path: Path) -> None:
     """A shard with a flipped bit becomes no object, and from a store no file; no dataset file tells of it."""
     source, prefix = _dataset(tmp_path / "source"), server.new_prefix()
@@ -237,6 +248,21 @@ def test_verify_quick_reads_no_shard(
             folder.publish(file.finish())
     folder.remove(["out-002.tar"])
     assert {*verify(prefix, quick).counts} == {"shard-size", "shard-extra", "shard-missing", "sidecar-stale"}
+
+
+def test_verify_quick_compares_what_a_store_says(gcs: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google's store says a CRC-32C: `--quick` finds by it a shard of the right size and other bytes, and says so."""
+    _use(gcs, monkeypatch)
+    prefix, quick = gcs.new_prefix(), VerifyOptions(quick=True)
+    copy(packed, prefix)
+    report = verify(prefix, quick)
+    assert report.sound
+    assert report.checked[-1] == "the store's own checksums of 4 shards"
+    folder = open_folder(prefix)
+    with folder.stage("out-001.tar") as file:
+        file.write(folder.read("out-001.tar")[::-1])
+        folder.publish(file.finish())
+    assert verify(prefix, quick).counts == {"shard-checksum": 1}
 
 
 def test_from_nginx(nginx: Server, packed: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections import Counter
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -107,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._ok(name)
 
     def _status(self, name: str) -> None:
-        self._send(b"no", int(name) if name.isdecimal() else 404)
+        status = int(name) if name.isdecimal() else 404
+        self._send(b"" if status == HTTPStatus.NO_CONTENT else b"no", status)
 
     def _text(self, _name: str) -> None:
         self._send(b"<html>no picture</html>", Content_Type="text/html")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from shardtool.errors import OutputFailed
 from shardtool.fetch.failure import FetchFailed
 from shardtool.fetch.options import FetchOptions
 from tests.fetch.conftest import fetching
-from tests.fetch.server import BOMB, body
+from tests.fetch.server import BOMB, body, web_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +93,37 @@ def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("socket.getaddrinfo", unknown)
     assert _one("http://gone.example/a") == "no-host"
+
+
+def test_a_name_service_that_is_busy(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is not known for now is asked for again."""
+    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
+    asked, real = [], socket.getaddrinfo
+
+    def busy(host: str, *more: Any, **how: Any) -> list[Any]:
+        asked.append(host)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "later")
+        return real("127.0.0.1", *more, **how)
+
+    monkeypatch.setattr("socket.getaddrinfo", busy)
+    assert _one(web.url("ok/a", "here.example"), retries=1) == body("a")
+    assert asked == ["here.example"] * 2
+
+
+def test_too_many_open_files_are_no_fault_of_a_server(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine lacks ends the run: it is not listed as a failure of a URL."""
+
+    def none_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with fetching() as fetcher:
+        monkeypatch.setattr("shardtool.fetch.client.socket.socket", none_left)
+        fetcher.begin([web.url("ok/a")])
+        with pytest.raises(OutputFailed, match="too many open files") as caught:
+            fetcher.take(0)
+        monkeypatch.undo()
+    assert "connections" in caught.value.remedy
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0"])
@@ -253,6 +288,24 @@ def test_images_are_asked_for(web: WebServer) -> None:
     assert _one(web.url("text/a")) == b"<html>no picture</html>"
 
 
+def _all_taken(fetcher: Fetcher, count: int) -> list[bytes]:
+    return [fetcher.take(number) for number in range(count)]
+
+
+def test_a_lack_of_memory_beside_files_is_raised(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no memory to begin another file, who asks for it hears of that, and does not wait for ever."""
+
+    def no_memory(_self: Fetcher) -> None:
+        raise MemoryError
+
+    with fetching(connections=1) as fetcher:
+        fetcher.begin([web.url("later/a"), web.url("ok/b"), *([web.url("ok/c")] * 20)])
+        monkeypatch.setattr("shardtool.fetch.fetcher.Fetcher._begin_more", no_memory)
+        with pytest.raises(MemoryError):
+            _all_taken(fetcher, 22)
+        monkeypatch.undo()
+
+
 def test_no_thread_is_left(web: WebServer) -> None:
     """Closing ends the thread, also while files are fetched."""
     before = threading.active_count()
@@ -262,3 +315,33 @@ def test_no_thread_is_left(web: WebServer) -> None:
     web.stalled.set()
     assert fetcher.ended
     assert threading.active_count() <= before + 3  # the server's
+
+
+_KINDS = ("ok", "later", "sized", "status", "other", "cut")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(_KINDS), min_size=1, max_size=30),
+    limits=st.fixed_dictionaries({
+        "connections": st.integers(1, 5), "per_host": st.integers(1, 2), "memory": st.sampled_from([1, 5000, 40_000]),
+    }),
+    passed=st.sets(st.integers(0, 29)),
+)  # fmt: skip
+def test_something_always_goes_on(kinds: list[str], limits: dict[str, int], passed: set[int]) -> None:
+    """Whatever waits for a turn, a host that redirects to another, or memory: each file that is asked for comes."""
+    with web_server() as web, fetching(**limits, max_time_s=20) as fetcher:
+        paths = {
+            "ok": "ok/{}", "later": "later/{}", "sized": "sized/9000", "status": "status/404", "cut": "cut/{}",
+            "other": "to/" + web.url("later/{}", "localhost").replace("/", "%2F"),
+        }  # fmt: skip
+        fetcher.begin([web.url(paths[kind].format(number)) for number, kind in enumerate(kinds)])
+        for number, kind in enumerate(kinds):
+            if number in passed:
+                continue
+            try:
+                found: bytes | str = fetcher.take(number)
+            except FetchFailed as failed:
+                found = failed.code
+            wanted = {"sized": bytes(9000), "status": "http-404", "cut": "cut-short"}
+            assert found == wanted.get(kind, body(str(number)))

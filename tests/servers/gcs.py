@@ -3,17 +3,21 @@
     python -m tests.servers.gcs PORT S3_PORT
 
 Google's XML interface has the paths, listings and uploads of S3, and generations where S3 has ETags: each object that
-is seen here gets a number. No emulator of Google's store was found that knows enough of this interface for obstore:
-gcp-storage-emulator 2026.7 has no HEAD, no DELETE, no listing and no uploads in parts there, and sends no ETag.
+is seen here gets a number. It says the CRC-32C of an object: here, that of the body that was put. No emulator of
+Google's store was found that knows enough of this interface for obstore: gcp-storage-emulator 2026.7 has no HEAD, no
+DELETE, no listing and no uploads in parts there, and sends no ETag.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
+from shardtool.fingerprint import crc32c
 from tests.servers.web import Head, WebServer, body_of, read_head
 
 if TYPE_CHECKING:
@@ -29,6 +33,7 @@ class Gateway(WebServer):
     def __init__(self, port: int) -> None:
         self._port = port
         self._numbers: dict[tuple[str, str], str] = {}
+        self._crcs: dict[tuple[str, str], str] = {}
         self._next = itertools.count(1_700_000_000_000_000)
 
     async def answer(self, request: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -36,14 +41,22 @@ class Gateway(WebServer):
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port, limit=2**20)
         try:
             to_server.write(request.but(self._as_s3(request)).encoded())
+            crc = 0
             async for piece in body_of(request, reader):
+                crc = crc32c(piece, crc)
                 to_server.write(piece)
                 await to_server.drain()
             head = await read_head(from_server)
             tag, path = head.get("etag"), request.first[1].partition("?")[0]
             if tag and (path, tag) not in self._numbers:
                 self._numbers[path, tag] = str(next(self._next))
-            writer.write(head.but({"x-goog-generation": self._numbers.get((path, tag)), "Connection": None}).encoded())
+            if tag and request.first[0] == "PUT":
+                self._crcs[unquote(path), tag] = f"crc32c={base64.b64encode(crc.to_bytes(4, 'big')).decode()}"
+            said = {
+                "x-goog-generation": self._numbers.get((path, tag)),
+                "x-goog-hash": self._crcs.get((unquote(path), tag or "")),
+            }
+            writer.write(head.but({**said, "Connection": None}).encoded())
             if request.first[0] != "HEAD" and head.first[1] not in ("204", "304"):
                 async for piece in body_of(head, from_server):
                     writer.write(piece)

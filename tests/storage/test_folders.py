@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.errors import OutputFailed
-from shardtool.storage.staging import Folder
+from shardtool.errors import InvalidRequest, OutputFailed
+from shardtool.storage.folders import open_folder
+from shardtool.storage.remote.output import RemoteFolder
+from shardtool.storage.staging import Folder, local_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,3 +30,25 @@ def test_two_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "file").touch()
     with pytest.raises(OutputFailed, match="cannot write"):
         Folder(str(tmp_path / "file")).ready()
+
+
+def test_a_text_means_a_folder() -> None:
+    """A path is a folder of the file system, an address a prefix of a store; both are values."""
+    assert open_folder("a/b") == Folder("a/b")
+    assert open_folder("") == Folder("")
+    assert open_folder("s3://b/a #%20") == RemoteFolder("s3://b/a #%20")
+    assert open_folder("gs://b").full_path("x y") == "gs://b/x y"
+
+
+@pytest.mark.parametrize("address", ["https://h/a", "ftp://h/a", "s3://b/a//c", "s3://b/../c", "s3://", "az://"])
+def test_an_address_that_nothing_is_written_to(address: str) -> None:
+    """What cannot be written to is refused before anything is asked of it."""
+    with pytest.raises(InvalidRequest):
+        open_folder(address)
+
+
+def test_what_goes_to_folders_only() -> None:
+    """Where a file system is needed, an address is refused, and not taken for the name of a folder."""
+    assert local_folder("a") == Folder("a")
+    with pytest.raises(InvalidRequest, match="a local folder"):
+        local_folder("s3://b/a")

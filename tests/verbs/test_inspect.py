@@ -32,6 +32,8 @@ from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardtool.dataset.opened import OpenedIndex, OpenedShard
+
 TABLE = PHOTOS.parent / "photos.csv"
 HOSTILE = ("../out", "/absolute", "a/../../out", "a//b", "n" * 300)
 
@@ -303,6 +305,32 @@ def test_a_key_that_is_a_number_is_a_key_first(tmp_path: Path) -> None:
     shard = tar_of(tmp_path / "x.tar", [("7.txt", b"zero"), ("8.txt", b"one"), ("1.txt", b"two")])
     dataset = open_dataset(shard)
     assert [find_sample([dataset], key).key for key in ("1", "0", "2", "8")] == ["1", "7", "1", "8"]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_key_is_found_by_the_ranges_of_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shuffle: bool
+) -> None:
+    """Where shards follow the order of keys, one index is read to find a sample; otherwise it is found all the same."""
+    write_tree(tmp_path / "in", {f"{at:02}.txt": b"%d" % at for at in range(20)})
+    options = CreateOptions(max_count=2, workers=1, shuffle=shuffle)
+    create(tmp_path / "in", f"{tmp_path}/x-{{00..}}.tar", options)
+    dataset, looked_at = open_dataset(tmp_path / "x.json"), list[str]()
+    order = [*keys([dataset])]
+
+    def read(shard: OpenedShard, **how: Any) -> OpenedIndex:
+        looked_at.append(shard.name)
+        return read_part(shard, **how)
+
+    monkeypatch.setattr("shardtool.inspection.samples.read_part", read)
+    for key in ("00", "13", "19"):
+        looked_at.clear()
+        found = find_sample([dataset], key)
+        assert (found.key, found.number, view(found).fields[0].value) == (key, order.index(key), f"{int(key)}")
+        assert len({*looked_at}) == 1 or shuffle
+    for missing in ("", "13a", "xx"):
+        with pytest.raises(ShardError, match="no such sample"):
+            find_sample([dataset], missing)
 
 
 def test_extract_gives_the_source_back(photos: Path, tmp_path: Path) -> None:

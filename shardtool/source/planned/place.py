@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from shardtool.errors import InvalidRequest, printable, reason
 from shardtool.source.folder.several import label
 from shardtool.source.kinds import archive_in, is_table
+from shardtool.storage.places import is_url
 from shardtool.storage.reading import file_stat, identity, source_root
 from shardtool.table.files import folder_of
 from shardtool.table.kinds import parquet_files
@@ -54,6 +55,10 @@ def find_place(source: object, options: CreateOptions) -> Place:
     Raises:
         InvalidRequest: It is nowhere, or not on a disk.
     """
+    for one in source if isinstance(source, list | tuple) else [source]:
+        if isinstance(one, str) and is_url(one):
+            found, expected = "an address", "a source on a file system, for a plan file"
+            raise InvalidRequest(one, found, expected=expected)
     if isinstance(source, list | tuple) and len(source) != 1:
         return _of_folders([os.fspath(one) for one in source], options)
     one = source[0] if isinstance(source, list | tuple) else source

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import urllib3
 
 PIECE = 2**20
+_WHOLE = 2**24  # bytes that are read as one: a join of pieces would copy them
 _RANGE = re.compile(r"bytes (?:(\d+)-(-?\d+)|\*)/(\d+)")  # of an empty blob azurite says 0--1/0
 
 
@@ -66,7 +67,7 @@ class Blob:
             AccessRefused: We may not read it any more.
             StoreFailed: The server fails time and again, or knows no ranges.
         """
-        pieces = list(self.pieces(offset, length))
+        pieces = list(self._pieces(offset, min(self.size, offset + length), _WHOLE))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def pieces(self, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
@@ -81,11 +82,14 @@ class Blob:
             AccessRefused: We may not read it any more.
             StoreFailed: The server fails time and again, or knows no ranges.
         """
-        end = self.size if length is None else min(self.size, offset + length)
+        yield from self._pieces(offset, self.size if length is None else min(self.size, offset + length), PIECE)
+
+    def _pieces(self, offset: int, end: int, most: int) -> Iterator[bytes]:
+        """Yield the bytes of a range, `most` at a time."""
         attempts = Attempts(self._where)
         while offset < end:
             try:
-                for piece in _body(self._opened(offset, end), self.address, end - offset):
+                for piece in _body(self._opened(offset, end), self.address, end - offset, most):
                     offset += len(piece)
                     attempts.progress()
                     yield piece
@@ -227,8 +231,8 @@ def read_end(address: str, limit: int) -> bytes:
     return retried(shown(address), once)
 
 
-def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int) -> Iterator[bytes]:
-    """Yield the body of an answer, which must have `length` bytes.
+def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: int = PIECE) -> Iterator[bytes]:
+    """Yield the body of an answer, which must have `length` bytes, `most` at a time.
 
     Raises:
         Passing: It ends early.
@@ -237,7 +241,7 @@ def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int) -> Iterat
 
     got, whole = 0, False
     try:
-        while got < length and (piece := answer.read(min(PIECE, length - got))):
+        while got < length and (piece := answer.read(min(most, length - got))):
             got += len(piece)
             yield piece
         whole = got == length

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, OutputExists, ShardError, printable
+from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.client import request
 from shardtool.storage.remote.failures import writing
@@ -40,6 +40,7 @@ _MOST = 4096  # bytes of a lock that are looked at
 _TRIES = 3
 
 _held: dict[str, list[Lease]] = {}  # by folder; of this process
+_mine: set[str] = set()  # tokens of locks that it holds, or is about to hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,10 @@ class Holder:
         return json.dumps({"shardtool lock": 1, **fields, "renewals": renewals}).encode() + b"\n"
 
     def is_dead(self) -> bool:
-        """Tell whether it is a process of this machine that has ended."""
-        return bool(self.machine) and self.machine == _machine() and _born(self.pid) != self.born
+        """Tell whether it is a process of this machine that has ended, or a run of this process that has."""
+        if not self.machine or self.machine != _machine():
+            return False
+        return _born(self.pid) != self.born or (self.pid == os.getpid() and self.token not in _mine)
 
 
 def parse_holder(data: bytes) -> Holder:
@@ -135,8 +138,14 @@ class Lease:
         self._thread = threading.Thread(target=self._renew, name="shardtool-lock", daemon=True)
         self._thread.start()
 
+    def leave(self) -> None:
+        """Renew it no more, and leave it to its end: the store does not let us in, and nothing is asked again."""
+        self._ended.set()
+
     def end(self) -> None:
         """Give it back."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         self._thread.join(_END_S)
         if self.lost is None:
@@ -180,8 +189,13 @@ def locked(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
     alone = join(folder, f".{base}{_SUFFIX}")
     holder = Holder.me()
     own = f"{alone}.{holder.token}" if shared else alone
-    with writing(folder):
-        lease = Lease(own, holder, _taken(own, holder))
+    _mine.add(holder.token)
+    try:
+        with writing(folder):
+            lease = Lease(own, holder, _taken(own, holder))
+    except BaseException:
+        _mine.discard(holder.token)
+        raise
     try:
         _check_others(folder, base, alone, shared=shared)
         _held.setdefault(folder, []).append(lease)
@@ -189,8 +203,12 @@ def locked(folder: str, base: str, *, shared: bool = False) -> Iterator[None]:
             yield
         finally:
             _held[folder].remove(lease)
+    except AccessRefused:
+        lease.leave()
+        raise
     finally:
         lease.end()
+        _mine.discard(holder.token)
 
 
 def check_held(folder: str) -> None:

@@ -6,6 +6,7 @@ message of obstore is shown or chained: it may hold secrets.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _SIGNED_FOR = timedelta(hours=1)
 _PAGE = 1000
+_ASKING: dict[str, int] = {}  # the process that made the first request
 
 
 class Listed(NamedTuple):
@@ -119,7 +121,22 @@ def _below(address: str, store: Any, prefix: str) -> Iterator[Listed]:
             return
 
 
+def _check_process(address: str) -> None:
+    """Refuse what would hang: a request of obstore in a process that was forked after its parent had made one.
+
+    Raises:
+        InvalidRequest: This is such a process.
+    """
+    if _ASKING.setdefault("pid", os.getpid()) != os.getpid():
+        raise InvalidRequest(
+            shown(address), "asked for in a forked process, where a store cannot be listed or written",
+            expected="a process that was started by spawn or forkserver",
+            remedy="Open the dataset before the fork, or name its dataset file.",
+        )  # fmt: skip
+
+
 def _page(address: str, pages: Any) -> list[Listed]:
+    _check_process(address)
     with store_failures(address):
         return [_one(meta) for meta in next(pages, ())]
 
@@ -184,6 +201,7 @@ def _one(meta: Any) -> Listed:
 
 def _asked(address: str, ask: Callable[[], Any]) -> Any:
     """Return what a call of obstore returns; it is made again where that may help."""
+    _check_process(address)
 
     def once() -> Any:
         with store_failures(address):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from shardtool.storage.remote.blob import Blob
 
-GAP = 2**17  # bytes that are read for nothing, rather than in a request of their own
+GAP = 2**16  # bytes that are read for nothing, rather than in a request of their own
 _MOST = 2**22  # bytes of one request
 _AHEAD = 16  # requests of one caller that run, or whose answers wait to be taken
 

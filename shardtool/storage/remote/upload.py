@@ -19,6 +19,7 @@ from shardtool.errors import Bug, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.client import request
 from shardtool.storage.remote.failures import lost, refusal
 from shardtool.storage.remote.objects import signed
 from shardtool.storage.remote.retry import Attempts, Passing
@@ -195,8 +196,7 @@ class Upload:
 
 def stored_md5(headers: Mapping[str, str]) -> str | None:
     """Return the MD5 of an object that a store gives in an answer; None: none that can be trusted to be one."""
-    hashes = dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
-    for given in (headers.get("Content-MD5", ""), hashes.get("md5", "")):
+    for given in (headers.get("Content-MD5", ""), _hashes(headers).get("md5", "")):
         if given:
             try:
                 return base64.b64decode(given, validate=True).hex()
@@ -204,6 +204,30 @@ def stored_md5(headers: Mapping[str, str]) -> str | None:
                 return None
     tag = headers.get("ETag", "").strip('"')
     return tag if _MD5.fullmatch(tag) else None
+
+
+def stored_crc(address: str) -> int | None:
+    """Return the CRC-32C of an object that its store says, without reading it; None: it says none. Google's store does.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        StoreFailed: The store fails, or does not let us.
+    """
+    if parse_address(address).scheme != "gs":
+        return None
+    answer = request("GET", address, {"Range": "bytes=0-0"})
+    answer.drain_conn()
+    answer.release_conn()
+    given = _hashes(answer.headers).get("crc32c", "")
+    try:
+        return int.from_bytes(base64.b64decode(given, validate=True), "big") if given else None
+    except ValueError:
+        return None
+
+
+def _hashes(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return what Google's store says of an object's bytes: kind to checksum, in base64."""
+    return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
 def _connection(url: SplitResult) -> HTTPConnection:

@@ -267,6 +267,18 @@ def test_a_plan_of_another_version_is_refused(place: Path) -> None:
         _use(place, newer)
 
 
+def test_addresses_have_no_plan(place: Path) -> None:
+    """A plan file is of a file system, and lies on one."""
+    plan = _planned(place / "in", place)
+    for source in ("https://127.0.0.1:1/in.tar", ["s3://bucket/a", "s3://bucket/b"]):
+        with pytest.raises(InvalidRequest, match="an address"):
+            _use(place, plan, source)
+        with pytest.raises(InvalidRequest, match="an address"):
+            _planned(source, place, if_exists="overwrite")
+    with pytest.raises(InvalidRequest, match="expected a file of this machine"):
+        dry_run(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only="s3://bucket/plan.parquet"))
+
+
 def test_what_is_no_plan_is_refused(place: Path) -> None:
     """Garbage, other Parquet files, folders and FIFOs are no plans; a missing one is the user's mistake."""
     plan = _sound(place)

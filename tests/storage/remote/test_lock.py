@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardtool.storage.remote import lock
 from shardtool.storage.remote.lock import Holder, age_s, parse_holder
 
 _DATE = "Sun, 22 Nov 2026 15:00:00 GMT"
@@ -46,9 +47,11 @@ def test_any_lock(data: bytes) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which process is which")
-def test_dead() -> None:
+def test_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder is dead when its process is gone, or another has its number; on another machine nobody knows."""
     me = Holder.me()
+    assert me.is_dead()  # nobody of this process holds it
+    monkeypatch.setattr(lock, "_mine", {me.token})
     assert not me.is_dead()
     assert replace(me, born="1").is_dead()
     assert not replace(me, born="1", machine="another").is_dead()

@@ -1,0 +1,51 @@
+"""Laws of what an answer of a store means."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from shardtool.errors import AccessRefused, OutputFailed, StoreFailed
+from shardtool.storage.remote.failures import refusal, writing
+from shardtool.storage.remote.retry import Passing
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+
+
+def _said(status: int, code: str = "") -> Exception:
+    body = f"<Error><Code>{code}</Code><Message>key AKIASECRET</Message></Error>".encode() if code else b""
+    return refusal("s3://bucket/key", "PUT", _Answer(status, {}), body)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "found"),
+    [
+        (400, "ExpiredToken", AccessRefused, "400 ExpiredToken: the credentials are valid no more"),
+        (403, "RequestExpired", AccessRefused, "valid no more"),
+        (403, "SignatureDoesNotMatch", AccessRefused, "403 SignatureDoesNotMatch: not allowed"),
+        (401, "", AccessRefused, "401: not allowed"),
+        (400, "AuthorizationHeaderMalformed", StoreFailed, "Is it the region"),
+        (400, "", StoreFailed, "answers 400"),
+        (503, "SlowDown", Passing, "503"),
+        (404, "NoSuchBucket", FileNotFoundError, "no such object"),
+        (412, "PreconditionFailed", FileExistsError, "changed meanwhile"),
+    ],
+)
+def test_answers(status: int, code: str, kind: type[Exception], found: str) -> None:
+    """An answer becomes an error of its kind, with the store's own word, and with nothing else that it says."""
+    error = _said(status, code)
+    assert type(error) is kind
+    assert found in str(error)
+    assert "AKIASECRET" not in str(error)
+
+
+def test_writing() -> None:
+    """What is missing where something is written is the bucket, and it is named."""
+    with pytest.raises(OutputFailed, match="no such bucket: bucket"), writing("s3://bucket/key"):
+        raise _said(404)
+    with pytest.raises(OutputFailed, match="something else is there"), writing("s3://bucket/key"):
+        raise _said(409)
