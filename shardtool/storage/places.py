@@ -112,7 +112,7 @@ def stored_crc(path: str) -> int | None:
         OSError: It is not there.
         ShardError: A store cannot be asked.
     """
-    return upload.stored_crc(path) if is_url(path) else None
+    return upload.stored_crc(path) if is_url(path) and not other_schemes.is_other(path) else None
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
