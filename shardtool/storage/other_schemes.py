@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+_AT_ONCE = 4 * PIECE  # bytes asked for at a time: each of them is a call
+
+
 class OtherBlob(Blob):
     """A file of a scheme that fsspec knows, as it was when this was made.
 
@@ -44,17 +47,10 @@ class OtherBlob(Blob):
             raise FileNotFoundError(2, "no such file", self._where)
         self.size, self._seen = int(found["size"]), dict[str, str]()
 
-    def pieces(self, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes from `offset` on, some MB at a time at most.
-
-        Raises:
-            FileNotFoundError: It is gone.
-            AccessRefused: We may not read it any more.
-            StoreFailed: fsspec fails, or gives less than there was.
-        """
-        end = self.size if length is None else min(self.size, offset + length)
+    def _pieces(self, offset: int, end: int, most: int) -> Iterator[bytes]:
+        """Yield the bytes of a range, `most` at a time."""
         while offset < end:
-            wanted = min(4 * PIECE, end - offset)
+            wanted = min(max(most, _AT_ONCE), end - offset)
             with _failures(self.address):
                 files, path = _files(self.address)
                 piece = bytes(files.cat_file(path, start=offset, end=offset + wanted))
