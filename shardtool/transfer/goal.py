@@ -165,7 +165,7 @@ def state_of(goal: Goal, pair: Pair, meter: Meter) -> State:
     fact = goal.facts[1].get(pair.shard.name)
     if fact is None or fact.size != pair.shard.size:
         return State(None if fact is None else False, sidecar)
-    if goal.below.hides and pair.shard.crc is not None:
+    if pair.shard.crc is not None and (goal.below.hides or sidecar is None):  # a kill leaves a shard before its sidecar
         return State(_is_right(goal.below, goal.facts[1], pair.shard, meter), sidecar)
     return State(bool(sidecar) and _is_same_object(goal.below, pair.shard, meter), sidecar)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import urllib3
 
+from shardtool.storage.remote import objects
 from tests.clients.packed import PHOTOS
 from tests.clients.remote import check_no_secret, local, start, stored, tool
 from tests.servers.faults import Fault
@@ -62,6 +63,24 @@ def test_same_bytes(proxy: FaultyProxy, expected: dict[str, bytes]) -> None:
         b"".join(data for name, data in found.items() if ".tar" not in name).decode("latin-1"), proxy.server
     )
     code, text = tool("verify", f"{at}/out.json", server=proxy.server)
+    assert (code, "sound" in text) == (0, True), text
+
+
+def test_reshard(moto: Server, use: Callable[[Server], Server], expected: dict[str, bytes], tmp_path: Path) -> None:
+    """Samples of a store are written anew into it as those of a folder are: sorted, shuffled, in another format."""
+    at = use(moto).new_prefix()
+    for name, data in expected.items():
+        objects.put(f"{at}/out/{name}", data)
+        (tmp_path / name).write_bytes(data)
+    for where, source in ((tmp_path, f"{tmp_path}/out.json"), (at, f"{at}/out/out.json")):
+        code, text = tool(
+            "reshard", source, f"{where}/re/re-{{000000..}}.tfrecord", "--shuffle", "--seed", "3", server=moto
+        )
+        assert code == 0, text
+    here, there = local(tmp_path / "re"), stored(f"{at}/re")
+    assert {*here} == {*there}
+    assert [name for name in here if name.endswith(".tfrecord") and here[name] != there[name]] == []
+    code, text = tool("verify", f"{at}/re/re.json", server=moto)
     assert (code, "sound" in text) == (0, True), text
 
 
