@@ -3,7 +3,7 @@
     python benchmarks/urls.py --img2dataset PYTHON [--files N] [--rounds N]
 
 PYTHON is the interpreter of an environment with img2dataset. nginx serves files of 4 to 20 kB, which neither tool
-decodes; every 50th URL is dead. Prints, for each round, URLs a second and the most memory of all processes together.
+decodes; every 50th URL is dead. Prints, for each round, URLs a second, CPU, and the most memory.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -64,8 +65,9 @@ def server(root: Path, port: int, files: int) -> Iterator[None]:
         process.wait()
 
 
-def measure(command: list[str]) -> tuple[float, int]:
-    """Run a command; return its seconds, and the most bytes that its processes held together, shared pages once."""
+def measure(command: list[str]) -> tuple[float, float, int]:
+    """Run a command; return its seconds, those of CPU, and the most bytes held by its processes, shared pages once."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begun, most, ended, quiet = time.monotonic(), 0, threading.Event(), subprocess.DEVNULL
     env = {**os.environ, "NO_ALBUMENTATIONS_UPDATE": "1"}  # which img2dataset imports, and which asks the web
     process = subprocess.Popen(command, start_new_session=True, stdout=quiet, stderr=quiet, env=env)
@@ -85,7 +87,8 @@ def measure(command: list[str]) -> tuple[float, int]:
         os.killpg(process.pid, signal.SIGKILL)
     if code:
         sys.exit(f"{command[0]} ended with {code}")
-    return seconds, most
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, most
 
 
 def _session(leader: int) -> list[int]:
@@ -137,10 +140,11 @@ def main() -> None:
                 (root / "theirs").mkdir()
                 rates = []
                 for name, command in (("img2dataset", [given.img2dataset, f"{root}/theirs.py"]), ("shardtool", ours)):
-                    seconds, most = measure(command)
+                    seconds, cpu, most = measure(command)
                     rates.append(given.files / seconds)
-                    print(f"round {number + 1}  {name:11}  {rates[-1]:6.0f} URLs/s  {most / 1e6:5.0f} MB", flush=True)
-                print(f"round {number + 1}  ratio        {rates[1] / rates[0]:6.2f}", flush=True)
+                    figures = f"{rates[-1]:6.0f} URLs/s  {cpu:5.1f} s of CPU  {most / 1e6:5.0f} MB"
+                    print(f"round {number + 1}  {name:11}  {figures}")
+                print(f"round {number + 1}  ratio        {rates[1] / rates[0]:6.2f}")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from shardtool.check.findings import Finding
     from shardtool.check.look import Report
     from shardtool.errors import (
+        AccessRefused,
         CorruptShard,
         InvalidRequest,
         OutputExists,
         OutputFailed,
         SampleFailed,
         ShardError,
+        StoreFailed,
         UnknownKey,
         WorkerDied,
     )
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "AccessRefused",
     "Cache",
     "CopyOptions",
     "CopyResult",
@@ -77,6 +80,7 @@ __all__ = [
     "ShardError",
     "ShardWriter",
     "SplitResult",
+    "StoreFailed",
     "Stream",
     "Summary",
     "UnknownKey",

@@ -31,6 +31,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 if (root := memory_root()) is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)
 
+# No test may ask a store that it has not started itself, or the machine that it runs on for keys.
+_NOWHERE = {
+    "SHARDTOOL_ENDPOINT": "http://127.0.0.1:9",
+    "AWS_ACCESS_KEY_ID": "none",
+    "AWS_SECRET_ACCESS_KEY": "none",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "GOOGLE_SKIP_SIGNATURE": "true",
+    "AZURE_STORAGE_ACCOUNT_NAME": "none",
+    "AZURE_SKIP_SIGNATURE": "true",
+}
+os.environ.update(_NOWHERE)
+
 # `nohup`, or a shell's background job, has them ignored; the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -31,8 +31,10 @@ _SWALLOWS = {"Exception", "BaseException", "MemoryError", "ArrowException"}  # A
 _KNOWN = {
     "select/query.py": 1,  # Python's parser raises a MemoryError for an expression that is too deep
     "reading/chain/decode.py": 1,  # and for the header of an array
-    "torch/prefetch.py": 1,  # these two keep whatever was raised, and raise it where its batch is asked for
+    "torch/prefetch.py": 1,  # these keep whatever was raised, and raise it where its batch, file or piece is asked for
     "torch/threads.py": 2,
+    "fetch/fetcher.py": 1,
+    "storage/remote/ahead.py": 1,
 }
 
 

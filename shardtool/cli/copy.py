@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli.options import Whole, progress
+from shardtool.cli.options import Whole, endpoint, progress
 
 if TYPE_CHECKING:
     from shardtool.request.results import CopyResult
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @click.option("--overwrite", is_flag=True, help="Replace another dataset of the same name, and files of its names.")
 @click.option("--dry-run", is_flag=True, help="Compare, and print what would be copied; write nothing.")
 @click.option("--workers", type=Whole("workers"), metavar="N", help="Shards at a time. [default: 4]")
+@endpoint
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @click.option("--quiet", is_flag=True, help="No progress, no summary, no notes.")
 @progress

@@ -45,6 +45,7 @@ _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _LOOKED_AT = 8  # files of a series: some may be empty
 _MARKS = "{<%"  # of a range in a pattern
 _GLOB = "*?["
+_PRINTF = re.compile(r"%\d*d", re.ASCII)
 EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end, such as out-{000000..000041}.tar"
 
@@ -128,7 +129,7 @@ def _at_address(name: str) -> Found:
     last = base_name(name)
     if last.endswith(DATASET_SUFFIX):
         return _of_dataset_file(name)
-    if any(mark in last for mark in "{<") or ("%" in last and not is_web(name)):
+    if any(mark in last for mark in "{<") or (not is_web(name) and _PRINTF.search(last)):
         return _of_pattern(name)
     named = is_shard_name(last)
     if named and is_file(name):

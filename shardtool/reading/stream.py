@@ -35,7 +35,7 @@ _TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: th
 _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 2
 _ROUNDS_AT_ONCE = 2  # reads of shuffled samples where shards lie elsewhere: none waits for the last requests of another
-_ROUNDS_TOGETHER = 2  # that such a read takes for each reader of a stream: less would be many small requests
+_ROUNDS_TOGETHER = 2  # that such a read takes, of each rank: less would be many small requests
 _EXPECTED = 2**30  # bytes before they are read, their shards are copied into a cache: while a large one is copied
 _MOST_EXPECTED = 2**8  # jobs
 
@@ -166,7 +166,7 @@ class Stream(Chain):
         order, share, options = self._source.order(self._options), self._share, self._options
         current = self._pass = _Pass(self._position)
         at_once = self._fetcher.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self._fetcher.reads_at_once)
-        together = _ROUNDS_TOGETHER * share.world_size * share.workers if at_once > 1 else 1
+        together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
         step = self._step or order.round * together
         jobs = self._expected(order, _jobs(share, current.start, order.length, step))
         ahead = max(at_once, _STEPS_AHEAD) if self._step else 1

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
 
+_FROM_COMMAND = "`shardtool create 'pipe:COMMAND' OUTPUT`"
 _EXPECTED = "a folder of samples"
 _TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")  # of other programs
 _OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
@@ -55,7 +56,11 @@ def _check_address(source: str) -> None:
         expected = f"{_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
     if read_name(base_name(source)):
-        raise InvalidRequest(source, "a shard", expected=_EXPECTED, remedy=f"{_again()}.")
+        other = f"A tar of files is taken from a command: {_FROM_COMMAND}."
+        raise InvalidRequest(source, "a shard", expected=_EXPECTED, remedy=f"{_again()}. {other}")
+    if source.lower().endswith(".zip"):
+        remedy = f"Copy it to this machine, or let a command write it: {_FROM_COMMAND}."
+        raise InvalidRequest(source, "an archive that is not on this machine", expected=_EXPECTED, remedy=remedy)
 
 
 def check_archive(path: str) -> None:

@@ -43,7 +43,7 @@ def is_table(source: object) -> bool:
 
 def _may_be_manifest(text: str) -> bool:
     """Tell whether it is worth asking: pyarrow is not imported for a folder of samples."""
-    if is_url(text) and (is_web(text) or is_shard_name(base_name(text))):
+    if is_url(text) and (is_web(text) or is_shard_name(base_name(text)) or text.lower().endswith(".zip")):
         return base_name(text).lower().endswith(_MANIFEST_ENDINGS)
     if text == "-" or os.path.isfile(text) or text.lower().endswith(_MANIFEST_ENDINGS):
         return True

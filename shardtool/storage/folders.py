@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest
-from shardtool.storage.remote.address import WEB, is_url, parse_address
+from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address
 from shardtool.storage.remote.output import RemoteFolder
 from shardtool.storage.staging import Folder
 
@@ -101,9 +101,10 @@ def open_folder(path: str) -> OutputFolder:
     if not is_url(path):
         return Folder(path)
     at = parse_address(path)
-    if at.scheme in WEB:
+    if at.scheme not in STORES:
         expected = "a folder, or an address in a store: s3://, gs://, az://"
-        raise InvalidRequest(path, "a server of the web, where nothing can be written", expected=expected)
+        where = "a server of the web" if at.scheme in WEB else "a place that is only read"
+        raise InvalidRequest(path, f"{where}, where nothing can be written", expected=expected)
     if any(part in ("", ".", "..") for part in at.key.rstrip("/").split("/") if at.key):
         raise InvalidRequest(path, "a name with an empty part, or . or ..", expected="names without `//` and `/../`")
     return RemoteFolder(path)

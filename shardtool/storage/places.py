@@ -11,10 +11,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import AccessRefused
-from shardtool.storage import reading
+from shardtool.storage import other_schemes, reading
+from shardtool.storage.other_schemes import listed, read_end, read_small_object
 from shardtool.storage.remote import address, upload
-from shardtool.storage.remote.blob import Blob, read_end, read_whole
-from shardtool.storage.remote.objects import listed
+from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.ranges import read_places
 from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
 from shardtool.storage.remote.together import callers, together
@@ -64,7 +64,7 @@ def open_blob(where: str, size: int | None = None) -> Blob:
         OSError: It is not there.
         ShardError: It cannot be read.
     """
-    return Blob(where, size)
+    return other_schemes.open_blob(where, size)
 
 
 def is_file(path: str) -> bool:
@@ -112,7 +112,7 @@ def stored_crc(path: str) -> int | None:
         OSError: It is not there.
         ShardError: A store cannot be asked.
     """
-    return upload.stored_crc(path) if is_url(path) else None
+    return upload.stored_crc(path) if is_url(path) and not other_schemes.is_other(path) else None
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
@@ -195,7 +195,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     """
     if not is_url(path):
         return reading.read_small(path, limit, ending=ending)
-    return read_whole(
+    return read_small_object(
         path, lambda size: reading.check_small(path, size, limit, lambda: read_end(path, len(ending)), ending)
     )
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.storage import reading
+from shardtool.storage import other_schemes, reading
+from shardtool.storage.object_file import BlobFile
+from shardtool.storage.other_schemes import listed
 from shardtool.storage.places import is_url, is_web, open_blob
 from shardtool.storage.remote import address
-from shardtool.storage.remote.file import BlobFile
-from shardtool.storage.remote.objects import listed
 from shardtool.storage.remote.together import together
-from shardtool.storage.remote.whole import ObjectFact, object_blocks, read_object, version_number
+from shardtool.storage.remote.whole import ObjectFact, version_number
 from shardtool.values import to_bytes, to_text
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]
         OSError: It cannot be opened or read.
         ShardError: A store or a server cannot be asked.
     """
-    return read_object(address_of(path), into) if is_place(path) else reading.read_file(path, into, flags)
+    return other_schemes.read_file(address_of(path), into) if is_place(path) else reading.read_file(path, into, flags)
 
 
 def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | FileFact]:
@@ -132,7 +132,9 @@ def read_blocks(path: bytes, into: memoryview, flags: int) -> Iterator[int | Fil
         OSError: It cannot be opened or read.
         ShardError: A store or a server cannot be asked.
     """
-    return object_blocks(address_of(path), into) if is_place(path) else reading.read_blocks(path, into, flags)
+    return (
+        other_schemes.read_blocks(address_of(path), into) if is_place(path) else reading.read_blocks(path, into, flags)
+    )
 
 
 def open_object(where: str) -> BinaryIO:

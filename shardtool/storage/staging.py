@@ -283,7 +283,11 @@ class Folder:
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""
         wanted = {*names}
-        for staged in self.names() if wanted else ():
+        try:
+            there = self.names() if wanted else []
+        except OutputFailed:  # where nothing can be listed, nothing was staged
+            return
+        for staged in there:
             if is_staged(staged) and _final_name(staged) in wanted:
                 with contextlib.suppress(OSError):
                     os.unlink(self.full_path(staged))

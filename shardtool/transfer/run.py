@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason, without_secrets
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.results import CopiedDataset
 from shardtool.storage.copying import checked_copy
@@ -201,7 +201,24 @@ class _Carrier:
             goal.folder.remove([origin.name])
             self._remove_old()
         self._publish(self._waiting)
+        _check_there(goal)
         goal.folder.publish(*first, last)
+
+
+def _check_there(goal: Goal) -> None:
+    """See that a store has all that the dataset file is to name, by a listing: others may have removed something."""
+    if goal.folder.hides:
+        return
+    shards, sidecars = [one.shard for one in goal.origin.pairs], [one.sidecar for one in goal.origin.pairs]
+    for folder, originals in ((goal.below, shards), (goal.folder, sidecars)):
+        there = folder.facts([one.name for one in originals])
+        for one in originals:
+            fact = there.get(one.name)
+            if fact is None or fact.size != one.size:
+                found = "not there" if fact is None else f"{fact.size:,} bytes"
+                expected = f"{one.size:,} bytes, which the store has taken"
+                where = folder.full_path(one.name)
+                raise OutputFailed(where, found, expected=expected, remedy="Run the same command again.")
 
 
 def _has(goal: Goal, name: str, data: bytes) -> bool:
@@ -212,7 +229,7 @@ def _has(goal: Goal, name: str, data: bytes) -> bool:
 def _result(goal: Goal, todo: Todo, indexes: int = 0) -> CopiedDataset:
     shards, gone = goal.origin.file.shards, goal.removed()[1]
     return CopiedDataset(
-        source=printable(goal.origin.path),
+        source=without_secrets(printable(goal.origin.path)),
         dataset_file=printable(goal.dataset_file),
         shards=len(shards),
         copied=len(todo.all),

@@ -265,8 +265,10 @@ def test_verify_quick_compares_what_a_store_says(gcs: Server, packed: Path, monk
     assert verify(prefix, quick).counts == {"shard-checksum": 1}
 
 
-def test_from_nginx(nginx: Server, packed: Path, tmp_path: Path) -> None:
-    """A dataset on a web server is copied as any other, and again, when it is there, not at all."""
+@pytest.mark.parametrize("way", ["plain", "norange"])
+def test_from_nginx(way: str, nginx_ways: dict[str, Server], packed: Path, tmp_path: Path) -> None:
+    """A dataset on a web server is copied, also from one that gives whole files only; what is there is not again."""
+    nginx = nginx_ways[way]
     prefix = nginx.new_prefix()
     write_tree(nginx.local(prefix), read_tree(packed))
     assert copy(f"{prefix}/out.json", tmp_path / "copy").datasets[0].copied == 4

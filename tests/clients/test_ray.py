@@ -324,12 +324,21 @@ def test_a_node_with_another_version(nodes: Nodes, source: Path, tmp_path: Path)
 def test_no_cluster(tmp_path: Path) -> None:
     """An address at which nothing answers, or that is none, is refused at once, and says what to do."""
     command = [sys.executable, "-m", "shardtool", "verify", str(tmp_path), "--executor", "ray", "--address"]
-    for address, said in (
-        ("127.0.0.1:1", "no Ray cluster: connection refused. Start one with `ray start`"),
-        ("ray://127.0.0.1:1", "no Ray cluster: connection refused. Start one with `ray start`"),
-        ("head", "no address; expected auto, ray://host:port or host:port"),
-    ):
-        done = subprocess.run([*command, address], capture_output=True, text=True, check=False, timeout=30)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"shardtool: --address {address}: {said}")
-        assert done.stderr.count("\n") == 1
+    wanted = {
+        "127.0.0.1:1": "no Ray cluster: connection refused. Start one with `ray start`",
+        "ray://127.0.0.1:1": "no Ray cluster: connection refused. Start one with `ray start`",
+        "head": "no address; expected auto, ray://host:port or host:port",
+    }
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    runs = {address: subprocess.Popen([*command, address], **pipes) for address in wanted}
+    for address, run in runs.items():
+        out, said = run.communicate(timeout=30)
+        assert (run.returncode, out, said.count("\n")) == (2, "", 1)
+        assert said.startswith(f"shardtool: --address {address}: {wanted[address]}")
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_connection_that_is_there(source: Path) -> None:
+    """A program that is connected to a cluster uses that; to ask for another one is refused."""
+    with pytest.raises(InvalidRequest, match=r"this process is connected to a cluster already\. Leave the address out"):
+        pack(source, "out", address="127.0.0.1:6379")

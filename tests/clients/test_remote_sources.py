@@ -174,3 +174,17 @@ def test_resume(
     write_tree(tmp_path / "tree", {**files, "015.jpg": b"x" * 600, "100.jpg": b"new"})
     fresh = create(str(tmp_path / "tree"), str(tmp_path / "local" / OUT), CreateOptions(max_count=10))
     assert fresh.fingerprint == result.fingerprint
+
+
+def test_a_prefix_that_grows(moto: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects that came later are appended, those that are there already stay, and none is read twice."""
+    prefix = moto.new_prefix()
+    store = _store(moto, prefix, monkeypatch)
+    _put(store, {f"{at}.jpg": b"%d" % at for at in range(4)})
+    create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
+    _put(store, {"4.jpg": b"4", "2.jpg": b"longer than before"})
+    options = CreateOptions(workers=1, if_exists="append", on_duplicate="first")
+    result = create(prefix, str(tmp_path / OUT), options)
+    assert (result.shards, result.samples) == (2, 5)
+    assert any("2" in note and "changed" in note for note in result.notes), result.notes
+    assert verify(result.dataset_file).sound

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -272,6 +272,17 @@ def test_left_out(store: Server, source: Path, tmp_path: Path) -> None:
         made = reshard(f"{tmp_path}/in/in.json", f"{place}/out-{{000000..}}.tar", options)
         assert (made.samples, made.skipped) == (_SAMPLES - 2, 2)
     assert _files(prefix) == _local(tmp_path / "out")
+
+
+@pytest.mark.parametrize("method", ["gather", "scatter"])
+def test_reshard(store: Server, source: Path, tmp_path: Path, method: Literal["gather", "scatter"]) -> None:
+    """Shards of a store become shards of a store with the bytes that a folder's become, by either method."""
+    prefix, options = store.new_prefix(), CreateOptions(max_size="2MB", oversize="alone")
+    how = ReshardOptions(max_size="4MB", shuffle=True, method=method, workers=2)
+    for place in (prefix, str(tmp_path)):
+        create(source, f"{place}/in/in-{{000000..}}.tar", options)
+        reshard(f"{place}/in/in.json", f"{place}/out/out-{{000000..}}.tfrecord", how)
+    assert _files(f"{prefix}/out") == _local(tmp_path / "out")
 
 
 def test_overwrite(store: Server, source: Path, tmp_path: Path) -> None:

@@ -221,7 +221,17 @@ def test_a_dataset_travels(tar: tuple[Made, str]) -> None:
     assert "sesame" not in repr(data) + repr(data.fetcher.catalog.name)
 
 
-def test_a_forked_walk_of_paths(tmp_path: Path) -> None:
+def test_divided_streams_read_all(tar: tuple[Made, str]) -> None:
+    """Ranks and workers that divide an epoch read each sample once, those that they read of the same files here."""
+    near, far = tar[0].open(), open_data(tar[1])
+    for rank in range(2):
+        one, other = (
+            data.stream(seed=5, rank=rank, world_size=2, ends="uneven").divided(1, 2, 4, 0) for data in (near, far)
+        )
+        assert list(one) == list(other)
+
+
+def test_a_folder_called_as_a_scheme_is_a_path(tmp_path: Path) -> None:
     """Paths that look like no address stay paths: a folder may be called `http:`."""
     folder = tmp_path / "http:"
     folder.mkdir()

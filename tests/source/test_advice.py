@@ -34,6 +34,7 @@ def place(tmp_path: Path) -> Path:
         ("s-{0..1}.tar", "a shard pattern", "`shardtool reshard`"),
         ("https://example.org/data", "on the web, where no folder can be listed", "or a folder of a store: s3://"),
         ("s3://bucket/out-000.tar", "a shard", "`shardtool reshard`"),
+        ("s3://bucket/photos.zip", "an archive that is not on this machine", "'pipe:COMMAND'"),
         ("imgs/*.jpg", "a glob", "Give the folder, imgs, with --include '*.jpg'."),
         ("*.docx", "a glob", "Give the folder, ., with --include '*.docx'."),
         ("im*", "a glob", "Give the folder above, with --include or --exclude."),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardtool.storage.sources import FoundObject
 
 _PAGE = 1000  # objects between two reports
+_CHUNK = 2**15  # files whose columns are made at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +52,18 @@ class ObjectTree:
                     observer.listed(_PAGE)
             observer.listed(total % _PAGE)
 
-        part = part_of(counted(), self.rules)
+        parts = parts_of(counted(), self.rules)
         if not total:
             raise InvalidRequest(where, "nothing lies there", expected="a prefix with samples below it")
-        return [part]
+        return parts
 
 
-def part_of(objects: Iterable[FoundObject], rules: ScanRules) -> ScanPart:
+def parts_of(objects: Iterable[FoundObject], rules: ScanRules) -> list[ScanPart]:
     """Return the files that objects are, in key order, as far as the rules take them."""
     found = _Found(rules)
     for one in objects:
         found.add(one)
-    return found.part()
+    return list(found.parts())
 
 
 @dataclass(slots=True)
@@ -99,21 +100,33 @@ class _Found:
         self.versions.append(one.version)
         self.changed.append(one.changed_ns if one.version else ALWAYS)
 
-    def part(self) -> ScanPart:
-        """Return all of them, in key order, without the empty objects that stand for folders."""
-        names, sizes, part = self.names, self.sizes, self.left_out
-        order = [
-            at
-            for at in sorted(range(len(names)), key=names.__getitem__)
-            if sizes[at] or names[at].replace(b"\0", b".") + b"/" not in self.folders
-        ]
-        add_names(part, b"", [names[at] for at in order])
-        for column, values in ((part.sizes, sizes), (part.mtimes, self.versions), (part.changed, self.changed)):
-            column.extend([values[at] for at in order])
-        part.kinds += bytes([FILE]) * len(order)
+    def parts(self) -> Iterator[ScanPart]:
+        """Yield all of them, in key order, without the empty objects that stand for folders; what is left out first."""
         for path, size in self.no_field.items():
             if size or path + b"/" not in self.folders:
-                part.skipped.append(no_field(b"", path))
+                self.left_out.skipped.append(no_field(b"", path))
+        yield self.left_out.packed()
+        some: list[int] = []
+        for at in sorted(range(len(self.names)), key=self.names.__getitem__):
+            name = self.names[at]
+            if not self.sizes[at] and name.replace(b"\0", b".") + b"/" in self.folders:
+                continue
+            if len(some) >= _CHUNK and name.partition(b"\0")[0] != self.names[some[-1]].partition(b"\0")[0]:
+                yield self._part(some)
+                some = []
+            some.append(at)
+        yield self._part(some)
+
+    def _part(self, places: list[int]) -> ScanPart:
+        """Return some files as columns; their names are held no longer."""
+        part, names = ScanPart(), [self.names[at] for at in places]
+        add_names(part, b"", names)
+        columns = (part.sizes, self.sizes), (part.mtimes, self.versions), (part.changed, self.changed)
+        for column, values in columns:
+            column.extend([values[at] for at in places])
+        part.kinds += bytes([FILE]) * len(places)
+        for at in places[:-1]:
+            self.names[at] = b""
         return part.packed()
 
     def _looks_into(self, prefix: bytes) -> bool:

@@ -8,6 +8,7 @@ a store is written as it is (`s3://b/a b#1.tar`), a path of the web percent-enco
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -17,6 +18,7 @@ from shardtool.errors import InvalidRequest, without_secrets
 STORES = ("s3", "gs", "az")
 WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
+_OF_THIS_MACHINE = ("file", "local", "data")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
@@ -24,7 +26,7 @@ class Address(NamedTuple):
     """An address, taken apart.
 
     Attributes:
-        scheme: One of `SCHEMES`.
+        scheme: One of `SCHEMES`, or one that fsspec reads.
         host: The bucket, the container, or the server with its port.
         key: The path in it, without a slash in front; of the web, still percent-encoded.
         query: What follows `?` in an address of the web, with the `?`; else empty.
@@ -59,12 +61,8 @@ def parse_address(text: str) -> Address:
     """
     found = _URL.match(text)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", text)
-    if scheme not in SCHEMES:
-        near = difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
-        remedy = f"Did you mean {near[0]}://?" if near else ""
-        raise InvalidRequest(
-            text, f"the scheme {scheme}://", expected=f"a path, or {'://, '.join(SCHEMES)}://", remedy=remedy
-        )
+    if scheme not in SCHEMES and scheme not in other_schemes():
+        raise _unknown(text, scheme)
     host, _, key = rest.partition("/")
     query = ""
     if scheme in WEB:
@@ -76,6 +74,26 @@ def parse_address(text: str) -> Address:
             text, "nothing behind ://", expected="a bucket" if scheme in STORES else "the name of a server"
         )
     return Address(scheme, host, key, query)
+
+
+@functools.cache
+def other_schemes() -> frozenset[str]:
+    """Return the schemes that fsspec reads, where it is installed."""
+    try:
+        from fsspec import available_protocols
+    except ImportError:
+        return frozenset()
+    return frozenset(available_protocols()) - {*SCHEMES, *_OF_THIS_MACHINE}
+
+
+def _unknown(text: str, scheme: str) -> InvalidRequest:
+    near = difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
+    remedy = "fsspec reads more of them: `pip install fsspec`." if not other_schemes() else ""
+    if near:
+        remedy = f"Did you mean {near[0]}://?"
+    more = f", or, to read, one of fsspec's: {', '.join(sorted(other_schemes()))}" if other_schemes() else ""
+    expected = f"a path, or {'://, '.join(SCHEMES)}://{more}"
+    return InvalidRequest(text, f"the scheme {scheme}://", expected=expected, remedy=remedy)
 
 
 def shown(text: str) -> str:

@@ -123,10 +123,13 @@ class Blob:
                 return int(where[3]), version, True
             raise StoreFailed(self._where, "an answer that does not say which range it is")
         _check_plain(answer, self._where)
+        return self._length(answer), version, False
+
+    def _length(self, answer: urllib3.BaseHTTPResponse) -> int:
         length = answer.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise StoreFailed(self._where, "the server does not say how large it is")
-        return int(length), version, False
+        return int(length)
 
     def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
         """Return the answer to a request for a range, checked; its body is not read yet."""
@@ -154,7 +157,7 @@ class Blob:
             if offset or end < self.size:
                 raise self._whole_only()
             self.ranges, found = False, None
-            size = int(answer.headers.get("Content-Length", "-1"))
+            size = self._length(answer)
         else:
             found = _RANGE.fullmatch(said)
             size = int(found[3]) if found else self.size

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import tempfile
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -57,7 +56,9 @@ class RemoteFolder:
     @property
     def temporary(self) -> Folder:
         """The folder for temporary files of those who write here."""
-        return Folder(tempfile.gettempdir())
+        from tempfile import gettempdir
+
+        return Folder(gettempdir())
 
     def largest(self) -> int:
         """Return how many bytes an object may have at most."""
@@ -283,9 +284,11 @@ class _TemporaryFile:
     """
 
     def __init__(self) -> None:
+        from tempfile import TemporaryFile
+
         self.size = 0
         try:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `close` ends it
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - `close` ends it
         except OSError as error:
             raise _no_room(error) from None
 
@@ -318,4 +321,6 @@ class _TemporaryFile:
 
 def _no_room(error: OSError) -> OutputFailed:
     found = f"cannot write a temporary file: {reason(error)}"
-    return OutputFailed(tempfile.gettempdir(), found, remedy="Set TMPDIR to a folder with room for a shard per worker.")
+    from tempfile import gettempdir
+
+    return OutputFailed(gettempdir(), found, remedy="Set TMPDIR to a folder with room for a shard per worker.")

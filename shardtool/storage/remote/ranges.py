@@ -40,7 +40,7 @@ def read_places(blob: Blob, offsets: Sequence[int], lengths: Sequence[int]) -> I
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         for at in range(place, place + count):
             first = offsets[at] - start
-            yield data if lengths[at] == len(data) else data[first : first + lengths[at]]
+            yield data if not first and lengths[at] == len(data) else data[first : first + lengths[at]]
         place += count
 
 

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.address import is_web, parse_address
+from shardtool.storage.remote.address import STORES, is_web, parse_address
 from shardtool.storage.remote.failures import store_failures
 
 ENDPOINT = "SHARDTOOL_ENDPOINT"  # an environment variable: so workers have it, too
@@ -48,7 +48,14 @@ def endpoint_of_all() -> str:
 
 
 def store_of(scheme: str, bucket: str) -> tuple[Any, str | None]:
-    """Return the store of a bucket, and its plain address where requests are not signed."""
+    """Return the store of a bucket, and its plain address where requests are not signed.
+
+    Raises:
+        InvalidRequest: It is of a scheme that is only read, or obstore is not installed.
+    """
+    if scheme not in STORES:
+        where, expected = f"{scheme}://{bucket}", f"{'://, '.join(STORES)}:// or a folder"
+        raise InvalidRequest(where, "a place that is only read", expected=expected)
     return _made(scheme, bucket, endpoint_of_all(), tuple(map(os.environ.get, _DECIDING)))
 
 

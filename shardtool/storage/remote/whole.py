@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
-from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.client import send
 from shardtool.storage.remote.failures import lost
 from shardtool.storage.remote.retry import Passing, retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from shardtool.storage.remote.blob import Blob
 
 
 class ObjectFact(NamedTuple):
@@ -84,7 +85,7 @@ def _fact(address: str, length: str, etag: str) -> ObjectFact:
     return ObjectFact(int(length), version_number(etag))
 
 
-def object_blocks(address: str, into: memoryview) -> Iterator[int | ObjectFact]:
+def object_blocks(blob: Blob, into: memoryview) -> Iterator[int | ObjectFact]:
     """Read an object of any size block by block: fill `into`, yield the bytes that are new, and again; then its facts.
 
     Raises:
@@ -92,7 +93,7 @@ def object_blocks(address: str, into: memoryview) -> Iterator[int | ObjectFact]:
         AccessRefused: We may not read it.
         StoreFailed: The server fails time and again.
     """
-    blob, limit = Blob(address), len(into)
+    limit = len(into)
     for piece in blob.pieces():
         for first in range(0, len(piece), limit):
             block = piece[first : first + limit]

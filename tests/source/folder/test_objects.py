@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardtool.source.folder.objects import part_of
+from shardtool.source.folder.objects import parts_of
 from shardtool.source.folder.samples import collect
 from shardtool.source.folder.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.sources import FoundObject
 from tests.helpers import write_tree
+
+if TYPE_CHECKING:
+    import pytest
 
 _PARTS = st.text("ab.-/!é", min_size=1, max_size=4).map(lambda text: text.strip("/").replace("//", "/"))
 _NAMES = st.lists(_PARTS.filter(lambda text: text.strip(".") and ".." not in text), min_size=1, max_size=3)
@@ -24,6 +29,10 @@ _RULES = [
 
 def _is_plain(path: str) -> bool:
     return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def _left_behind(parts: list[ScanPart]) -> Counter[bytes]:
+    return sum((one.left_behind for one in parts), Counter[bytes]())
 
 
 @settings(max_examples=15, deadline=None)
@@ -41,8 +50,8 @@ def test_objects_are_files(paths: list[str], rules: ScanRules) -> None:
         parts = [scan(task) for task in share_out(root, rules, 4, top)]
         files, skipped = collect(root, [top.packed(), *parts])
     listed = sorted(names, key=os.fsencode)
-    part = part_of((FoundObject(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)
-    objects, left_out = collect(root, [part])
+    found = parts_of((FoundObject(name, len(os.fsencode(name)), 7, 5) for name in listed), rules)
+    objects, left_out = collect(root, found)
     assert objects.keys.data == files.keys.data
     assert [objects.path(row) for row in range(len(objects.rows.size))] == [
         files.path(row) for row in range(len(files.rows.size))
@@ -50,14 +59,14 @@ def test_objects_are_files(paths: list[str], rules: ScanRules) -> None:
     assert objects.rows.size.tolist() == files.rows.size.tolist()
     assert (set(objects.rows.mtime_ns.tolist()), set(objects.rows.changed_ns.tolist())) <= ({7}, {5})
     assert left_out == skipped
-    assert part.left_behind == sum((one.left_behind for one in [top, *parts]), type(top.left_behind)())
+    assert _left_behind(found) == _left_behind([top, *parts])
 
 
 def test_folder_markers() -> None:
     """Empty objects that stand for folders are no files, whatever their names; other empty ones are."""
     names = {"a": 0, "a.x": 0, "a.x/b.jpg": 3, "a/b.jpg": 1, "c.jpg": 0, "d": 2, "d/e.jpg": 1}
-    part = part_of((FoundObject(name, size, 1, 1) for name, size in names.items()), ScanRules())
-    entries, skipped = collect(b"s3://b/", [part])
+    parts = parts_of((FoundObject(name, size, 1, 1) for name, size in names.items()), ScanRules())
+    entries, skipped = collect(b"s3://b/", parts)
     assert [entries.path(row).decode() for row in range(len(entries.rows.size))] == [
         "a.x/b.jpg",
         "a/b.jpg",
@@ -65,3 +74,13 @@ def test_folder_markers() -> None:
         "d/e.jpg",
     ]
     assert [(one.path, one.code) for one in skipped] == [("d", "no-field")]
+
+
+def test_samples_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many files are made columns at a time, those of a sample stay together."""
+    monkeypatch.setattr("shardtool.source.folder.objects._CHUNK", 2)
+    names = [f"{at}.{ending}" for at in range(5) for ending in ("a", "b", "c")]
+    parts = parts_of((FoundObject(name, 1, 1, 1) for name in names), ScanRules())
+    entries, _ = collect(b"s3://b/", parts)
+    assert len(parts) > 3
+    assert entries.counts().tolist() == [3] * 5

@@ -480,3 +480,17 @@ def test_rows_can_be_read_by_others(place: Path) -> None:
     assert table.column("__key__").to_pylist()[:2] == [b"a/00", b"a/02"]
     assert [len(one) for one in table.column("__fields__").to_pylist()] == [2, 1, 1, 1, 1, 1, 1]
     assert np.sum([field["size"] for one in table.column("__fields__").to_pylist() for field in one]) == 71
+
+
+def test_a_resumed_run_ends_as_planned(place: Path) -> None:
+    """With its plan, a killed run goes on: finished shards stay, and what changed of others since is named."""
+    write_tree(place / "sound", {f"{n}.txt": b"text %d" % n for n in range(6)})
+    plan, out = _planned(place / "sound", place), f"{place}/out/x-{{000..}}.tar"
+    create(place / "sound", out, _options(plan=plan))
+    expected = read_tree(place / "out")
+    (place / "out/x-001.tar").unlink()
+    (place / "out/x.json").unlink()
+    (place / "sound/0.txt").write_bytes(b"of a shard that was finished")
+    found = create(place / "sound", out, _options(plan=plan, if_exists="resume", trust="size"))
+    assert (found.kept, found.shards) == (2, 3)
+    assert read_tree(place / "out") == expected

@@ -1,0 +1,71 @@
+"""Addresses that fsspec reads, seen with its file system in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool import CreateOptions, InvalidRequest, create
+from shardtool.errors import AccessRefused, StoreFailed
+from shardtool.storage import places
+from shardtool.storage.sources import objects_below
+from tests.helpers import members, read_tree, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+fsspec = pytest.importorskip("fsspec")
+
+pytestmark = pytest.mark.clients
+TREE = {"cat/1.jpg": b"one", "cat/1.json": b"{}", "dog/a b#ü?%25.jpg": b"x" * 600_000, "empty.txt": b""}
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> str:
+    """Give an address in memory, with a tree `t` and its dataset `d`; both lie in `tmp_path`, too."""
+    create(str(write_tree(tmp_path / "t", TREE)), str(tmp_path / "d" / "out-{000..}.tar"), CreateOptions(max_count=2))
+    files = fsspec.filesystem("memory")
+    for name, data in read_tree(tmp_path).items():
+        files.pipe_file(f"/{tmp_path.name}/{name}", data)
+    return f"memory://{tmp_path.name}"
+
+
+def test_reading(memory: str, tmp_path: Path) -> None:
+    """A dataset is found by its file, its folder and its pattern, and read as one of this machine is."""
+    local = [dict(sample) for sample in shardtool.open(str(tmp_path / "d" / "out.json"))]
+    for given in ("d/out.json", "d", "d/out-{000..}.tar"):
+        assert [dict(sample) for sample in shardtool.open(f"{memory}/{given}")] == local
+    assert places.read_tail(f"{memory}/t/cat/1.jpg", 2) == b"ne"
+
+
+def test_source(memory: str, tmp_path: Path) -> None:
+    """A tree becomes the same shards as on this machine; a manifest's paths count from there."""
+    create(f"{memory}/t", str(tmp_path / "n" / "out-{000..}.tar"), CreateOptions(max_count=2, workers=1))
+    assert read_tree(tmp_path / "n") == read_tree(tmp_path / "d")
+    fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/t/m.csv", b"path\ncat/1.jpg\n")
+    create(f"{memory}/t/m.csv", str(tmp_path / "m" / "out-{000..}.tar"), CreateOptions(workers=1))
+    assert members(tmp_path / "m" / "out-000.tar") == [("cat/1.jpg", b"one")]
+    assert sorted(one.path for one in objects_below(f"{memory}/t")) == sorted([*TREE, "m.csv"])
+
+
+def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written there; a scheme that nobody knows is refused with those there are; errors show no secret."""
+    with pytest.raises(InvalidRequest, match="a place that is only read"):
+        create(str(tmp_path / "t"), f"{memory}/new/out-{{000..}}.tar")
+    with pytest.raises(InvalidRequest, match=r"the scheme nosuch://; expected .* one of fsspec's: .*hf"):
+        shardtool.open("nosuch://x/y.json")
+    with pytest.raises(FileNotFoundError):
+        places.open_blob(f"{memory}/none")
+    kind = type(fsspec.filesystem("memory"))
+    for error, ours in ((PermissionError("key=sesame"), AccessRefused), (RuntimeError("key=sesame"), StoreFailed)):
+
+        def fail(*_: object, error: Exception = error, **__: object) -> bytes:
+            raise error
+
+        monkeypatch.setattr(kind, "cat_file", fail)
+        with pytest.raises(ours) as said:
+            places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
+        assert "sesame" not in str(said.value)
+        assert said.value.__suppress_context__

@@ -1,0 +1,172 @@
+"""Objects behind HTTP, read at any place: what was asked for, of one version, or an error that names it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool.errors import AccessRefused, StoreFailed
+from shardtool.storage import places
+from shardtool.storage.remote import retry
+from shardtool.storage.remote.ahead import Ahead, ObjectSpans
+from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.ranges import read_places
+from shardtool.storage.remote.together import together
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+_DATA = random.Random(0).randbytes(9_000_000)  # noqa: S311 - no secret
+
+
+@pytest.fixture(scope="module")
+def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
+    """Give a server that makes faults."""
+    return proxies(http_files)
+
+
+@pytest.fixture(scope="module")
+def object_at(proxy: FaultyProxy) -> str:
+    """Give the address of an object."""
+    at = proxy.server.new_prefix()
+    (proxy.server.local(at) / "a b#.bin").write_bytes(_DATA)
+    (proxy.server.local(at) / "empty").write_bytes(b"")
+    return f"{at}/a%20b%23.bin"
+
+
+@pytest.fixture(autouse=True)
+def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.set()
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(tries=4, first_s=0.01))
+
+
+def test_places(object_at: str, proxy: FaultyProxy) -> None:
+    """Places in any order, empty, overlapping, large or behind the end have their bytes; neighbours are one request."""
+    draw = random.Random(1)  # noqa: S311 - no secret
+    offsets = [draw.randrange(len(_DATA)) for _ in range(30)] + [0, 100, 100, 7_000, len(_DATA) - 5, len(_DATA)]
+    lengths = [draw.choice((0, 1, 500, 70_000)) for _ in range(30)] + [50, 0, 7_000, 5_000_000, 50, 5]
+    found = list(read_places(Blob(object_at), offsets, lengths))
+    assert found == [_DATA[at : at + length] for at, length in zip(offsets, lengths, strict=True)]
+    blob = Blob(object_at, len(_DATA))
+    proxy.set()
+    assert len(list(read_places(blob, [10, 2_000, 40_000], [100, 100, 100]))) == 3
+    assert [one.range for one in proxy.log().asked] == ["bytes=10-40099"]
+
+
+def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None:
+    """A whole object, and its end, come by one request each, empty or short ones, too; too large ones are not read."""
+    assert places.read_small(object_at) == _DATA
+    assert places.read_tail(object_at, 1_000) == _DATA[-1_000:]
+    assert places.read_tail(object_at, 10**8) == _DATA
+    assert [one.method for one in proxy.log().asked] == ["GET"] * 3
+    empty = object_at.replace("a%20b%23.bin", "empty")
+    assert places.read_small(empty) == places.read_tail(empty, 10) == b""
+    proxy.set()
+    with pytest.raises(OSError, match="too large"):
+        places.read_small(object_at, 1_000_000)
+    assert places.plain_size(f"{object_at}x") is None
+    with pytest.raises(FileNotFoundError):
+        places.read_tail(f"{object_at}x", 10)
+
+
+@pytest.mark.parametrize("do", ["status", "cut", "reset", "lost", "refuse"])
+def test_what_passes_is_tried_again(do: str, object_at: str, proxy: FaultyProxy) -> None:
+    """An answer that fails is asked for again, from the byte on that came."""
+    proxy.set(Fault(do, times=2))
+    assert Blob(object_at).read(0, len(_DATA)) == _DATA
+    proxy.set(Fault(do, times=2))
+    assert places.read_small(object_at) == _DATA
+    blob = Blob(object_at)
+    proxy.set(Fault("cut", at=3_000_000))
+    assert b"".join(blob.pieces()) == _DATA
+    assert [one.range for one in proxy.log().asked][1] == f"bytes=3000000-{len(_DATA) - 1}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (Fault("etag", times=None), "changed while it was read"),
+        (Fault("shift", times=None), "bytes 1001-"),
+        (Fault("length", times=None), "an answer of"),
+        (Fault("whole", times=None), "whole files only"),
+        (Fault("gzip", times=None), ""),
+        (Fault("cut", times=None), "4 times"),
+    ],
+)
+def test_lies_are_noticed(fault: Fault, found: str, object_at: str, proxy: FaultyProxy) -> None:
+    """An answer of another version, range or length, packed, or cut each time is an error that names the object."""
+    blob = Blob(object_at)
+    blob.read(0, 10)
+    proxy.set(fault)
+    with pytest.raises((OSError, StoreFailed)) as caught:
+        blob.read(1_000, 1_000_000)
+    assert "a%20b%23.bin" in str(caught.value)
+    assert found in str(caught.value)
+
+
+def test_an_object_of_another_size_is_not_read(object_at: str) -> None:
+    """Of an object that must have a size, nothing is taken that has another."""
+    with pytest.raises(OSError, match=r"9,000,000 bytes, where 8,000,000 were expected"):
+        Blob(object_at, 8_000_000).read(0, 10)
+
+
+def test_nothing_is_asked_after_a_refusal(object_at: str, proxy: FaultyProxy) -> None:
+    """After 403 the same reader asks for nothing more."""
+    blob = Blob(object_at)
+    proxy.set(Fault("status", status=403, times=None))
+    with pytest.raises(AccessRefused):
+        b"".join(blob.pieces())
+    assert len(proxy.log().asked) == 1
+
+
+def test_in_order(object_at: str, proxy: FaultyProxy) -> None:
+    """What is read in its order is one request, by a thread that ends when nothing more is wanted; spans are some."""
+    blob = Blob(object_at)
+    proxy.set()
+    ahead, buffer = Ahead(blob), memoryview(bytearray(700_000))
+    got = bytearray()
+    while size := ahead.read_into(buffer):
+        got += buffer[:size]
+    assert bytes(got) == _DATA
+    assert len(proxy.log().asked) == 1
+    ahead = Ahead(blob)
+    ahead.read_into(buffer)
+    ahead.close()
+    assert not [one for one in threading.enumerate() if one.name == "shardtool-ahead"]
+    spans = ObjectSpans(object_at)
+    proxy.set()
+    for offset in [*range(0, 8_500_000, 70_000), 5, 6_000_000]:
+        assert spans.read(buffer[:69_000], offset) == 69_000
+        assert buffer[:69_000] == _DATA[offset : offset + 69_000]
+    assert spans.read(buffer, len(_DATA) - 7) == 7
+    spans.close()
+    assert len(proxy.log().asked) < 20
+
+
+def test_together() -> None:
+    """Results come in order, an error where its result would be, and no more run at once than may."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    def ask(number: int) -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        if number == 50:
+            raise ValueError(number)
+        with lock:
+            running -= 1
+        return number
+
+    found: list[int] = []
+    with pytest.raises(ValueError, match="50"):
+        found.extend(iter(together(ask, range(100), 4)))
+    assert list(together(ask, range(20), 3)) == list(range(20))
+    assert most <= 5

@@ -1,0 +1,68 @@
+"""Laws of a copy from a web server that lists nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, copy, create, export
+from tests.helpers import read_tree, write_tree
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a dataset of four shards, one of whose names needs escaping, with indexes for another tool."""
+    folder = tmp_path_factory.mktemp("packed")
+    files = {f"{at}.txt": bytes([at]) * 3000 for at in range(8)}
+    create(write_tree(folder / "in", files), f"{folder}/out/a b#%-{{0..}}.tar", CreateOptions(max_count=2, workers=1))
+    export(folder / "out/a b#%.json", "dali-webdataset")
+    return folder / "out"
+
+
+def test_what_the_dataset_file_lists_arrives(http_files: Server, packed: Path, tmp_path: Path) -> None:
+    """From the web comes all that the dataset file lists, and nothing else; what is there is not asked for again."""
+    prefix = http_files.new_prefix()
+    write_tree(http_files.local(prefix), read_tree(packed))
+    address = f"{prefix}/a%20b%23%25.json?token=secret"
+    copy(address, tmp_path / "copy")
+    wanted = {name: data for name, data in read_tree(packed).items() if not name.endswith(".idx")}
+    assert read_tree(tmp_path / "copy") == wanted
+    result = copy(address, tmp_path / "copy")
+    assert result.datasets[0].kept == 4
+    assert "secret" not in str(result)
+    with pytest.raises(InvalidRequest):
+        copy(packed, prefix)
+
+
+@pytest.mark.parametrize(
+    ("fault", "survived"),
+    [(Fault("cut", path="-1.tar"), True), (Fault("flip", path="-1.tar"), True),
+     (Fault("flip", path="-1.tar", times=None), False), (Fault("status", status=404, path="-1.tar"), False)],
+    ids=["cut", "flip", "flips", "missing"],
+)  # fmt: skip
+def test_what_happens_on_the_way(
+    fault: Fault, survived: bool, http_files: Server, proxies: Callable[[Server], FaultyProxy], packed: Path,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """What is cut or changed once is asked for again; a shard that comes wrong each time is named, and never there."""
+    proxy = proxies(http_files)
+    prefix = http_files.new_prefix()
+    write_tree(http_files.local(prefix), read_tree(packed))
+    source = f"{prefix.replace(http_files.bucket, proxy.server.bucket)}/a%20b%23%25.json"
+    proxy.set(fault)
+    if survived:
+        copy(source, tmp_path / "copy")
+        assert "a b#%.json" in read_tree(tmp_path / "copy")
+    else:
+        with pytest.raises(CorruptShard, match=r"-1\.tar"):
+            copy(source, tmp_path / "copy")
+        assert {"a b#%-1.tar", "a b#%.json"}.isdisjoint(read_tree(tmp_path / "copy"))
