@@ -204,6 +204,25 @@ def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         assert lease._renewals == 1  # noqa: SLF001
 
 
+def test_append_again(store: Server, source: Path, tmp_path: Path) -> None:
+    """An append that has ended, run again from samples with other content, is refused, and no object is touched."""
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "x.txt").write_text("one")
+    pattern = f"{store.new_prefix()}/out-{{000000..}}.tar"
+    create(source, pattern, CreateOptions(max_count=40))
+    create(more, pattern, CreateOptions(max_count=40, if_exists="append"))
+    before, again = _files(os.path.dirname(pattern)), CreateOptions(max_count=40, if_exists="append-resume")
+    create(more, pattern, again)
+    (more / "x.txt").write_text("two")
+    with pytest.raises(InvalidRequest, match="other content"):
+        create(more, pattern, again)
+    (more / "x.txt").write_text("three " * 1000)
+    with pytest.raises(InvalidRequest, match="other content"):
+        create(more, pattern, again)
+    assert _files(os.path.dirname(pattern)) == before
+
+
 def test_shared_lock(store: Server) -> None:
     """Those who share a lock hold it together, and nobody holds it alone beside them."""
     prefix = store.new_prefix()
