@@ -106,10 +106,10 @@ def moto(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def rclone(folder: Path) -> Iterator[Server]:
-    """Run `rclone serve s3` over a folder, whose files must not be changed: it keeps lists. It checks signatures."""
+    """Run `rclone serve s3` over a folder. It checks signatures, and sees after 50 ms what is changed behind it."""
     program = found("rclone")
     (files := folder / "files" / "rclone").mkdir(parents=True)
-    options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--no-cleanup"]
+    options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--dir-cache-time", "50ms", "--no-cleanup"]
     with running(
         lambda port: [program, "serve", "s3", str(files.parent), "--addr", f"127.0.0.1:{port}", *options],
         folder / "log",
