@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
+    from shardtool.storage.remote.whole import ObjectFact
     from shardtool.storage.staging import FileFact, Sink, Staged, StagedOutput
 
 Made = TypeVar("Made")
@@ -79,7 +80,7 @@ class OutputFolder(Protocol):
     def md5(self, name: str) -> str | None:
         """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
 
-    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
+    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result | ObjectFact]:
         """Read a published file block by block; see `storage.reading.read_blocks`."""
 
     def full_path(self, name: str) -> str:
