@@ -127,7 +127,8 @@ def gcs(server: Server, folder: Path) -> Iterator[Server]:
         url = f"http://127.0.0.1:{port}"
         account = {"gcs_base_url": url, "client_email": "tests@example.com", "private_key": key, "private_key_id": "1"}
         secrets = tuple(line for line in key.splitlines() if "--" not in line)
-        yield Server(url, f"gs{server.bucket[2:]}", None, {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}, secrets)
+        environment = {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account), "GOOGLE_SKIP_SIGNATURE": "false"}
+        yield Server(url, f"gs{server.bucket[2:]}", None, environment, secrets)
 
 
 @contextlib.contextmanager
