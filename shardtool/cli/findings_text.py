@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.check.findings import KINDS
 from shardtool.cli.output import json_text
 from shardtool.errors import printable, without_secrets
+from shardtool.storage.places import is_url
 from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ def _looked(report: Report) -> list[str]:
 def _cure(code: str, dataset: str) -> str:
     """Return what to do about a kind of findings: the commands in it are about this dataset."""
     cure = KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
+    if is_url(dataset) and "shardtool verify --repair" in cure:  # which mends folders only
+        return (
+            f"Run its own command again with --resume, or `shardtool copy SOUND {quote(dataset.rpartition('/')[0])}`."
+        )
     return cure.replace("`shardtool verify --repair", f"`shardtool verify {quote(dataset)} --repair")
 
 

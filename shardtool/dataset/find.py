@@ -31,6 +31,7 @@ from shardtool.storage.places import (
     names_in,
     plain_sizes,
     read_small,
+    refuse_near_url,
 )  # fmt: skip
 from shardtool.storage.reading import dangling
 from shardtool.values import output_text, to_bytes
@@ -103,6 +104,8 @@ def find_dataset(given: Given) -> Found:
         raise InvalidRequest(name, "a command" if name != "-" else "standard input", expected=EXPECTED, remedy=remedy)
     if is_url(name):
         return _at_address(name)
+    if not os.path.lexists(name):
+        refuse_near_url(name)
     if os.path.isdir(name):
         return _of_folder(name)
     if name.endswith(DATASET_SUFFIX):

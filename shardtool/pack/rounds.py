@@ -221,10 +221,12 @@ class Packing:
             failed, samples = self._fetched.tolist()
         most = share("max_failed", self.manner.options.max_failed)
         if failed > most * samples:
-            ((_, why), times), *_ = Counter((one.code, one.message) for one in left_out).most_common(1)
+            ((code, why), times), *_ = Counter((one.code, one.message) for one in left_out).most_common(1)
             found = f"{failed:,} of {counted(samples, 'sample')} failed, {times:,} of this shard with: {why}"
             expected, again = f"{float(100 * most):.4g}% at most", option("if_exists", "resume")
             remedy = f"Go on with {again}, and with {option('max_failed', '100%')} if these URLs are really gone."
+            if code == "refused-address":
+                remedy = f"{flag('allow_private')} asks these, too; go on with {again}."
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
 
     def _check_shape(self) -> None:

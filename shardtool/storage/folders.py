@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputFailed
-from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address
+from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address, refuse_near_url
 from shardtool.storage.remote.output import RemoteFolder
 from shardtool.storage.staging import Folder
 
@@ -97,9 +97,10 @@ def open_folder(path: str) -> OutputFolder:
     """Return the output folder that a path or an address means.
 
     Raises:
-        InvalidRequest: It is an address that cannot be written to.
+        InvalidRequest: It is an address that cannot be written to, or a path that looks like a torn one.
     """
     if not is_url(path):
+        refuse_near_url(path)
         return Folder(path)
     at = parse_address(path)
     if at.scheme not in STORES:

@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
 
 is_url, is_web, use_endpoint = address.is_url, address.is_web, _use_endpoint
+refuse_near_url = address.refuse_near_url
 
 
 def join(folder: str, name: str) -> str:

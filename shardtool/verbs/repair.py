@@ -35,6 +35,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Observer
 from shardtool.storage.backup import KeptFiles
+from shardtool.storage.places import is_url
 from shardtool.storage.reading import read_small
 from shardtool.storage.staging import local_folder, write_whole
 from shardtool.wording import option
@@ -83,6 +84,9 @@ class _Mending:
         self.by_file: dict[str, set[str]] = {}
         for one in report.findings:
             self.by_file.setdefault(one.file, set()).add(one.code)
+        if is_url(seen.found.folder):
+            remedy = f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one there."
+            raise InvalidRequest(option("repair"), "a dataset elsewhere", expected="one in a folder", remedy=remedy)
         self.folder: Folder = local_folder(seen.found.folder)
         self.done: list[str] = []
         self.left: list[str] = []

@@ -24,6 +24,7 @@ from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, m
 from shardtool.request.observer import Observer
 from shardtool.request.results import IndexResult
 from shardtool.request.run_record import RunRecord
+from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder, write_whole
 from shardtool.table.keys import repeated
 from shardtool.values import counted, output_text
@@ -64,14 +65,15 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     """
     pattern = parse_pattern(output)
     check_written(pattern)
-    folder = local_folder(pattern.folder)
-    names = folder.names()
+    there = open_folder(pattern.folder)
+    names = there.names()
     if any(find_records(pattern, names)):
-        return merge_parts(folder, pattern, observer or Observer())
+        return merge_parts(there, pattern, observer or Observer())
     if not find_parts(pattern, names):
         raise InvalidRequest(
             pattern.text, "no part of a ShardWriter or of a run", expected="the pattern that these were given"
         )
+    folder = local_folder(pattern.folder)
     with folder.lock(pattern.base):
         merging = _Merging(folder, pattern)
         dataset = merging.run()

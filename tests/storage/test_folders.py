@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputFailed
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote.output import RemoteFolder
@@ -52,3 +54,15 @@ def test_what_goes_to_folders_only() -> None:
     assert local_folder("a") == Folder("a")
     with pytest.raises(InvalidRequest, match="a local folder"):
         local_folder("s3://b/a")
+
+
+@pytest.mark.parametrize("path", ["s3:/b/k", "s3:b/k", "S3:/b/k", "gs:/b/k"])
+def test_a_torn_address_is_no_folder(path: str) -> None:
+    """Nothing is written into a folder called `s3:`, and the address that was meant is named; `./s3:` is a folder."""
+    meant = f"{path[:2].lower()}://b/k"
+    with pytest.raises(InvalidRequest, match=re.escape(f"Did you mean {meant}?")):
+        open_folder(path)
+    with pytest.raises(InvalidRequest, match="Did you mean"):
+        find_dataset(f"{path}/x.json")
+    assert open_folder(f"./{path}") == Folder(f"./{path}")
+    assert open_folder("s3") == Folder("s3")

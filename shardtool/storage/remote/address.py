@@ -21,6 +21,7 @@ SCHEMES = (*STORES, *WEB)
 _OF_THIS_MACHINE = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_NEAR = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNORECASE)
 
 
 class Address(NamedTuple):
@@ -46,6 +47,20 @@ class Address(NamedTuple):
 def is_url(text: str) -> bool:
     """Tell whether a text is a URL of any scheme, rather than a path."""
     return _URL.match(text) is not None
+
+
+def refuse_near_url(path: str) -> None:
+    """Refuse a path that is an address but for a slash, `s3:/b/k` or `s3:b/k`: what is put there would be in no store.
+
+    Raises:
+        InvalidRequest: It is one.
+    """
+    if found := _NEAR.match(path):
+        meant = f"{found[1].lower()}://{found[2]}"
+        raise InvalidRequest(
+            path, "neither an address nor a usual path", expected="://, or ./ before a path",
+            remedy=f"Did you mean {shown(meant)}?",
+        )  # fmt: skip
 
 
 def is_web(text: str) -> bool:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import Any
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.storage.remote.address import STORES, is_web, parse_address
 from shardtool.storage.remote.failures import store_failures
 
+_PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_HOST = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT})?")
 ENDPOINT = "SHARDTOOL_ENDPOINT"  # an environment variable: so workers have it, too
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
          "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
@@ -35,11 +38,19 @@ def use_endpoint(url: str) -> None:
     Raises:
         InvalidRequest: It is none, or holds a user and a password.
     """
-    at = parse_address(url) if is_web(url) else None
-    if at is None or "@" in at.host or at.query:
-        found = "no address of a server" if at is None else "an address with more than a server and a path"
-        raise InvalidRequest(url, found, expected="such as https://minio.example:9000; keys come from the environment")
+    _check_endpoint(url, url)
     os.environ[ENDPOINT] = url
+
+
+def _check_endpoint(url: str, where: str) -> None:
+    at = parse_address(url) if is_web(url) else None
+    if at is None or not _HOST.fullmatch(at.host) or at.query:
+        found = "no address of a server" if at is None else "an address with more than a server and a path"
+        if at is not None and "@" not in at.host and not at.query:
+            found = "no name of a server and number of a port"
+        raise InvalidRequest(
+            where, found, expected="such as https://minio.example:9000; keys come from the environment"
+        )
 
 
 def endpoint_of_all() -> str:
@@ -70,6 +81,7 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
         if scheme == "s3":
             endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
             if endpoint:
+                _check_endpoint(endpoint, f"the endpoint {endpoint}")
                 options["endpoint"] = endpoint
             if (provider := _aws_keys(bucket)) is not None:
                 options["credential_provider"] = provider
@@ -98,6 +110,7 @@ def _aws_keys(bucket: str) -> Any:
     Without keys at hand obstore asks the metadata service of the machine, also where the environment forbids that.
     """
     if any(os.environ.get(name) for name in _KEYS) and not os.environ.get("AWS_PROFILE"):
+        _check_pair(bucket)
         return None
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
@@ -121,6 +134,14 @@ def _aws_keys(bucket: str) -> Any:
             remedy="A public bucket is read with AWS_SKIP_SIGNATURE=true.",
         )  # fmt: skip
     return None
+
+
+def _check_pair(bucket: str) -> None:
+    """Refuse half a pair of keys, for which obstore would ask the metadata service of the machine."""
+    pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    given = [name for name in pair if os.environ.get(name)]
+    if given == ["AWS_ACCESS_KEY_ID"] and not any(os.environ.get(name) for name in _KEYS[1:]):
+        raise AccessRefused(f"s3://{bucket}", "AWS_ACCESS_KEY_ID alone", expected="AWS_SECRET_ACCESS_KEY beside it")
 
 
 def not_installed(library: str) -> InvalidRequest:
