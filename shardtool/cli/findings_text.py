@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.check.findings import KINDS
 from shardtool.cli.output import json_text
 from shardtool.errors import printable, without_secrets
-from shardtool.storage.places import is_url
+from shardtool.storage.places import is_url, is_web
 from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def _cure(code: str, dataset: str) -> str:
     """Return what to do about a kind of findings: the commands in it are about this dataset."""
     cure = KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
     if is_url(dataset) and "shardtool verify --repair" in cure:  # which mends folders only
+        if is_web(dataset):
+            return "Mend it where it was written: its own command with --resume, or `shardtool verify --repair` there."
         return (
             f"Run its own command again with --resume, or `shardtool copy SOUND {quote(dataset.rpartition('/')[0])}`."
         )

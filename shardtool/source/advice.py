@@ -11,7 +11,7 @@ from shardtool.dataset.find import is_dataset_file
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, read_name
-from shardtool.storage.places import base_name, is_url, is_web
+from shardtool.storage.places import base_name, is_url, is_web, refuse_near_url
 from shardtool.storage.sources import check_scheme
 from shardtool.values import counted
 from shardtool.wording import either, option
@@ -46,6 +46,7 @@ def check_folder(source: str) -> None:
         raise InvalidRequest(source, "no folder", expected=_EXPECTED)
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
+    refuse_near_url(source)
     raise InvalidRequest(source, "no such file or folder", expected=_EXPECTED)
 
 

@@ -85,7 +85,9 @@ class _Mending:
         for one in report.findings:
             self.by_file.setdefault(one.file, set()).add(one.code)
         if is_url(seen.found.folder):
-            remedy = f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one there."
+            remedy = (
+                f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one to its place."
+            )
             raise InvalidRequest(option("repair"), "a dataset elsewhere", expected="one in a folder", remedy=remedy)
         self.folder: Folder = local_folder(seen.found.folder)
         self.done: list[str] = []

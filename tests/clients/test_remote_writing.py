@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, reshard, verify
+from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
+from shardtool.pack import parts
 from shardtool.storage import places
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import lock, objects
@@ -373,3 +374,17 @@ def test_errors(store: Server, source: Path) -> None:
         assert (ended, said.count("\n")) == (code, 1), said
         assert found in said
         assert "password" not in said
+
+
+def test_merge(store: Server, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last part was killed at its very end, `merge` makes one dataset of all parts in a store."""
+    prefix = store.new_prefix()
+    output = f"{prefix}/out-{{000000..}}.tar"
+    monkeypatch.setattr(parts, "merge_if_last", lambda _output, _notes: False)
+    for number in (1, 2):
+        create(source, output, CreateOptions(max_size="2MB", oversize="alone", part=f"{number}/2"))
+        if number == 1:
+            with pytest.raises(InvalidRequest, match="missing: 2/2"):
+                merge(output)
+    merge(output)
+    assert verify(f"{prefix}/out.json").sound

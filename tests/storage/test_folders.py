@@ -10,6 +10,7 @@ import pytest
 
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputFailed
+from shardtool.source.advice import check_folder
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote.output import RemoteFolder
 from shardtool.storage.staging import Folder, local_folder
@@ -62,7 +63,8 @@ def test_a_torn_address_is_no_folder(path: str) -> None:
     meant = f"{path[:2].lower()}://b/k"
     with pytest.raises(InvalidRequest, match=re.escape(f"Did you mean {meant}?")):
         open_folder(path)
-    with pytest.raises(InvalidRequest, match="Did you mean"):
-        find_dataset(f"{path}/x.json")
+    for ask in (find_dataset, check_folder):
+        with pytest.raises(InvalidRequest, match="Did you mean"):
+            ask(f"{path}/x.json")
     assert open_folder(f"./{path}") == Folder(f"./{path}")
     assert open_folder("s3") == Folder("s3")

@@ -11,6 +11,7 @@ import pytest
 from shardtool import (
     CreateOptions,
     InspectOptions,
+    InvalidRequest,
     ReshardOptions,
     ShardError,
     VerifyOptions,
@@ -19,7 +20,9 @@ from shardtool import (
     reshard,
     verify,
 )  # fmt: skip
+from shardtool.cli.findings_text import rendered
 from shardtool.storage.remote import retry
+from shardtool.wording import command_line_words
 from tests.helpers import flip, read_tree, shards
 from tests.servers.faults import Fault
 
@@ -110,3 +113,20 @@ def test_a_query_is_shown_nowhere(dataset: tuple[str, Path]) -> None:
     given = f"{at.replace('//', '//me:sesame@')}/x.json?token=sesame"
     texts = [str(verify(given, VerifyOptions(workers=1)).to_json()), str(inspect(given, InspectOptions()).to_json())]
     assert "sesame" not in "".join(texts)
+
+
+def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
+    """Nothing recommends `--repair` for what lies elsewhere, where it is refused with what helps instead."""
+    at, folder = dataset
+    flip(shards(folder)[0], 600)
+    far, near = (verify(one, VerifyOptions(workers=1)) for one in (f"{at}/x.json", folder / "x.json"))
+    with command_line_words():
+        said, of_folder, stored = (
+            rendered(one, "text") for one in (far, near, replace(near, dataset="s3://b/p/x.json"))
+        )
+    assert "Mend it where it was written" in said
+    assert "--repair" in of_folder
+    assert "Mend it where" not in of_folder
+    assert "--resume, or `shardtool copy SOUND s3://b/p`" in stored
+    with pytest.raises(InvalidRequest, match="a dataset elsewhere; expected one in a folder"):
+        verify(f"{at}/x.json", VerifyOptions(workers=1, repair=True))
