@@ -35,6 +35,7 @@ SLOW = {
     "email.utils",
     "importlib",
     "json",
+    "logging",
     "lzma",
     "subprocess",
     "tempfile",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.check.findings import KINDS
 from shardtool.cli.output import json_text
-from shardtool.errors import printable
+from shardtool.errors import printable, without_secrets
 from shardtool.storage.places import is_url, is_web
 from shardtool.values import counted, show_size
 
@@ -139,7 +139,7 @@ def junit_error(dataset: str, error: ShardError) -> str:
 def _attribute(text: str) -> str:
     from xml.sax.saxutils import quoteattr
 
-    return quoteattr(_NO_XML.sub("?", printable(text)))
+    return quoteattr(_NO_XML.sub("?", without_secrets(printable(text))))
 
 
 def _github(report: Report) -> str:

@@ -39,6 +39,8 @@ from shardtool.values import output_text, to_bytes
 from shardtool.wording import either
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardtool.pattern import ShardPattern
     from shardtool.values import Given
 

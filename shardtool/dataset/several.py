@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, matches, natural, shards_of_folder
-from shardtool.errors import InvalidRequest, ShardError, StoreFailed
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError, StoreFailed
 from shardtool.interop.sample_counts import OPEN_CLIP_FILE, TIMM_FILE
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, parse_pattern
 from shardtool.shard_names import is_shard_name
@@ -137,7 +137,7 @@ def _untold(folder: str, files: list[str], shards: list[str]) -> list[str]:
     listed: set[str] = set()
     patterns: list[ShardPattern] = []
     for name in files:
-        with suppress(OSError, ShardError):
+        with suppress(OSError, CorruptShard, InvalidRequest):
             data = read_small(join(folder, name))
             listed.update(shard_names(data) or ())
             pattern = recorded_pattern(read_dataset(data, name))

@@ -162,10 +162,13 @@ class Packing:
             name = self.output.pattern.shard(self._base + shard)
             planned = Planned(plan, shard, name, shard_samples(plan, shard))
             decision = Decision(Write()) if write else decide(planned, self.output, manner)
-            if isinstance(decision.todo, Write):
-                self.publisher.before(name)
-            self._working[shard] = planned, decision.sidecar
             folder, on_error = self.output.folder, "skip" if self._fetches else manner.options.on_error
+            if isinstance(decision.todo, Write):
+                if isinstance(self.output.append, Done):
+                    folder = folder.temporary  # it is only compared: the dataset that is there lists its name
+                else:
+                    self.publisher.before(name)
+            self._working[shard] = planned, decision.sidecar
             mtime_ns, size = (
                 mtime_of_shard(planned, self.mtime_ns),
                 None if work or self._fetches else int(plan.sizes[shard]),
@@ -268,9 +271,9 @@ class Packing:
         sidecar, keys = (sidecar_name(fact.name), len(data), crc32c(data)), (tally.first_key, tally.last_key)
         self.entries[number] = ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *sidecar, *keys)
         if isinstance(self.output.append, Done):
-            check_same(self.output.append, number, self.entries[number], self.output)
             if result.staged is not None:
-                self.output.folder.discard_staged([name])
+                self.output.folder.temporary.discard_staged([name])
+            check_same(self.output.append, number, self.entries[number], self.output)
             self.kept += 1
         else:
             self.publisher.add(result.staged, data, name)

@@ -26,6 +26,7 @@ from shardtool.publish.old_dataset import New, Unfinished, later_files
 from shardtool.publish.part_file import record_name, remove_records
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.publish.stale_indexes import StaleIndexes
+from shardtool.storage.folders import check_there
 from shardtool.storage.staging import write_whole
 from shardtool.values import show_size, to_bytes
 from shardtool.wording import option
@@ -187,18 +188,9 @@ class Publisher:
         Raises:
             OutputFailed: A shard or a sidecar is not there, or has another size.
         """
-        if self.folder.hides:
-            return
         sizes = {os.fsdecode(to_bytes(one.name)): one.size for one in shards}
         sizes |= {os.fsdecode(to_bytes(one.sidecar)): one.sidecar_size for one in shards}
-        there = self.folder.facts(sizes)
-        for name, size in sizes.items():
-            fact = there.get(name)
-            if fact is None or fact.size != size:
-                found = "not there" if fact is None else f"{fact.size:,} bytes"
-                expected = f"{size:,} bytes, which the store has taken"
-                again = f"Run the same command again with {option('if_exists', 'resume')}."
-                raise OutputFailed(self.folder.full_path(name), found, expected=expected, remedy=again)
+        check_there(self.folder, sizes, f"Run the same command again with {option('if_exists', 'resume')}.")
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
         """Publish what waits, remove what is stale, and publish the dataset file, last.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, OutputFailed
 from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address, refuse_near_url
 from shardtool.storage.remote.output import RemoteFolder
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
+    from shardtool.storage.remote.whole import ObjectFact
     from shardtool.storage.staging import FileFact, Sink, Staged, StagedOutput
 
 Made = TypeVar("Made")
@@ -79,7 +80,7 @@ class OutputFolder(Protocol):
     def md5(self, name: str) -> str | None:
         """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
 
-    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
+    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result | ObjectFact]:
         """Read a published file block by block; see `storage.reading.read_blocks`."""
 
     def full_path(self, name: str) -> str:
@@ -109,3 +110,25 @@ def open_folder(path: str) -> OutputFolder:
     if any(part in ("", ".", "..") for part in at.key.rstrip("/").split("/") if at.key):
         raise InvalidRequest(path, "a name with an empty part, or . or ..", expected="names without `//` and `/../`")
     return RemoteFolder(path)
+
+
+def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
+    """See, by a listing, that a store still has what it was given: others may have removed something meanwhile.
+
+    Args:
+        folder: A folder; of a file system nothing is looked at.
+        sizes: The bytes of each file, by its name.
+        remedy: What to do where one is missing.
+
+    Raises:
+        OutputFailed: One is not there, or has another size.
+    """
+    if folder.hides:
+        return
+    there = folder.facts(sizes)
+    for name, size in sizes.items():
+        fact = there.get(name)
+        if fact is None or fact.size != size:
+            found = "not there" if fact is None else f"{fact.size:,} bytes"
+            expected = f"{size:,} bytes, which the store has taken"
+            raise OutputFailed(folder.full_path(name), found, expected=expected, remedy=remedy)

@@ -197,7 +197,8 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
     if not is_url(path):
         return reading.read_small(path, limit, ending=ending)
     return read_small_object(
-        path, lambda size: reading.check_small(path, size, limit, lambda: read_end(path, len(ending)), ending)
+        path,
+        lambda size: reading.check_small(address.shown(path), size, limit, lambda: read_end(path, len(ending)), ending),
     )
 
 

@@ -14,6 +14,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.results import CopiedDataset
 from shardtool.storage.copying import checked_copy
+from shardtool.storage.folders import check_there
 from shardtool.storage.places import read_small
 from shardtool.storage.staging import write_whole
 from shardtool.transfer.beside import copy_indexes
@@ -206,19 +207,10 @@ class _Carrier:
 
 
 def _check_there(goal: Goal) -> None:
-    """See that a store has all that the dataset file is to name, by a listing: others may have removed something."""
-    if goal.folder.hides:
-        return
-    shards, sidecars = [one.shard for one in goal.origin.pairs], [one.sidecar for one in goal.origin.pairs]
-    for folder, originals in ((goal.below, shards), (goal.folder, sidecars)):
-        there = folder.facts([one.name for one in originals])
-        for one in originals:
-            fact = there.get(one.name)
-            if fact is None or fact.size != one.size:
-                found = "not there" if fact is None else f"{fact.size:,} bytes"
-                expected = f"{one.size:,} bytes, which the store has taken"
-                where = folder.full_path(one.name)
-                raise OutputFailed(where, found, expected=expected, remedy="Run the same command again.")
+    """See that a store has all that the dataset file is to name."""
+    pairs, again = goal.origin.pairs, "Run the same command again."
+    check_there(goal.below, {one.shard.name: one.shard.size for one in pairs}, again)
+    check_there(goal.folder, {one.sidecar.name: one.sidecar.size for one in pairs}, again)
 
 
 def _has(goal: Goal, name: str, data: bytes) -> bool:

@@ -41,3 +41,11 @@ def test_what_ends_verify_is_an_error_in_the_report(tmp_path: Path) -> None:
     (error,) = case
     assert (case.get("name"), error.tag, error.get("type")) == ("out.json", "error", "invalid-request")
     assert error.text == ran.err.removeprefix("shardtool: ").rstrip("\n")
+
+
+def test_a_report_holds_no_secret(tmp_path: Path) -> None:
+    """The name of a case is an address without what may let others in."""
+    ran = typed("verify", "http://u:pass@127.0.0.1:9/x-{0..}.tar?token", "--format", "junit", cwd=tmp_path)
+    (case,) = _suite(ran).iter("testcase")
+    assert case.get("name") == "http://127.0.0.1:9/x-{0..}.tar?..."
+    assert "pass" not in ran.out + ran.err

@@ -42,10 +42,11 @@ def test_reading(memory: str, tmp_path: Path) -> None:
 
 def test_source(memory: str, tmp_path: Path) -> None:
     """A tree becomes the same shards as on this machine; a manifest's paths count from there."""
-    create(f"{memory}/t", str(tmp_path / "n" / "out-{000..}.tar"), CreateOptions(max_count=2, workers=1))
+    forked = CreateOptions(max_count=2, workers=1, start_method="fork")  # so that the worker has this memory
+    create(f"{memory}/t", str(tmp_path / "n" / "out-{000..}.tar"), forked)
     assert read_tree(tmp_path / "n") == read_tree(tmp_path / "d")
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/t/m.csv", b"path\ncat/1.jpg\n")
-    create(f"{memory}/t/m.csv", str(tmp_path / "m" / "out-{000..}.tar"), CreateOptions(workers=1))
+    create(f"{memory}/t/m.csv", str(tmp_path / "m" / "out-{000..}.tar"), forked)
     assert members(tmp_path / "m" / "out-000.tar") == [("cat/1.jpg", b"one")]
     assert sorted(one.path for one in objects_below(f"{memory}/t")) == sorted([*TREE, "m.csv"])
 

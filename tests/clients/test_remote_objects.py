@@ -128,7 +128,6 @@ PASSING = [
     Fault("lost"),
     Fault("cut"),
     Fault("reset"),
-    Fault("length"),
     Fault("stall"),
     Fault("silent"),
 ]
@@ -187,6 +186,7 @@ def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
     [
         (Fault("whole", times=None), StoreFailed),
         (Fault("shift", times=None), StoreFailed),
+        (Fault("length", times=None), StoreFailed),
         (Fault("etag", times=None), OSError),
         (Fault("redirect", to="http://127.0.0.1:9", times=None), StoreFailed),
         (Fault("gzip", times=None), (StoreFailed, OSError)),
@@ -227,7 +227,7 @@ def test_a_listing_of_many_keys(
         list(pool.map(lambda name: objects.put(f"{at}/{name}", b""), names))
     proxy.set(Fault("status", first=2))
     assert [one.key.rpartition("/")[2] for one in objects.listed(at, below=True)] == names
-    assert [one.status for one in proxy.log().asked] == [200, 503, 200]
+    assert [one.status for one in proxy.log().asked][:3] == [200, 503, 200]
 
 
 def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server]) -> None:

@@ -17,7 +17,9 @@ from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, expor
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.pack import parts
 from shardtool.storage import places
+from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import lock, objects
+from shardtool.storage.staging import write_whole
 from tests.servers.faults import Fault
 from tests.servers.processes import Server
 
@@ -184,6 +186,42 @@ def test_lost_lock(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(OutputExists, match="another run has taken the lock"):
             lock.check_held(prefix)
     assert json.loads(places.read_small(f"{prefix}/.out.lock"))["who"].startswith("ann@")
+
+
+def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was stopped renews its lock before it changes anything, and changes nothing once that is lost."""
+    folder = open_folder(store.new_prefix())
+    with folder.lock("out"), monkeypatch.context() as changed:
+        changed.setattr(lock, "LEASE_S", -1)
+        with folder.lock("out"):  # taken over, and given back
+            pass
+        with pytest.raises(OutputExists, match="the lock"):
+            folder.publish(write_whole(folder, "out.json", b"{}"))
+        assert folder.names() == []
+    with folder.lock("late"):
+        (lease,) = lock._held[folder.path]  # noqa: SLF001 - nothing else stops a process for minutes
+        lease._renewed -= 2 * lock.LEASE_S  # noqa: SLF001
+        folder.publish(write_whole(folder, "late.json", b"{}"))
+        assert lease._renewals == 1  # noqa: SLF001
+
+
+def test_append_again(store: Server, source: Path, tmp_path: Path) -> None:
+    """An append that has ended, run again from samples with other content, is refused, and no object is touched."""
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "x.txt").write_text("one")
+    pattern = f"{store.new_prefix()}/out-{{000000..}}.tar"
+    create(source, pattern, CreateOptions(max_count=40))
+    create(more, pattern, CreateOptions(max_count=40, if_exists="append"))
+    before, again = _files(os.path.dirname(pattern)), CreateOptions(max_count=40, if_exists="append-resume")
+    create(more, pattern, again)
+    (more / "x.txt").write_text("two")
+    with pytest.raises(InvalidRequest, match="other content"):
+        create(more, pattern, again)
+    (more / "x.txt").write_text("three " * 1000)
+    with pytest.raises(InvalidRequest, match="other content"):
+        create(more, pattern, again)
+    assert _files(os.path.dirname(pattern)) == before
 
 
 def test_shared_lock(store: Server) -> None:

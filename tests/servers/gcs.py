@@ -47,14 +47,14 @@ class Gateway(WebServer):
                 to_server.write(piece)
                 await to_server.drain()
             head = await read_head(from_server)
-            tag, path = head.get("etag"), request.first[1].partition("?")[0]
+            tag, path = head.get("etag"), unquote(request.first[1].partition("?")[0])
             if tag and (path, tag) not in self._numbers:
                 self._numbers[path, tag] = str(next(self._next))
             if tag and request.first[0] == "PUT":
-                self._crcs[unquote(path), tag] = f"crc32c={base64.b64encode(crc.to_bytes(4, 'big')).decode()}"
+                self._crcs[path, tag] = f"crc32c={base64.b64encode(crc.to_bytes(4, 'big')).decode()}"
             said = {
                 "x-goog-generation": self._numbers.get((path, tag)),
-                "x-goog-hash": self._crcs.get((unquote(path), tag or "")),
+                "x-goog-hash": self._crcs.get((path, tag or "")),
             }
             writer.write(head.but({**said, "Connection": None}).encoded())
             if request.first[0] != "HEAD" and head.first[1] not in ("204", "304"):
@@ -72,7 +72,7 @@ class Gateway(WebServer):
         if (wanted := request.get(_CONDITION)) == "0":
             changed |= {_CONDITION: None, "If-None-Match": "*"}
         elif wanted:
-            path = request.first[1].partition("?")[0]
+            path = unquote(request.first[1].partition("?")[0])
             tags = (tag for (one, tag), number in self._numbers.items() if one == path and number == wanted)
             changed |= {_CONDITION: None, "If-Match": next(tags, '"none"')}
         return changed

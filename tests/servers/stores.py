@@ -27,6 +27,8 @@ KEY_ID, SECRET = "AKIATESTSERVERS00000", "verySecretTestServersKeyOfFortyLetters
 ACCOUNT, ACCOUNT_KEY = "shardtooltests", base64.b64encode(b"very secret key of a storage account").decode()
 # No client may ask the machine that it runs on for keys; obstore does not obey the first of these.
 _NO_METADATA = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"}
+# What all tests start with leads nowhere (tests/conftest.py).
+_HERE = {"SHARDTOOL_ENDPOINT": "", "GOOGLE_SKIP_SIGNATURE": "false", "AZURE_SKIP_SIGNATURE": "false"}
 _NGINX = """daemon off; master_process off; pid {folder}/pid; error_log {folder}/errors;
 events {{ worker_connections 1000; }}
 http {{
@@ -85,6 +87,7 @@ def nginx(folder: Path) -> Iterator[dict[str, Server]]:
 def _s3(port: int, bucket: str, folder: Path | None = None) -> Server:
     url = f"http://127.0.0.1:{port}"
     environment = {
+        **_HERE,
         "AWS_ENDPOINT_URL": url,
         "AWS_ALLOW_HTTP": "true",
         "AWS_ACCESS_KEY_ID": KEY_ID,
@@ -106,10 +109,10 @@ def moto(folder: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def rclone(folder: Path) -> Iterator[Server]:
-    """Run `rclone serve s3` over a folder, whose files must not be changed: it keeps lists. It checks signatures."""
+    """Run `rclone serve s3` over a folder. It checks signatures, and sees after 50 ms what is changed behind it."""
     program = found("rclone")
     (files := folder / "files" / "rclone").mkdir(parents=True)
-    options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--no-cleanup"]
+    options = ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--dir-cache-time", "50ms", "--no-cleanup"]
     with running(
         lambda port: [program, "serve", "s3", str(files.parent), "--addr", f"127.0.0.1:{port}", *options],
         folder / "log",
@@ -127,7 +130,8 @@ def gcs(server: Server, folder: Path) -> Iterator[Server]:
         url = f"http://127.0.0.1:{port}"
         account = {"gcs_base_url": url, "client_email": "tests@example.com", "private_key": key, "private_key_id": "1"}
         secrets = tuple(line for line in key.splitlines() if "--" not in line)
-        yield Server(url, f"gs{server.bucket[2:]}", None, {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account)}, secrets)
+        environment = {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account), **_HERE}
+        yield Server(url, f"gs{server.bucket[2:]}", None, environment, secrets)
 
 
 @contextlib.contextmanager
@@ -142,6 +146,7 @@ def azurite(folder: Path) -> Iterator[Server]:
     ) as port:
         url = f"http://127.0.0.1:{port}"
         environment = {
+            **_HERE,
             "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": ACCOUNT_KEY,
             "AZURE_STORAGE_ENDPOINT": f"{url}/{ACCOUNT}",

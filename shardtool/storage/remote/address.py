@@ -19,6 +19,7 @@ STORES = ("s3", "gs", "az")
 WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
 _OF_THIS_MACHINE = ("file", "local", "data")
+_AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _NEAR = re.compile(rf"({'|'.join(SCHEMES)}):/?([^/].*)", re.DOTALL | re.IGNORECASE)
 
@@ -40,7 +41,7 @@ class Address(NamedTuple):
 
     def text(self) -> str:
         """Return it as one text."""
-        return f"{self.scheme}://{self.host}{'/' if self.key else ''}{self.key}{self.query}"
+        return f"{self.scheme}://{self.host}{'/' if self.key or self.query else ''}{self.key}{self.query}"
 
 
 def is_url(text: str) -> bool:
@@ -81,8 +82,8 @@ def parse_address(text: str) -> Address:
     host, _, key = rest.partition("/")
     query = ""
     if scheme in WEB:
-        key = key.partition("#")[0]
-        key, mark, asked = key.partition("?")
+        host = _AFTER_HOST.split(rest, maxsplit=1)[0]
+        key, mark, asked = rest[len(host) :].removeprefix("/").partition("#")[0].partition("?")
         query = mark + asked
     if not host:
         raise InvalidRequest(

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
-from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable
+from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable, reason
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.client import request
 from shardtool.storage.remote.failures import writing
@@ -38,6 +38,7 @@ _END_S = 10  # that a renewal which is under way is waited for
 _SUFFIX = ".lock"
 _MOST = 4096  # bytes of a lock that are looked at
 _TRIES = 3
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while the machine sleeps
 
 _held: dict[str, list[Lease]] = {}  # by folder; of this process
 _mine: set[str] = set()  # tokens of locks that it holds, or is about to hold
@@ -134,9 +135,25 @@ class Lease:
     def __init__(self, address: str, holder: Holder, version: str) -> None:
         self._address, self._holder, self._version = address, holder, version
         self.lost: ShardError | None = None
+        self._renewals, self._renewed, self._renewing = 0, _now(), threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="shardtool-lock", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="shardtool-lock", daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """See that it is still held: a process that was stopped for a while may have lost it, and not know that yet.
+
+        Raises:
+            OutputExists: It is not.
+            AccessRefused: The store does not let us in any more.
+        """
+        if self.lost is None and self._is_late():
+            self._renew()
+        if self.lost is None and self._is_late():
+            found = "the lock could not be renewed in time"
+            self.lost = OutputExists(shown(self._address), found, remedy="Run the same command again.")
+        if self.lost is not None:
+            raise self.lost
 
     def leave(self) -> None:
         """Renew it no more, and leave it to its end: the store does not let us in, and nothing is asked again."""
@@ -154,22 +171,29 @@ class Lease:
                 if found is not None and found.holder.token == self._holder.token:
                     _remove(self._address)
 
+    def _keep(self) -> None:
+        while self.lost is None and not self._ended.wait(_RENEW_S):
+            self._renew()
+
+    def _is_late(self) -> bool:
+        return _now() - self._renewed > LEASE_S - _RENEW_S
+
     def _renew(self) -> None:
-        renewals, renewed = 0, time.monotonic()
-        while not self._ended.wait(_RENEW_S):
-            renewals += 1
+        with self._renewing:
+            self._renewals, begun = self._renewals + 1, _now()
             try:
-                self._version = _put(self._address, self._holder, self._version, renewals)
-                renewed = time.monotonic()
+                self._version = _put(self._address, self._holder, self._version, self._renewals)
+                self._renewed = begun
             except FileExistsError:
                 found = "another run has taken the lock, which this one did not renew in time"
                 self.lost = OutputExists(shown(self._address), found, remedy="See that only one of them runs.")
-                return
-            except (ShardError, OSError) as error:
-                if time.monotonic() - renewed > LEASE_S - _RENEW_S or not isinstance(error, ShardError):
-                    found = f"the lock cannot be renewed: {error}"
-                    self.lost = OutputExists(shown(self._address), found, remedy="Run the same command again.")
-                    return
+            except AccessRefused as error:  # nothing is asked after that
+                self.lost = error
+            except ShardError:
+                pass  # the next time may be better; `check` says when it is too late
+            except OSError as error:
+                found = f"the lock cannot be renewed: {reason(error)}"
+                self.lost = OutputExists(shown(self._address), found, remedy="Run the same command again.")
 
 
 @contextmanager
@@ -216,10 +240,10 @@ def check_held(folder: str) -> None:
 
     Raises:
         OutputExists: It has.
+        AccessRefused: The store does not let us in any more.
     """
     for lease in _held.get(folder, ()):
-        if lease.lost is not None:
-            raise lease.lost
+        lease.check()
 
 
 def _taken(address: str, holder: Holder) -> str:
@@ -300,6 +324,10 @@ def _refused(address: str, found: _Found) -> OutputExists:
 
 def _remove(address: str) -> None:
     delete(address, [parse_address(address).key])
+
+
+def _now() -> float:
+    return time.clock_gettime(_CLOCK)
 
 
 def _user() -> str:

@@ -7,6 +7,7 @@ message of obstore is shown or chained: it may hold secrets.
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -23,6 +24,9 @@ from shardtool.storage.remote.stores import endpoint_of_all, store_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+# No signature is under way in a process that forks: obstore's RSA (Google) ends a child that finds one half done.
+_SIGNING = threading.Lock()
+os.register_at_fork(before=_SIGNING.acquire, after_in_parent=_SIGNING.release, after_in_child=_SIGNING.release)
 _SIGNED_FOR = timedelta(hours=1)
 _PAGE = 1000
 _ASKING: dict[str, int] = {}  # the process that made the first request
@@ -67,7 +71,7 @@ def signed(address: str, method: str) -> str:
     import obstore
 
     key = quote(at.key) if at.scheme == "gs" else at.key  # else a name ends at its first #, and another is signed
-    with store_failures(address):
+    with _SIGNING, store_failures(address):
         return str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
 
 

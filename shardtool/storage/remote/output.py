@@ -20,14 +20,15 @@ from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.objects import delete, listed, put
 from shardtool.storage.remote.retry import Passing, retried
 from shardtool.storage.remote.upload import LARGEST, Shorter, stored_md5, upload
+from shardtool.storage.remote.whole import object_blocks
 from shardtool.storage.staging import FileFact, Folder, Staged
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
+    from shardtool.storage.remote.whole import ObjectFact
     from shardtool.storage.staging import Sink
 
 Made = TypeVar("Made")
@@ -113,14 +114,13 @@ class RemoteFolder:
             StoreFailed: The store fails time and again, or does not let us.
         """
         where = self.full_path(name)
-        with writing(where):
-            if size is not None:
-                with suppress(Shorter):
-                    return upload(where, size, fill), Staged(name, "")
-            with _TemporaryFile() as file:
-                made = fill(file)
-                upload(where, file.size, file.copy)
-                return made, Staged(name, "")
+        if size is not None:
+            with suppress(Shorter):
+                return upload(where, size, fill), Staged(name, "")
+        with _TemporaryFile() as file:
+            made = fill(file)
+            upload(where, file.size, file.copy)
+            return made, Staged(name, "")
 
     def publish(self, *staged: Staged) -> None:
         """Write what is held, in this order.
@@ -164,10 +164,7 @@ class RemoteFolder:
             OSError: It is not there, or changes while it is read.
             StoreFailed: It cannot be read.
         """
-        blob = Blob(self.full_path(name))
-        if blob.size > _MOST_READ:
-            raise OSError(errno.EFBIG, "too large", blob.address)
-        return blob.read(0, blob.size)
+        return read_whole(self.full_path(name), _check_small)
 
     def read_staged(self, name: str) -> bytes:
         """Return what is published: nothing is hidden here.
@@ -184,18 +181,9 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
 
-    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
-        """Read an object block by block: each is put into `into`, and its size yielded.
-
-        Raises:
-            OSError: It is not there, or changes while it is read.
-            StoreFailed: It cannot be read.
-        """
-        for piece in Blob(self.full_path(name)).pieces():
-            for start in range(0, len(piece), len(into)):
-                part = piece[start : start + len(into)]
-                into[: len(part)] = part
-                yield len(part)
+    def blocks(self, name: str, into: memoryview) -> Iterator[int | ObjectFact]:
+        """Read an object block by block; see `object_blocks`."""
+        return object_blocks(Blob(self.full_path(name)), into)
 
     def full_path(self, name: str) -> str:
         """Return the address of `name`."""
@@ -233,6 +221,11 @@ class RemoteFolder:
                     changed = one.changed_ns // _SECOND_NS * _SECOND_NS
                     found[name] = FileFact(one.size, changed, one.is_folder)
         return found
+
+
+def _check_small(size: int) -> None:
+    if size > _MOST_READ:
+        raise OSError(errno.EFBIG, f"{size:,} bytes, too large")
 
 
 def _put(where: str, data: bytes) -> None:

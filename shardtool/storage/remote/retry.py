@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -40,7 +39,6 @@ class Policy:
 
 
 POLICY = Policy()
-_log = logging.getLogger("shardtool")
 _answered = threading.Event()  # in this process, or before it was forked
 _one_waits = threading.Lock()  # of requests at the same time, one speaks
 
@@ -118,14 +116,19 @@ def retried(where: str, ask: Callable[[], Result]) -> Result:
                 return result
 
 
+def _say(where: str) -> None:
+    from logging import getLogger
+
+    getLogger("shardtool").warning("%s: no answer for %d seconds; still asking", where, POLICY.notice_s)
+
+
 @contextmanager
 def _said_to_wait(where: str) -> Iterator[None]:
     """Say that a request has no answer after some seconds, where none had one before."""
     if _answered.is_set() or not _one_waits.acquire(blocking=False):
         yield
         return
-    said = ("%s: no answer for %d seconds; still asking", where, POLICY.notice_s)
-    timer = threading.Timer(POLICY.notice_s, _log.warning, said)
+    timer = threading.Timer(POLICY.notice_s, _say, (where,))
     timer.daemon = True
     timer.start()
     try:

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import http.client
 import re
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -20,7 +21,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.client import request
-from shardtool.storage.remote.failures import lost, refusal
+from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal, writing
 from shardtool.storage.remote.objects import signed
 from shardtool.storage.remote.retry import Attempts, Passing
 from shardtool.storage.remote.stores import not_installed
@@ -62,7 +63,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
 
     Raises:
         Shorter: `fill` wrote less; nothing is there.
-        FileNotFoundError: There is no such bucket.
+        OutputFailed: There is no such bucket.
         AccessRefused: We may not.
         StoreFailed: It failed time and again.
     """
@@ -187,10 +188,11 @@ class Upload:
         """See that the store has what was sent: by its checksum, or where that is another kind, by reading it."""
         if stored_md5(headers) == self._md5.hexdigest():
             return
-        blob, crc = Blob(self._address), 0
-        for piece in blob.pieces():
-            crc = crc32c(piece, crc)
-        if (blob.size, crc) != (self._size, self._crc):
+        size = crc = 0
+        with suppress(OSError):  # it is not there, or another already
+            for piece in Blob(self._address).pieces():
+                size, crc = size + len(piece), crc32c(piece, crc)
+        if (size, crc) != (self._size, self._crc):
             raise Passing("the store has other bytes than were sent")
 
 
@@ -248,20 +250,20 @@ def _refusal(connection: HTTPConnection) -> _Answer | None:
     from urllib3 import HTTPHeaderDict
 
     connection.sock.settimeout(_GO_ON_S)
-    file = connection.sock.makefile("rb", 0)
-    try:
-        line = file.readline(_LINE)
-        connection.sock.settimeout(_ANSWER_S)
-        headers = HTTPHeaderDict(http.client.parse_headers(file).items())
-    except TimeoutError:
-        connection.sock.settimeout(_ANSWER_S)
-        return None
-    except (OSError, http.client.HTTPException):
-        raise Passing("the connection was lost") from None
-    else:
-        body = file.read(min(_LINE, int(headers.get("Content-Length", "0")))) or b""
-    finally:
-        file.close()
+    with connection.sock.makefile("rb", 0) as file:
+        try:
+            line = file.readline(_LINE)
+        except TimeoutError:
+            return None
+        except OSError:
+            raise Passing("the connection was lost") from None
+        finally:
+            connection.sock.settimeout(_ANSWER_S)
+        try:
+            headers = HTTPHeaderDict(http.client.parse_headers(file).items())
+            body = file.read(min(_LINE, int(headers.get("Content-Length", "0")))) or b""
+        except (OSError, ValueError, http.client.HTTPException):
+            raise Passing("the connection was lost") from None
     if not (found := _STATUS.match(line)):
         raise Passing("the connection was lost")
     return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), headers, body)
@@ -269,6 +271,7 @@ def _refusal(connection: HTTPConnection) -> _Answer | None:
 
 def _check(address: str, answer: _Answer) -> None:
     if answer.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
-        raise StoreFailed(shown(address), "redirected", remedy="Is it the region, or the endpoint, of the bucket?")
+        raise StoreFailed(shown(address), "redirected", remedy=WRONG_PLACE)
     if answer.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
-        raise refusal(address, "PUT", answer, answer.body)
+        with writing(address):
+            raise refusal(address, "PUT", answer, answer.body)

@@ -1,0 +1,23 @@
+"""Laws of addresses, taken apart and put together."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool.storage.remote.address import join, parse_address, split
+
+_NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/"), min_size=1)
+_FOLDERS = st.sampled_from(["https://h", "https://h/", "https://u:p@h:1/a%20b", "s3://b", "s3://b/a #?b", "az://c/d"])
+_QUERIES = st.sampled_from(["", "?", "?t", "?t=a/b&c=d%20?"])
+
+
+@given(_FOLDERS, _QUERIES, _NAMES)
+@example("https://h", "?t", "a")
+def test_join_and_split(folder: str, query: str, name: str) -> None:
+    """A name of any kind lies in the folder that it was put into; on the web a query stays behind it."""
+    at = parse_address(folder + (query if folder.startswith("https") else ""))
+    there = parse_address(join(at.text(), name))
+    assert (there.host, there.query) == (at.host, at.query)
+    assert split(there.text()) == (at._replace(key=at.key.rstrip("/")).text(), name)
+    assert parse_address(at.text()) == at
