@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -38,6 +39,8 @@ from shardtool.values import output_text, to_bytes
 from shardtool.wording import either
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from shardtool.pattern import ShardPattern
     from shardtool.values import Given
 
@@ -47,6 +50,7 @@ _LOOKED_AT = 8  # files of a series: some may be empty
 _MARKS = "{<%"  # of a range in a pattern
 _GLOB = "*?["
 _PRINTF = re.compile(r"%\d*d", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)([0-9]+)(\.[^0-9{<%]+)", re.DOTALL)  # a shard: what is before its number, and behind
 EXPECTED = "a dataset file, a shard pattern, a glob, a folder, or shards"
 _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end, such as out-{000000..000041}.tar"
 
@@ -326,13 +330,21 @@ def is_dataset_file(path: str) -> bool:
         return False
 
 
+def _usual_names(shards: list[str]) -> Iterator[str]:
+    """Yield the names that the dataset file of these shards has by default; one alone may be the first of a range."""
+    yield parse_pattern(shards).dataset_file
+    if len(shards) == 1 and (found := _NUMBERED.fullmatch(shards[0])):
+        with suppress(InvalidRequest):  # a name that is no pattern's
+            yield parse_pattern(f"{found[1]}{{{found[2]}..}}{found[3]}").dataset_file
+
+
 def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
     """Return the dataset file that lists exactly these shards; None where there is none.
 
     Elsewhere it is looked for by the name alone that it has by default: a folder there may be large, or not listed.
     """
     wanted = [output_text(base_name(shard)) for shard in shards]
-    for name in [parse_pattern(wanted).dataset_file] if is_url(folder) else names_in(folder):
+    for name in _usual_names(wanted) if is_url(folder) else names_in(folder):
         path = join(folder, name)
         if name.endswith(DATASET_SUFFIX) and is_dataset_file(path) and shard_names(read_small(path)) == wanted:
             return path

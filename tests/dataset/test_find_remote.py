@@ -50,6 +50,14 @@ def test_ways_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
     ]
 
 
+def test_a_dataset_of_one_shard(small_once: Path, http_files: Server) -> None:
+    """The dataset file is found beside its only shard, too, and not taken for that of one shard of several."""
+    at = http_files.new_prefix()
+    create(small_once, f"{http_files.local(at)}/x-{{000..}}.tar", CreateOptions(workers=1))
+    assert find_dataset(f"{at}/x-000.tar").dataset_file == f"{at}/x.json"
+    assert find_dataset([f"{at}/x-000.tar"]).own
+
+
 def test_an_index_without_gaps_is_the_same_as_here(dataset: tuple[str, Path]) -> None:
     """What sidecars and walks say of a dataset behind HTTP is what they say of the same files here."""
     at, folder = dataset
