@@ -15,6 +15,7 @@ from shardtool.storage.remote.whole import ObjectFact, version_number
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+_CLOSE_S = 1.0  # a stalled server keeps the thread for longer; it ends by itself
 _HELD = 16  # pieces, of 1 MiB at most, that wait to be taken
 _LEAST, _MOST = 2**16, 2**21  # bytes of a request: more and more while spans follow each other
 _NEAR = 2**16  # bytes between two spans that follow each other
@@ -57,7 +58,7 @@ class Ahead:
             while True:
                 self._queue.get_nowait()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
 
     def _next(self) -> bool:
         if self._ended:
