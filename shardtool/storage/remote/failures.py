@@ -25,6 +25,8 @@ WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect")
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
+# Where a machine of a cloud is asked for keys: the last place in which they are looked for.
+_KEYS_ASKED = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
 _CHECK = "Check the credentials and the permissions."
 
 
@@ -55,6 +57,9 @@ def store_failures(address: str) -> Iterator[None]:
 
 def _generic(where: str, message: str) -> Passing | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
+    if _KEYS_ASKED.search(message):
+        found = "no credentials in the environment, and this machine gives none"
+        return AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK)
     if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
         status = int(found[1] or found[2])
         if status == HTTPStatus.NOT_FOUND:
