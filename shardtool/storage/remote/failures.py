@@ -50,16 +50,18 @@ def store_failures(address: str) -> Iterator[None]:
         found = "a name with an empty part, or . or .."
         raise StoreFailed(where, found, expected="names without `//`, `/./` and `/../`") from None
     except theirs.GenericError as error:
-        raise _generic(where, str(error)) from None
+        raise (_no_keys(where) if _KEYS_ASKED.search(str(error)) else _generic(where, str(error))) from None
     except (theirs.BaseError, ValueError, TypeError):
         raise InvalidRequest(where, "no valid address or settings of a store") from None
 
 
+def _no_keys(where: str) -> AccessRefused:
+    found = "no credentials in the environment, and this machine gives none"
+    return AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK)
+
+
 def _generic(where: str, message: str) -> Passing | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
-    if _KEYS_ASKED.search(message):
-        found = "no credentials in the environment, and this machine gives none"
-        return AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK)
     if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
         status = int(found[1] or found[2])
         if status == HTTPStatus.NOT_FOUND:
