@@ -72,6 +72,6 @@ def _may_lose(flags: Path) -> bool:
 
 
 def _wait_for(flag: Path) -> None:
-    latest = time.monotonic() + 30
+    latest = time.monotonic() + 120
     while not flag.exists() and time.monotonic() < latest:
         time.sleep(0.02)
