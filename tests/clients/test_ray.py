@@ -32,6 +32,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 MAP = "tests.clients.on_nodes:act"
+# A command that takes Ctrl-C, whatever the tests' own process does with it.
+_START = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+os.execv(sys.executable, [sys.executable, "-m", "shardtool", *sys.argv[1:]])
+"""
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000  # of Linux
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _HEALTH = {
@@ -136,7 +143,7 @@ def same_as_here(source: Path, folder: Path) -> None:
 
 def tool(*words: object, nodes: Nodes, cwd: Path = REPO) -> subprocess.Popen[str]:
     """Start the command line on a cluster."""
-    command = [sys.executable, "-m", "shardtool", *map(str, words), "--executor", "ray", "--address", nodes.address]
+    command = [sys.executable, "-c", _START, *map(str, words), "--executor", "ray", "--address", nodes.address]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=cwd, text=True, **pipes)
 

@@ -129,7 +129,8 @@ def test_loader_goes_on_where_it_was(dataset: Any) -> None:
         if len(taken) == 4:
             break
     state = json.loads(json.dumps(batches.state_dict()))
-    assert not [one for one in threading.enumerate() if one.name.startswith("shardtool-")]
+    names = [one.name for one in threading.enumerate() if one.name.startswith("shardtool-")]
+    assert not [name for name in names if "callers" not in name]  # those stay, for stores
     assert taken + keys(batches) == whole
     other = loader(dataset, 8, seed=99)
     other.load_state_dict(state)
