@@ -141,19 +141,7 @@ class LocalPool:
     def map(  # noqa: C901 - one loop over what workers say
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each task as it is done; tasks are drawn as workers become free.
-
-        Args:
-            function: A function of a module; it gets the task and, with `progress`, a function that reports it.
-            tasks: What to do, in order.
-            progress: Called with a task's number, and the samples and bytes that its worker reports.
-
-        Raises:
-            WorkerDied: A worker was killed, or crashed.
-            ShardError: What `function` raised.
-            OutOfMemory: There was no memory for a task.
-            Bug: `function` raised something else.
-        """
+        """Yield (number, result) of each task as it is done; see `Pool.map`."""
         queue, reports = enumerate(tasks), progress is not None
         for one in self._workers:
             self._feed(one, function, queue, reports=reports)

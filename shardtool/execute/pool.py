@@ -69,7 +69,7 @@ class Pool(Protocol):
             progress: Called with a task's number, and the samples and bytes that its worker reports.
 
         Raises:
-            WorkerDied: A worker was killed, or crashed.
+            WorkerDied: A worker was killed, or crashed; on a cluster, a task was lost too often.
             ShardError: What `function` raised.
             OutOfMemory: There was no memory for a task.
             Bug: `function` raised something else.

@@ -109,19 +109,7 @@ class RayPool:
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
     ) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each task as it is done; tasks are drawn as slots become free.
-
-        Args:
-            function: A function of a module; it gets the task and, with `progress`, a function that reports it.
-            tasks: What to do, in order.
-            progress: Called with a task's number, and the samples and bytes that its worker reports.
-
-        Raises:
-            WorkerDied: A task was lost too often.
-            ShardError: What `function` raised.
-            OutOfMemory: There was no memory for a task.
-            Bug: `function` raised something else.
-        """
+        """Yield (number, result) of each task as it is done; see `Pool.map`."""
         queue, done = enumerate(tasks), SimpleQueue[tuple[int, "Future[Answer]"]]()
         reports = None if progress is None else _Reports(self._counter(), progress)
 
