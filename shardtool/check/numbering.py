@@ -13,7 +13,7 @@ from shardtool.dataset.dataset_file import shard_names
 from shardtool.dataset.find import natural
 from shardtool.dataset.several import recorded_pattern
 from shardtool.dataset.unfinished import EXPECTED, facts_beside, unfinished
-from shardtool.errors import ShardError
+from shardtool.errors import AccessRefused, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, whole_of
@@ -40,7 +40,11 @@ def check_numbering(subject: Subject) -> Findings:
     if file is None and subject.own:
         findings.unchecked.append("shards that are not listed: the dataset file is damaged")
     findings.add(-1, *_gaps(subject))
-    names = _names_in(subject)
+    try:
+        names = _names_in(subject, needed=True)
+    except AccessRefused:
+        names = set()
+        findings.unchecked.append("files that the dataset file does not list: the store does not let us list")
     if file is not None:
         listed, there = {one.name for one in file.shards}, {case.name for case in subject.cases}
         extra = [*_extra(file, names, listed)]
@@ -73,11 +77,12 @@ def check_finished(subject: Subject) -> Findings:
     return findings
 
 
-def _names_in(subject: Subject) -> set[str]:
+def _names_in(subject: Subject, *, needed: bool = False) -> set[str]:
     """Return the names of all that lies in the folders of a dataset; on the web, of what was read there."""
     if is_web(subject.found.folder):
         return {case.sidecar for case in subject.cases if case.fact is not None}
-    return set[str]().union(*map(names_in, {subject.found.folder, *subject.found.folders()}))
+    folders = {subject.found.folder, *subject.found.folders()}
+    return {name for folder in folders for name in names_in(folder, needed=needed)}
 
 
 def _sidecars_alone(subject: Subject, names: set[str]) -> int:
@@ -205,7 +210,9 @@ def _skipped(folder: str, file: DatasetFile) -> Iterator[Finding]:
     name = f"{file.name}.skipped"
     try:
         data = read_small(join(folder, os.fsdecode(to_bytes(name))))
-    except FileNotFoundError:
+    except (FileNotFoundError, AccessRefused) as error:  # the latter is said of what is not there, too
+        if file.skipped and not isinstance(error, FileNotFoundError):
+            raise
         data = b""
     except (OSError, ValueError) as error:
         yield Finding("skipped-differs", name, str(error))

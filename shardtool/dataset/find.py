@@ -245,7 +245,13 @@ def _existing(pattern: ShardPattern) -> list[str]:
     if is_web(pattern.folder):
         return _named(pattern)
     numbers = {}
-    for name in names_in(pattern.folder):
+    try:
+        names = names_in(pattern.folder, needed=True)
+    except AccessRefused:
+        if pattern.count is None:
+            raise
+        return _named(pattern)
+    for name in names:
         digits = name[len(pattern.prefix) : len(name) - len(pattern.suffix)]
         if name.startswith(pattern.prefix) and name.endswith(pattern.suffix) and digits.isascii() and digits.isdigit():
             at = int(digits) - pattern.first

@@ -160,7 +160,7 @@ def _of_splits(text: str) -> list[Given]:
         if pattern.names is None:
             start = re.escape(pattern.prefix).replace(_MARK, "(.+?)", 1).replace(_MARK, r"\1")
             name = re.compile(rf"{start}\d+{re.escape(pattern.suffix)}", re.DOTALL)
-    splits = {match[1] for one in names_in(folder) if (match := name.fullmatch(one))}
+    splits = {match[1] for one in names_in(folder, needed=True) if (match := name.fullmatch(one))}
     found = [text.replace(_SPLIT, split) for split in sorted(splits, key=natural)]
     datasets = [dataset for one in found for dataset in _of_split(one)]
     if not datasets:

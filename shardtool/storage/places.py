@@ -163,15 +163,24 @@ def list_folder(folder: str) -> list[str]:
     return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.key != prefix]
 
 
-def names_in(folder: str) -> list[str]:
+def names_in(folder: str, *, needed: bool = False) -> list[str]:
     """Return the sorted names of all that lies in a folder; none where it cannot be listed, as on the web.
+
+    Args:
+        folder: The folder.
+        needed: Nothing can be said without them: a store that does not let us list is an error.
 
     Raises:
         ShardError: A store cannot be asked.
     """
     if not is_url(folder):
         return reading.names_in(folder)
-    return [] if is_web(folder) else sorted(list_folder(folder))
+    try:
+        return [] if is_web(folder) else sorted(list_folder(folder))
+    except AccessRefused:
+        if needed:
+            raise
+        return []
 
 
 def folders_in(folder: str) -> list[str]:

@@ -10,14 +10,14 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard, InvalidRequest, listing
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing
 from shardtool.interop.export_formats import EXPORTS, ONCE
 from shardtool.interop.export_types import IndexedShard
 from shardtool.interop.huggingface import README, is_ours, listed
 from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_limit, index_name
 from shardtool.shard_names import is_packed_name
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import is_file, is_web, join, list_folder, read_head, read_small
+from shardtool.storage.places import is_file, is_web, join, names_in, read_head, read_small
 from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text
 
@@ -41,7 +41,11 @@ def copy_indexes(goal: Goal, notes: Notes) -> int:
     origin = goal.origin
     if is_web(origin.path) or origin.file.shards_folder:
         return 0
-    names, copied, wrong = {*list_folder(origin.folder)}, 0, list[str]()
+    try:
+        names, copied, wrong = {*names_in(origin.folder, needed=True)}, 0, list[str]()
+    except AccessRefused:
+        notes.add("indexes of other tools were not looked for: the store does not let us list")
+        return 0
     for pair in origin.pairs:
         for name in sorted(_names_of(pair, names) - {origin.name}):
             data = _index_data(join(origin.folder, name), name, pair)
@@ -84,7 +88,7 @@ def _right_lists(origins: Sequence[Origin], source: str, shards: dict[str, int])
                 paths = once.encode([origin.file.split_shards() for origin in origins])
                 yield from ((path, _read(join(source, path), _LIST_LIMIT)) for path in paths)
     readme = _read(join(source, README), _LIST_LIMIT)
-    if is_ours(readme) and listed(readme, [*map(output_text, list_folder(source))]) == {*shards}:
+    if is_ours(readme) and listed(readme, [*map(output_text, names_in(source))]) == {*shards}:
         yield README, readme
 
 
@@ -114,10 +118,10 @@ def _index_data(path: str, name: str, pair: Pair) -> bytes | None:
 
 
 def _read(path: str, limit: int) -> bytes:
-    """Return a whole file; nothing where there is none, or it cannot be read."""
+    """Return a whole file; nothing where there is none, or it cannot be read, which a store may say of none, too."""
     try:
         return read_small(path, limit) if is_file(path) else b""
-    except OSError:
+    except (OSError, AccessRefused):
         return b""
 
 

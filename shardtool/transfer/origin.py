@@ -14,7 +14,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, ShardError, StoreFail
 from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, parse_pattern
 from shardtool.publish.skipped_file import check_skipped_file
 from shardtool.storage.copying import Original
-from shardtool.storage.places import base_name, folder_of, join, read_small, sizes_of
+from shardtool.storage.places import base_name, folder_of, is_web, join, plain_sizes, read_small
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -151,11 +151,9 @@ def _read(path: str) -> bytes:
 
 def _check_sizes(folder: str, originals: list[Original]) -> None:
     """Check that files are there with the sizes that the dataset file says, before the first of them is copied."""
-    sizes = sizes_of(folder, [one.name for one in originals])
-    if sizes is None:
-        return  # on the web: each is asked for when it is copied
-    for one in originals:
-        size = sizes.get(one.name)
+    if is_web(folder):
+        return  # each is asked for when it is copied
+    for one, size in zip(originals, plain_sizes([one.path for one in originals]), strict=True):
         if size != one.size:
             found = "no such file" if size is None else f"{size:,} bytes"
             expected = f"{one.size:,} bytes, as the dataset file says"

@@ -28,11 +28,13 @@ _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 # Where a machine of a cloud is asked for keys: the last place in which they are looked for.
 _KEYS_ASKED = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
 _CHECK = "Check the credentials and the permissions."
+_TO_LIST = "permission to list (s3:ListBucket, storage.objects.list, or the role Storage Blob Data Reader)"
+_UNLISTED = "Allow that. Who may only read objects names the dataset file, or shards by a range with its end."
 
 
 @contextmanager
-def store_failures(address: str) -> Iterator[None]:
-    """Turn what obstore says, which may hold secrets, into our errors."""
+def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
+    """Turn what obstore says, which may hold secrets, into our errors; `lists`: said to one that wants to list."""
     from obstore import exceptions as theirs
 
     where = shown(address)
@@ -43,14 +45,16 @@ def store_failures(address: str) -> Iterator[None]:
     except (theirs.AlreadyExistsError, theirs.PreconditionError):
         raise FileExistsError(17, "changed meanwhile, or there already", where) from None
     except (theirs.PermissionDeniedError, theirs.UnauthenticatedError):
-        raise AccessRefused(where, "the store does not allow it", remedy=_CHECK) from None
+        raise _refused(where, "the store does not allow it", lists=lists) from None
     except theirs.NotSupportedError:
         raise StoreFailed(where, "the store cannot do what is asked") from None
     except theirs.InvalidPathError:
         found = "a name with an empty part, or . or .."
         raise StoreFailed(where, found, expected="names without `//`, `/./` and `/../`") from None
     except theirs.GenericError as error:
-        raise (_no_keys(where) if _KEYS_ASKED.search(str(error)) else _generic(where, str(error))) from None
+        if _KEYS_ASKED.search(str(error)):
+            raise _no_keys(where) from None
+        raise _generic(where, str(error), lists=lists) from None
     except (theirs.BaseError, ValueError, TypeError):
         raise InvalidRequest(where, "no valid address or settings of a store") from None
 
@@ -60,7 +64,13 @@ def _no_keys(where: str) -> AccessRefused:
     return AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK)
 
 
-def _generic(where: str, message: str) -> Passing | StoreFailed:
+def _refused(where: str, said: str, *, lists: bool) -> AccessRefused:
+    if lists:
+        return AccessRefused(where, f"{said}: we may not list what lies there", expected=_TO_LIST, remedy=_UNLISTED)
+    return AccessRefused(where, said, remedy=_CHECK)
+
+
+def _generic(where: str, message: str, *, lists: bool) -> Passing | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
     if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
         status = int(found[1] or found[2])
@@ -73,7 +83,7 @@ def _generic(where: str, message: str) -> Passing | StoreFailed:
             return _expired(where, status, code)
         said = f"the store answers {status} {code}".rstrip()
         if status in _REFUSED:
-            return AccessRefused(where, said, remedy=_CHECK)
+            return _refused(where, said, lists=lists)
         return StoreFailed(where, said, remedy=WRONG_PLACE)
     return Passing("the store cannot be reached")
 

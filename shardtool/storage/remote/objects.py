@@ -91,7 +91,7 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
 
     prefix = at.key.rstrip("/")
     if not below:
-        found = _asked(address, lambda: obstore.list_with_delimiter(store, prefix or None))
+        found = _asked(address, lambda: obstore.list_with_delimiter(store, prefix or None), lists=True)
         for folder in found["common_prefixes"]:
             yield Listed(folder.rstrip("/"), -1, "", 0)
         yield from (_one(meta) for meta in found["objects"])
@@ -141,7 +141,7 @@ def _check_process(address: str) -> None:
 
 def _page(address: str, pages: Any) -> list[Listed]:
     _check_process(address)
-    with store_failures(address):
+    with store_failures(address, lists=True):
         return [_one(meta) for meta in next(pages, ())]
 
 
@@ -203,12 +203,12 @@ def _one(meta: Any) -> Listed:
     return Listed(meta["path"], meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp() * 1e9))
 
 
-def _asked(address: str, ask: Callable[[], Any]) -> Any:
+def _asked(address: str, ask: Callable[[], Any], *, lists: bool = False) -> Any:
     """Return what a call of obstore returns; it is made again where that may help."""
     _check_process(address)
 
     def once() -> Any:
-        with store_failures(address):
+        with store_failures(address, lists=lists):
             return ask()
 
     return retried(shown(address), once)
