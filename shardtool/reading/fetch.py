@@ -18,7 +18,7 @@ from shardtool.reading.index import IndexStore
 from shardtool.reading.payloads import LATE, ShardRows, single_sample
 from shardtool.reading.samples import Each, Late, failed_part, join
 from shardtool.storage.forks import ForkLock
-from shardtool.storage.places import callers
+from shardtool.storage.places import called
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -206,7 +206,7 @@ class Fetcher:
             for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
                 found[place] = self.one(number)
             return found
-        parts = callers().map(self._part, groups) if self.catalog.is_remote else map(self._part, groups)
+        parts = called(self._part, groups) if self.catalog.is_remote else map(self._part, groups)
         return join([*parts], len(numbers))
 
     def _reads_alone(self, groups: list[_Group]) -> bool:

@@ -17,12 +17,12 @@ from shardtool.storage.remote import address, upload
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.ranges import read_places
 from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
-from shardtool.storage.remote.together import callers, together
+from shardtool.storage.remote.together import called, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Blob", "callers", "read_places"]  # as they are, for those who read shards
+__all__ = ["Blob", "called", "read_places"]  # as they are, for those who read shards
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from shardtool.cache.cache import Cache
 from shardtool.errors import AccessRefused, CorruptShard, StoreFailed
 from shardtool.reading.open import open as open_data
-from shardtool.storage.remote import retry
+from shardtool.storage.remote import retry, together
 from tests.helpers import shards
 from tests.reading.made_data import Made, make
 from tests.servers.faults import Fault
@@ -105,6 +106,24 @@ def test_faults_that_pass_are_not_seen(do: str, tar: tuple[Made, str], proxy: Fa
     retry.POLICY = retry.Policy(tries=20, first_s=0.01)
     assert list(data.stream(**_ORDER)) == list(tar[0].open().stream(**_ORDER))
     assert any(one.fault for one in proxy.log().asked)
+
+
+def test_nothing_is_begun_after_a_refusal(
+    tar: tuple[Made, str], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once one shard was refused, the threads that read the others finish what they do, and begin no other shard."""
+    data = open_data(tar[1])
+    names = [shard.name for shard in data.fetcher.catalog.shards]
+    with ThreadPoolExecutor(2) as threads:  # in place of AT_ONCE
+        monkeypatch.setattr(together, "callers", lambda: threads)
+        proxy.set(
+            Fault("status", path=names[0], headers={"Retry-After": "1"}),  # for a second, the other thread is alone
+            Fault("status", path=r"\.tar", times=None, status=403),
+        )
+        with pytest.raises(AccessRefused, match=r"data-000\.tar|data-001\.tar"):
+            list(data[np.arange(len(data))])
+    asked = {one.path.rpartition("/")[2] for one in proxy.log().asked}
+    assert asked == set(names[:2]), names
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])

@@ -45,10 +45,31 @@ def callers() -> ThreadPoolExecutor:
     return _callers(os.getpid())
 
 
+def called(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return what `ask`, which may wait for requests, returns for each item, in order; `AT_ONCE` run.
+
+    Once one has failed, no other is begun. Those that run then, one a thread, end by themselves, and nothing waits for
+    them: a request of theirs may still reach the server after the error was raised.
+    """
+    failed: list[BaseException] = []
+
+    def one(item: Item) -> Result:
+        if failed:
+            raise failed[0]
+        try:
+            return ask(item)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    return list(callers().map(one, items))
+
+
 def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Iterator[Result]:
     """Yield what `ask` returns for each item, in order; no more than `at_once` run, or wait to be taken.
 
-    The threads live as long as this is iterated, so that a fork in between finds none of them half alive.
+    Where one fails, at most the `at_once` behind it were begun, and all have ended when its error is
+    raised. The threads live as long as this is iterated, so that a fork in between finds none of them half alive.
     """
     from concurrent.futures import ThreadPoolExecutor
 
