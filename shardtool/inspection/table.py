@@ -16,7 +16,7 @@ from shardtool.dataset.opened import read_part
 from shardtool.dataset.sidecar import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.inspection.chosen import pieces, texts_of
-from shardtool.inspection.page.output_file import check_target
+from shardtool.inspection.page.output_file import check_report
 from shardtool.inspection.samples import plain
 from shardtool.inspection.statistics import is_plain
 from shardtool.storage.staging import Folder
@@ -62,7 +62,7 @@ def write_table(
     if not path.endswith(ENDINGS):
         raise InvalidRequest(typed_name("table"), path, expected=f"a name that ends in {' or '.join(ENDINGS)}")
     for dataset in datasets:
-        check_target(dataset, path, overwrite=overwrite)
+        check_report(dataset, path, overwrite=overwrite, ending=os.path.splitext(path)[1])
     schema = _schema(datasets)
     folder = Folder(os.path.dirname(path))
     folder.ready()

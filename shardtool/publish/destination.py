@@ -21,6 +21,7 @@ from shardtool.publish.old_dataset import (
 )
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, read_skipped
 from shardtool.publish.stale_indexes import StaleIndexes
+from shardtool.storage.staging import check_facts
 from shardtool.values import IfExists, counted, to_bytes
 from shardtool.wording import either, option
 
@@ -142,8 +143,7 @@ def look(before: Destination) -> Destination:
     folder, pattern, there = before.folder, before.pattern, before.folder.names()
     found = replace(before, existing=folder.facts(name for name in there if pattern.owns(name) or before.owns(name)))
     where, names = folder.path or ".", sorted(found.existing)
-    if folders := [name for name in names if found.existing[name].is_folder]:
-        raise OutputExists(where, f"a folder is called {listing(folders, 3)}", remedy="Choose another name.")
+    check_facts(folder, found.existing)
     if pattern.dataset_file in found.existing:
         _check_dataset_file(found)
     if rivals := sorted(name for name in there if pattern.rivals(name)):

@@ -100,8 +100,8 @@ def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) 
     if fact is None:
         return False
     where, remedy = folder.full_path(name), f"choose another folder with {option('output')}."
-    if fact.is_folder:
-        raise OutputExists(where, "a folder", remedy=remedy.capitalize())
+    if fact.special:
+        raise OutputExists(where, fact.special, remedy=remedy.capitalize())
     if fact.size == len(data):
         with suppress(OSError):
             if folder.read(name) == data:

@@ -17,18 +17,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
-from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_small
+from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.spool import Spool, spool_failed
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from typing_extensions import Self
 
 Made = TypeVar("Made")
 
+_FOLDER = "a folder"
+_SPECIAL = {
+    stat.S_IFDIR: _FOLDER, stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
+_MOVE = "Choose another name, or move it away."
+_SEEN = 2**20  # bytes of a file's beginning and of its end that tell what made it
 _STAGED_SUFFIX = ".part"
 _STAGED = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
 _attempt = ""  # sets the temporary names of this process apart from those of other attempts at the same task
@@ -52,11 +59,23 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """A file's bytes, its modification time in nanoseconds, and whether it is a folder."""
+    """What is said of a name.
+
+    Attributes:
+        size: A file's bytes.
+        mtime_ns: Its modification time in nanoseconds.
+        special: What is there that no file takes the place of: `a folder`, `a device`; empty for a file, and for a link
+            that leads to one or nowhere, for a new file takes the link's place and leaves what it leads to.
+    """
 
     size: int
     mtime_ns: int
-    is_folder: bool
+    special: str = ""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, and no link to one."""
+        return self.special == _FOLDER
 
 
 class Sink(Protocol):
@@ -80,6 +99,13 @@ class StagedOutput(Sink, Protocol):
 
     def abandon(self) -> None:
         """Remove what was written."""
+
+
+class Place(Protocol):
+    """Where files have paths."""
+
+    def full_path(self, name: str) -> str:
+        """Return where `name` lies."""
 
 
 class Stages(Protocol):
@@ -217,15 +243,17 @@ class Folder:
         for name in names:
             with contextlib.suppress(OSError):
                 fact = os.lstat(self.full_path(name))
-                found[name] = FileFact(fact.st_size, fact.st_mtime_ns, stat.S_ISDIR(fact.st_mode))
+                found[name] = FileFact(fact.st_size, fact.st_mtime_ns, _special(self.full_path(name), fact.st_mode))
         return found
 
     def stage(self, name: str) -> StagedFile:
         """Start a file that will be called `name`.
 
         Raises:
+            OutputExists: Something is called so that no file takes the place of.
             OutputFailed: The folder cannot be written to.
         """
+        check_replaceable(self.full_path(name))
         return StagedFile(staged_path(self, name), name)
 
     def write(
@@ -263,11 +291,14 @@ class Folder:
         return Spool(path, self.path)
 
     def publish(self, *staged: Staged) -> None:
-        """Give staged files their final names, each in place of what had it, and make that durable.
+        """Give staged files their final names, each in place of the file that had it, and make that durable.
 
         Raises:
+            OutputExists: Something is called so that no file takes the place of.
             OutputFailed: The file system refuses.
         """
+        for file in staged:
+            check_replaceable(self.full_path(file.name))
         try:
             for file in staged:
                 os.rename(file.token, self.full_path(file.name))
@@ -289,14 +320,13 @@ class Folder:
             return
         for staged in there:
             if is_staged(staged) and _final_name(staged) in wanted:
-                with contextlib.suppress(OSError):
-                    os.unlink(self.full_path(staged))
+                self.discard(staged)
 
     def discard(self, *names: str) -> None:
         """Remove files where that is possible; a power cut may bring them back."""
         for name in names:
-            with contextlib.suppress(OSError):
-                os.unlink(self.full_path(name))
+            with contextlib.suppress(OSError, OutputExists):
+                _unlink(self.full_path(name))
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
@@ -309,7 +339,7 @@ class Folder:
         try:
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.full_path(name))
+                    _unlink(self.full_path(name))
             _sync_folder(self.path or ".")
         except OSError as error:
             raise _failed(names[0], error) from None
@@ -326,8 +356,10 @@ class Folder:
         """Append to a file that is there, durably; a kill may leave a part of `data`.
 
         Raises:
+            OutputExists: It is no file.
             OutputFailed: It cannot be written.
         """
+        check_replaceable(self.full_path(name))
         try:
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -397,6 +429,7 @@ class Folder:
 
     def _locked(self, path: str, kind: int) -> int:
         while True:
+            check_replaceable(path)  # it is removed in the end
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             except OSError as error:
@@ -466,10 +499,82 @@ def _final_name(staged: str) -> str:
     return found[1] if found else ""
 
 
+def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
+    """Refuse to put a file in the place of what is none: the rule for all that is written, replaced or removed.
+
+    Args:
+        path: The place of the file.
+        folder: The descriptor of the folder that it starts from; None: the current one.
+
+    Raises:
+        OutputExists: A folder, a device, a FIFO or a socket is there, or a link that leads to one.
+    """
+    with contextlib.suppress(OSError, ValueError):  # what cannot be asked, the system refuses to replace
+        found = _special(path, os.lstat(path, dir_fd=folder).st_mode, folder)
+        if found:
+            raise OutputExists(os.fsdecode(path), found, expected="a file, or nothing", remedy=_MOVE)
+
+
+def check_facts(folder: Place, facts: Mapping[str, FileFact]) -> None:
+    """Hold the names that a run will write, as far as they are there, to the same rule.
+
+    Raises:
+        OutputExists: One is no file.
+    """
+    for name in sorted(facts):
+        if found := facts[name].special:
+            raise OutputExists(folder.full_path(name), found, expected="a file, or nothing", remedy=_MOVE)
+
+
+def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cure: str) -> None:
+    """Refuse the path of a file that a user names where something is that may not be replaced.
+
+    Args:
+        path: Where the file will be.
+        overwrite: Whether it may take the place of one that the same option made, or of an empty one.
+        begins: How all files that the option makes begin.
+        holds: What they have near their beginning or end.
+        cure: The option that replaces one.
+
+    Raises:
+        OutputExists: There is something else.
+    """
+    check_replaceable(path)
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise OutputExists(path, "there already", remedy=f"Choose another name, or {cure}.")
+    if os.path.islink(path):
+        raise OutputExists(path, "a symbolic link, and no run writes through one", remedy=_MOVE)
+    try:
+        head, size = read_head(path, _SEEN)
+        is_ours = not size or (head.startswith(begins) and holds in head + read_tail(path, _SEEN))
+    except OSError as error:
+        raise OutputExists(path, f"cannot be read: {reason(error)}", remedy=_MOVE) from None
+    if not is_ours:
+        raise OutputExists(path, "a file of another kind", expected=f"one that {cure} may replace", remedy=_MOVE)
+
+
+def _special(path: str | bytes, mode: int, folder: int | None = None) -> str:
+    """Return what is at a path that no file takes the place of; empty for a file, or a link to one or nothing."""
+    if not stat.S_ISLNK(mode):
+        return _SPECIAL.get(stat.S_IFMT(mode), "")
+    try:
+        found = _SPECIAL.get(stat.S_IFMT(os.stat(path, dir_fd=folder).st_mode))
+    except OSError:
+        return ""
+    return f"a link to {found}" if found else ""
+
+
+def _unlink(path: str) -> None:
+    check_replaceable(path)
+    os.unlink(path)
+
+
 def _create(path: str) -> int:
     """Return the descriptor of a new file in place of what a killed run may have left."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+        _unlink(path)
     return os.open(path, _CREATE, 0o666)
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from shardtool.errors import OutputExists, OutputFailed, reason
+from shardtool.storage.staging import check_replaceable
 from shardtool.wording import either
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Tree:
         path = os.path.join(self._folder, *map(os.fsdecode, parts))
         with _failures(path), _parent(self._root, parts[:-1]) as parent:
             if overwrite:
+                check_replaceable(parts[-1], parent)
                 with suppress(FileNotFoundError):
                     os.unlink(parts[-1], dir_fd=parent)
             _write(parent, parts[-1], blocks)

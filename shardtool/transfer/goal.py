@@ -20,6 +20,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage.copying import blocks_of
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import folder_of, is_url, is_web
+from shardtool.storage.staging import check_facts
 from shardtool.transfer.origin import local_name
 from shardtool.values import counted
 from shardtool.wording import flag
@@ -141,9 +142,7 @@ def look(origin: Origin, where: str) -> Goal:
     named = [origin.name, origin.skipped_name, *(one.sidecar.name for one in origin.pairs)]
     facts = folder.facts(named), below.facts([one.shard.name for one in origin.pairs])
     for place, found in zip((folder, below), facts, strict=True):
-        if folders := sorted(name for name, fact in found.items() if fact.is_folder):
-            what = f"a folder is called {listing(folders, 3)}"
-            raise OutputExists(place.path or ".", what, remedy="Choose another folder.")
+        check_facts(place, found)
     data, old = None, None
     if origin.name in facts[0]:
         data = b""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 from shardtool.inspection.page.choose_samples import gather
 from shardtool.inspection.page.naming import dataset_name, label_of
-from shardtool.inspection.page.output_file import check_target, write_target
+from shardtool.inspection.page.output_file import check_report, write_target
 from shardtool.inspection.page.thumbnails import Budget, shorten, show_samples
 from shardtool.values import counted
 
@@ -57,7 +57,7 @@ def write_contact_sheet(
     for name, value, most in (("samples", samples, _MOST_SAMPLES), ("columns", columns, _MOST_COLUMNS)):
         if not 1 <= value <= most:
             raise InvalidRequest(name, f"{value:,}", expected=f"1 to {most:,}")
-    check_target(dataset, path, overwrite=overwrite)
+    check_report(dataset, path, overwrite=overwrite, ending=".png")
     gathered = gather(dataset, samples, seed)
     shown = list(show_samples(gathered, Budget(_EDGE, None, 400, 1)))
     sheet = _Sheet(min(columns, max(len(shown), 3)), len(shown))

@@ -5,30 +5,42 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.storage.staging import Folder, write_whole
+from shardtool.errors import InvalidRequest
+from shardtool.storage.staging import Folder, check_target, write_whole
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedDataset
 
 
-def check_target(dataset: OpenedDataset, path: str, *, overwrite: bool) -> None:
+_FORMS = {
+    ".csv": (b'"__key__","__shard__"', b""),
+    ".parquet": (b"PAR1", b"__shard__"),
+    ".png": (b"\x89PNG\r\n\x1a\n", b""),
+    ".html": (b"<!DOCTYPE html>", b'<meta http-equiv="Content-Security-Policy"'),
+}
+
+
+def check_report(dataset: OpenedDataset, path: str, *, overwrite: bool, ending: str) -> None:
     """Refuse a path to which no report may be written.
+
+    Args:
+        dataset: What it is of.
+        path: Where it will be.
+        overwrite: Whether it may take the place of another report of its kind.
+        ending: `.html`, `.png`, `.csv` or `.parquet`: what it is.
 
     Raises:
         InvalidRequest: It is a URL, or one of the dataset's own files.
-        OutputExists: There is something already, and `overwrite` is off.
+        OutputExists: There is something already that is not to be replaced.
     """
     if "://" in path or not os.path.basename(path):
         raise InvalidRequest(path or "the report", "no name of a local file", expected="one such as report.html")
     own = [dataset.found.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if os.path.realpath(path) in {os.path.realpath(name) for name in own if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
-    if os.path.isdir(path):
-        raise OutputExists(path, "a folder", remedy="Choose another name.")
-    if os.path.lexists(path) and not overwrite:
-        raise OutputExists(path, "there already", remedy=f"Choose another name, or {flag('overwrite')}.")
+    begins, holds = _FORMS[ending]
+    check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag("overwrite"))
 
 
 def write_target(path: str, data: bytes) -> None:

@@ -19,7 +19,7 @@ from shardtool.inspection.page import cards
 from shardtool.inspection.page.charts import whole
 from shardtool.inspection.page.choose_samples import gather
 from shardtool.inspection.page.naming import dataset_name, label_of
-from shardtool.inspection.page.output_file import check_target, write_target
+from shardtool.inspection.page.output_file import check_report, write_target
 from shardtool.inspection.page.thumbnails import SPLIT, Budget, shorten, show_samples
 from shardtool.values import counted, show_size
 
@@ -60,7 +60,7 @@ def write_page(
     """
     if not 0 <= samples <= MOST_SAMPLES:
         raise InvalidRequest("samples", f"{samples:,}", expected=f"0 to {MOST_SAMPLES:,}")
-    check_target(dataset, path, overwrite=overwrite)
+    check_report(dataset, path, overwrite=overwrite, ending=".html")
     gathered = gather(dataset, samples, seed)
     shown = list(show_samples(gathered, _budget(len(gathered.chosen))))
     write_target(path, _page(gathered, shown).encode())

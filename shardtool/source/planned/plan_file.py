@@ -28,7 +28,6 @@ from shardtool.entries.entries import FieldValues
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
-    OutputExists,
     OutputFailed,
     is_out_of_memory,
     listing,
@@ -42,7 +41,7 @@ from shardtool.source.planned.checks import check_paths
 from shardtool.source.planned.columns import DIVIDES, Shape, read_entries, tables
 from shardtool.storage.places import is_url
 from shardtool.storage.reading import open_plain
-from shardtool.storage.staging import Folder
+from shardtool.storage.staging import Folder, check_target
 from shardtool.values import Number, show_size
 from shardtool.wording import option
 
@@ -102,9 +101,8 @@ def write_plan(path: str, planned: Planned, asked: Asked, *, overwrite: bool) ->
         raise InvalidRequest(option("plan_only"), path, expected="a file of this machine, or of a shared file system")
     folder, name = Folder(os.path.dirname(path)), os.path.basename(path)
     folder.ready()
-    if not overwrite and name in folder.facts([name]):
-        remedy = f"Write to another name, or add {option('if_exists', 'overwrite')}."
-        raise OutputExists(path, "a file is there already", remedy=remedy)
+    cure = option("if_exists", "overwrite")
+    check_target(path, overwrite=overwrite, begins=b"PAR1", holds=_FACTS.encode(), cure=cure)
     with folder.stage(name) as file:
         try:
             _write(file.path, planned, f"{_VERSION} crc32c:{crc32c(facts):08x} {facts.decode()}")

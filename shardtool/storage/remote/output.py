@@ -91,7 +91,7 @@ class RemoteFolder:
         found = {}
         for name in wanted:
             with suppress(FileNotFoundError):
-                found[name] = FileFact(Blob(self.full_path(name)).size, 0, is_folder=False)
+                found[name] = FileFact(Blob(self.full_path(name)).size, 0)
         return found
 
     def stage(self, name: str) -> StagedObject:
@@ -219,7 +219,7 @@ class RemoteFolder:
                 name = one.key[len(prefix) :].lstrip("/")
                 if name:
                     changed = one.changed_ns // _SECOND_NS * _SECOND_NS
-                    found[name] = FileFact(one.size, changed, one.is_folder)
+                    found[name] = FileFact(one.size, changed, "a folder" if one.is_folder else "")
         return found
 
 

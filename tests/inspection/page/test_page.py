@@ -323,7 +323,9 @@ def test_existing_file_stays(tmp_path: Path) -> None:
     with pytest.raises(OutputExists):
         write_page(dataset, str(out))
     assert out.read_text() == "mine"
-    write_page(dataset, str(out), overwrite=True)
+    out.write_text("")
+    for _ in range(2):
+        write_page(dataset, str(out), overwrite=True)
     assert out.read_text().startswith("<!DOCTYPE html>")
     with pytest.raises(InvalidRequest):
         write_page(dataset, str(shard), overwrite=True)
