@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from shardtool.cli.options import (
+    PLACE,
     Sectioned,
     Size,
     Whole,
@@ -99,7 +100,7 @@ def _number(name: str, text: str) -> Callable[[Command], Command]:
 
 
 @click.command(cls=_Create, no_args_is_help=True)
-@click.argument("arguments", nargs=-1, required=True, metavar="SOURCE... OUTPUT")
+@click.argument("arguments", type=PLACE, nargs=-1, required=True, metavar="SOURCE... OUTPUT")
 @shards
 @click.option(
     "--where", metavar="QUERY",

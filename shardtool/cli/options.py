@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shardtool.values import IfExists
 
+PLACE = click.Path(readable=False)  # shells complete it; what is there, or not, is for the verbs to say
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 Command = TypeVar("Command", bound="Callable[..., Any]")
 
@@ -164,7 +165,9 @@ def selecting(command: Command) -> Command:
             "--rename-field", "rename_fields", multiple=True, callback=_renames, metavar="OLD=NEW",
             help="Another name: JPEG=jpg,jpeg=jpg; repeatable.",
         ),
-        click.option("--join", metavar="TABLE", help="CSV, Parquet ...: its columns become the samples' metadata."),
+        click.option(
+            "--join", type=PLACE, metavar="TABLE", help="CSV, Parquet ...: its columns become the samples' metadata."
+        ),
         click.option("--on", metavar="COLUMN", help="The column of --join that holds keys, or paths of files."),
         click.option(
             "--field", "values", multiple=True, metavar="FIELD=COLUMN",

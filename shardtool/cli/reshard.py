@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from shardtool.cli.options import (
+    PLACE,
     Sectioned,
     Size,
     Whole,
@@ -89,7 +90,7 @@ def follows(one: str, other: str) -> bool:
 
 
 @click.command(cls=_Reshard, no_args_is_help=True)
-@click.argument("datasets", nargs=-1, required=True, metavar="DATASET... OUTPUT")
+@click.argument("datasets", type=PLACE, nargs=-1, required=True, metavar="DATASET... OUTPUT")
 @shards
 @chosen(
     ReshardOptions, "method",

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import click
 
-from shardtool.cli.options import Sectioned, Whole, chosen, common, target
+from shardtool.cli.options import PLACE, Sectioned, Whole, chosen, common, target
 from shardtool.cli.piped import in_files
 from shardtool.errors import ShardError
 from shardtool.request.options import VerifyOptions
@@ -37,7 +37,9 @@ class _Verify(Sectioned):
     "--source", "sources", multiple=True, type=click.Path(),
     help="Compare with what it was made from, by key: folders, a manifest, or datasets; repeatable.",
 )  # fmt: skip
-@click.option("--root", metavar="FOLDER", help="What relative paths of a manifest count from. [default: its folder]")
+@click.option(
+    "--root", type=PLACE, metavar="FOLDER", help="What relative paths of a manifest count from. [default: its folder]"
+)
 @click.option("--allow-outside", is_flag=True, help="Paths of a manifest may leave the root.")
 @chosen(VerifyOptions, "symlinks", "Links in a folder. [default: as recorded, but never follow]")
 @target("Check that these readers get names right: webdataset, wids, dali, energon, huggingface.")

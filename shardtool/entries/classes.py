@@ -74,6 +74,25 @@ def number_classes(found: Collection[bytes], field: str, known: Classes | None) 
     return {name: place[text] for name, text in texts.items()}, names
 
 
+def joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the names of class numbers; a list may go on where another ends, since that changes no number."""
+    classes = dict(old)
+    for name, names in new.items():
+        before = classes.setdefault(name, names)
+        shared = min(len(before), len(names))
+        if before[:shared] != names[:shared]:
+            at = next(at for at in range(shared) if before[at] != names[at])
+            found = f"{at} stands for {names[at]!r} in the new samples"
+            expected = f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}"
+            remedy = (
+                f"{option('classes_from')}, with the dataset file of the dataset, gives the new labels the same "
+                "numbers."
+            )
+            raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
+        classes[name] = max(before, names, key=len)
+    return classes
+
+
 def sorted_note(entries: Entries, order: NDArray[np.int64] | None) -> str:
     """Return what the user should know of samples that stand class by class; empty where they do not.
 

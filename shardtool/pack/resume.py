@@ -144,7 +144,8 @@ def refusal(resumed: Sequence[Resumed], changes: Changes, most: Fraction) -> Out
             found = f"made with other options: {differing}"
             return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
         if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.values.classes)):
-            expected = f"the numbers of the first run: {option('classes_from', one.output.pattern.dataset_file)}"
+            own = one.output.folder.full_path(one.output.pattern.dataset_file)
+            expected = f"the numbers of the first run: {option('classes_from', own)}"
             return _refused(one, renumbered, expected, with_shards(changes, resumed))
     if lost := splits_gone(resumed):
         found = f"the source has no sample of {', '.join(map(printable, lost))} any more, of which there are shards"

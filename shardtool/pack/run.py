@@ -21,7 +21,7 @@ from shardtool.execute.start import start_pool
 from shardtool.pack.place import arrange_payloads, check_memory, check_method, temporary_file
 from shardtool.pack.request import Manner, output_pattern, read_request, run_record
 from shardtool.pack.samples import list_samples, spool
-from shardtool.pack.targets import open_publishers, open_targets, remove_splits
+from shardtool.pack.targets import keep_classes, open_publishers, open_targets, remove_splits
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CreateOptions
 from shardtool.source.open import open_source
@@ -133,7 +133,7 @@ def _open_and_list(request: Request, source: object, pool: Pool, notes: Notes) -
     """Open the output and the source; return the source, and the samples that were asked for."""
     targets = open_targets(request)
     patterns = [target.pattern for target in targets] or [output_pattern(request.names)]  # a column will name splits
-    opened = open_source(source, request.options, patterns)
+    opened = open_source(source, keep_classes(request, targets), patterns)
     check_memory(request)
     function = request.options.map if isinstance(request.options, CreateOptions) else None
     pool.check(Needs(folders_of(source), function=str(function or "")))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.classes import open_classes
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.several import given_datasets
+from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest
 from shardtool.execute.pool import Needs
 from shardtool.pack.request import output_pattern
@@ -14,16 +18,20 @@ from shardtool.publish.part_file import Own, check_divided_alike
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.storage.folders import open_folder
+from shardtool.storage.places import is_url, read_small
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import ExitStack
 
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.pack.request import Request
     from shardtool.pattern import ShardPattern
+    from shardtool.request.options import CreateOptions
+    from shardtool.request.reshard_options import ReshardOptions
     from shardtool.storage.staging import Folder
 
 
@@ -71,6 +79,53 @@ def open_targets(request: Request, splits: Sequence[str] | None = None) -> tuple
             output = look(output)
         targets.append(Target(split, output))
     return tuple(targets)
+
+
+def keep_classes(request: Request, targets: Sequence[Target]) -> CreateOptions | ReshardOptions:
+    """Return options by which labels keep the numbers of the dataset that is there, and new ones get the next.
+
+    So an append numbers them unless a list is given; and the dataset's own dataset file, as that list, means the same.
+
+    Raises:
+        InvalidRequest: The splits that are there number them differently.
+        CorruptShard: A dataset file is damaged.
+    """
+    options = request.options
+    given = options.classes_from
+    if not (options.classes or getattr(options, "label_from_folder", False)):
+        return options
+    if isinstance(given, str | os.PathLike):
+        if not any(_is_same(os.fspath(given), one) for one in _dataset_files(request, targets)):
+            return options
+        known = open_classes(given)
+        return options if known is None else replace(options, classes_from=replace(known, grows=True))
+    if given is not None or not request.appends:
+        return options
+    names: dict[str, list[str]] = {}
+    for file in _datasets_there(request, targets):
+        names = joined_classes(names, file.classes)
+    return replace(options, classes_from=Classes("the dataset", names, grows=True)) if names else options
+
+
+def _dataset_files(request: Request, targets: Sequence[Target]) -> list[str]:
+    """Return the dataset files of the output; of splits that only the samples will name, those that are there."""
+    if targets:
+        return [target.output.folder.full_path(target.pattern.dataset_file) for target in targets]
+    try:
+        return [one for one in given_datasets(request.dataset_file) if isinstance(one, str)]
+    except InvalidRequest:  # none is there
+        return []
+
+
+def _datasets_there(request: Request, targets: Sequence[Target]) -> list[DatasetFile]:
+    if targets:
+        return [target.output.old for target in targets if target.output.old is not None]
+    found = [read_dataset(read_small(path), path) for path in _dataset_files(request, targets)]
+    return [file for file in found if file.made.split]
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one == other or (not is_url(other) and os.path.realpath(one) == os.path.realpath(other))
 
 
 def _check_apart(request: Request, splits: Sequence[str], patterns: Sequence[ShardPattern]) -> None:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from shardtool.dataset.feature import Feature, features_of, numbers_in
 from shardtool.dataset.sidecar import SCHEMA, SHARD, types_of
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
+from shardtool.entries.classes import joined_classes
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.names import Names
@@ -143,7 +144,7 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
     """
     entries = plan.entries
     _check_numbered(old, plan)
-    _joined_classes(old.classes, entries.values.classes)
+    joined_classes(old.classes, entries.values.classes)
     _joined_schema(old.schema, {} if entries.metadata is None else _types_in_parquet(entries.metadata))
     if old.format == "tfrecord":
         used, values = _field_counts(plan), entries.values
@@ -182,6 +183,10 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         whole = [name for name, count in old.fields.items() if count == samples]
         if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
             yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
+    for name, names in plan.entries.values.classes.items():
+        if (known := len(old.classes.get(name, ()))) and names[known:]:
+            later = [f"{text!r} is number {number:,}" for number, text in enumerate(names[known:], known)]
+            yield f"{counted(len(later), f'label of {name} that the dataset does not have')}: {listing(later)}"
     columns = [SHARD.name, *([] if plan.entries.metadata is None else plan.entries.metadata.column_names)]
     if more := [name for name in columns if name not in old.schema]:
         yield (
@@ -308,7 +313,7 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         fields=fields,
         field_bytes=old.field_bytes + new.field_bytes,
         schema=_joined_schema(old.schema, new.schema),
-        classes=_joined_classes(old.classes, new.classes),
+        classes=joined_classes(old.classes, new.classes),
         features=features,
         numbers=_joined_numbers(old, new),
         made=old.made.with_append(new.made),
@@ -355,25 +360,6 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
             remedy = f"Give it that type, or another name, or leave it out with {option('meta')}."
             raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected, remedy=remedy)
     return schema
-
-
-def _joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the names of class numbers; a list may go on where another ends, since that changes no number."""
-    classes = dict(old)
-    for name, names in new.items():
-        before = classes.setdefault(name, names)
-        shared = min(len(before), len(names))
-        if before[:shared] != names[:shared]:
-            at = next(at for at in range(shared) if before[at] != names[at])
-            found = f"{at} stands for {names[at]!r} in the new samples"
-            expected = f"{before[at]!r}, as in the dataset: {listing([repr(one) for one in before])}"
-            remedy = (
-                f"{option('classes_from')}, with the dataset file of the dataset, gives the new labels the same "
-                "numbers."
-            )
-            raise InvalidRequest(f"classes of {name}", found, expected=expected, remedy=remedy)
-        classes[name] = max(before, names, key=len)
-    return classes
 
 
 def _summed(old: str, new: str) -> str:

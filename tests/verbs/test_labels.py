@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, dry_run, reshard, verify
+from shardtool import (
+    CreateOptions,
+    InvalidRequest,
+    OutputExists,
+    ReshardOptions,
+    VerifyOptions,
+    create,
+    dry_run,
+    reshard,
+    verify,
+)
 from shardtool.dataset.classes import open_classes
 from shardtool.entries.classes import Classes, number_classes
 from shardtool.values import source_text
@@ -137,15 +147,91 @@ def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
     assert read_tree(tmp_path / "o") == before
 
 
-def test_an_append_can_keep_the_numbers(tmp_path: Path) -> None:
-    """New samples whose labels would get other numbers are refused, and the way out that is named works."""
-    create(_tree(tmp_path / "a", "bee/0", "dog/0"), f"{tmp_path}/o-{{0..}}.tar", _options(label_from_folder=True))
-    more = _tree(tmp_path / "b", "dog/1")
-    asked = {"label_from_folder": True, "if_exists": "append"}
+@pytest.mark.parametrize("own", [False, True], ids=["unasked", "own dataset file"])
+@pytest.mark.parametrize("added", [("dog/1",), ("ape/0", "dog/1"), ("zoo/0", "ape/0", "cow/0")])
+def test_an_append_never_changes_a_number(ending: str, own: bool, added: tuple[str, ...], tmp_path: Path) -> None:  # noqa: FBT001
+    """Labels keep the numbers that they have, new ones get the next in the order of their names, and a note says so."""
+    source, names = _tree(tmp_path / "in", "bee/0", "dog/0"), ["bee", "dog"]
+    output = f"{tmp_path}/o/o-{{0..}}.{ending}"
+    create(source, output, _options(label_from_folder=True))
+    _tree(source, *added)
+    asked: dict[str, Any] = {"label_from_folder": True, "on_duplicate": "first", "if_exists": "append"}
+    asked |= {"classes_from": tmp_path / "o/o.json"} if own else {}
+    assert sum(one.samples for one in dry_run(source, output, _options(**asked)).shards) == len(added)
+    told = create(source, output, _options(**asked))
+    names += sorted({name.partition("/")[0] for name in added} - {*names})
+    assert _classes(tmp_path / "o/o.json") == {"cls": names}
+    labels = {name: str(names.index(name.partition("/")[0])) for name in ("bee/0", "dog/0", *added)}
+    assert _labels(tmp_path / "o") == labels
+    new = ", ".join(f"{name!r} is number {number}" for number, name in [*enumerate(names)][2:])
+    assert [note for note in told.notes if "label" in note] == ([
+        f"{len(names) - 2} label{'s' * (len(names) > 3)} of cls that the dataset does not have: {new}"
+    ] if new else [])  # fmt: skip
+    assert verify(tmp_path / "o", VerifyOptions(workers=1, source=source)).findings == ()
+    before = read_tree(tmp_path / "o")
+    create(source, output, _options(**{**asked, "if_exists": "append-resume"}))
+    assert read_tree(tmp_path / "o") == before
+
+
+@pytest.mark.parametrize("by", ["table", "shares", "folders"])
+def test_an_append_to_splits_and_of_several_labels_keeps_numbers(by: str, tmp_path: Path) -> None:
+    """Each of several labels keeps its numbers, and a class has one number in all splits, though one lacks it."""
+    output = f"{tmp_path}/o/{{split}}-{{0..}}.tar"
+    asked: dict[str, Any] = {"values": ("cls=a", "top=b"), "classes": ("cls", "top")}
+    rows = [
+        ("k0", "dog", "x", "train"),
+        ("k1", "dog", "y", "val"),
+        ("k2", "dog", "x", "train"),
+        ("k3", "e", "x", "val"),
+    ]
+    more = [
+        ("n0", "ant", "x", "train"),
+        ("n1", "cat", "w", "val"),
+        ("n2", "dog", "v", "train"),
+        ("n3", "e", "x", "val"),
+    ]
+    first, second = (pd.DataFrame(one, columns=["key", "a", "b", "where"]) for one in (rows, more))
+    expected = {"cls": ["dog", "e", "ant", "cat"], "top": ["x", "y", "v", "w"]}
+    if by == "folders":
+        first, second = (
+            _tree(tmp_path / str(len(one)), *(f"{r[3]}/{r[1]}/{r[0]}" for r in one)) for one in (rows, more[:3])
+        )
+        asked, expected = {"label_from_folder": True, "split_from_folder": True}, {"cls": ["dog", "e", "ant", "cat"]}
+    elif by == "table":
+        asked |= {"split_column": "where", "meta": "none"}
+    else:
+        asked |= {"split": "train=0.5,val=0.5", "meta": "none"}
+    create(first, output, _options(**asked))
+    before = _labels(tmp_path / "o")
+    create(second, output, _options(**asked, if_exists="append"))
+    for split in ("train", "val"):
+        assert _classes(tmp_path / "o" / f"{split}.json") == expected
+    labels = _labels(tmp_path / "o")
+    assert before.items() <= labels.items()
+    assert {labels[key] for key in labels if key.endswith("n0")} == {"2"}
+
+
+def test_a_resumed_run_keeps_the_numbers_where_its_own_dataset_file_has_them(tmp_path: Path) -> None:
+    """A new label that would change numbers is refused, and the way out that is named works, as it is named."""
+    source = _tree(tmp_path / "in", "bee/0", "dog/0")
+    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "if_exists": "resume"}
+    create(source, output, _options(**asked))
+    _tree(source, "cat/0")
+    with pytest.raises(OutputExists, match="class 1 of cls would be 'cat'") as refused:
+        create(source, output, _options(**asked))
+    create(source, output, _options(**asked, classes_from=refused.value.expected.partition("=")[2].strip("'")))
+    assert _labels(tmp_path) == {"bee/0": "0", "cat/0": "2", "dog/0": "1"}
+
+
+def test_a_list_of_ones_own_stays_the_list(tmp_path: Path) -> None:
+    """Labels that are not in a list that was given are refused in an append, too; so are other numbers."""
+    output, asked = f"{tmp_path}/o-{{0..}}.tar", {"label_from_folder": True, "if_exists": "append"}
+    create(_tree(tmp_path / "a", "bee/0", "dog/0"), output, _options(label_from_folder=True))
+    more = _tree(tmp_path / "b", "ape/1")
+    with pytest.raises(InvalidRequest, match="1 label of 'cls' not in the list: 'ape'"):
+        create(more, output, _options(**asked, classes_from=["bee", "dog"]))
     with pytest.raises(InvalidRequest, match="classes_from, with the dataset file"):
-        create(more, f"{tmp_path}/o-{{0..}}.tar", _options(**asked))
-    create(more, f"{tmp_path}/o-{{0..}}.tar", _options(**asked, classes_from=tmp_path / "o.json"))
-    assert _labels(tmp_path) == {"bee/0": "0", "dog/0": "1", "dog/1": "1"}
+        create(more, output, _options(**asked, classes_from=["ape", "bee"]))
 
 
 @pytest.mark.parametrize("text", ['["cat", "50%"]', '{"cls": ["cat", "50%"]}', "cat\n50%\n", "\ufeffcat\r\n50%\r\n"])

@@ -10,6 +10,7 @@ import os
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from shardtool.entries.classes import Classes
 from shardtool.errors import Bug, InvalidRequest
 from shardtool.source.base import Listing, Source
 from shardtool.source.planned.place import find_place
@@ -42,7 +43,7 @@ def asked_of(source: object, options: CreateOptions, shard_format: str) -> Asked
     found: dict[str, object] = {"format": shard_format}
     for one in fields(options):
         value = getattr(options, one.name)
-        if one.name in _FREE or value == one.default:
+        if one.name in _FREE or value == one.default or isinstance(value, Classes):
             continue
         if one.name in ("join", "classes_from"):
             value = _file_of(one.name, value)
