@@ -6,13 +6,16 @@ To find where a code is given, search for it in quotes: each stands where the re
 from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
+from shardtool.errors import listing
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 _MOST_BYTES = 2**26  # of the rows of a shard
 
@@ -94,6 +97,13 @@ def unpack_rows(text: str) -> tuple[Skipped, ...]:
     if not unpacker.eof:
         raise ValueError("a list of what was left out that is too long, or cut")
     return found
+
+
+def reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
+    """Return how many were left out for each reason, the commonest first, and how many the user's function dropped."""
+    codes = Counter(one.code for one in rows).most_common()
+    said = [f"{code} {count:,}" for code, count in codes]
+    return listing([*said, *([f"dropped by the function {dropped:,}"] if dropped else [])])
 
 
 def http_code(status: int) -> SkipCode:

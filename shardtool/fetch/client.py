@@ -202,6 +202,10 @@ def _parsed(text: str) -> URL:
         right = False
     if not right:
         raise FetchFailed("bad-url", "no http or https URL with a host" if text else "no URL")
+    try:
+        str(url.raw_host).encode("idna")  # as the name service will be asked
+    except UnicodeError:
+        raise FetchFailed("bad-url", "a host with a part between dots that is empty, or over 63 letters") from None
     return url
 
 

@@ -32,6 +32,7 @@ from shardtool.publish.part_file import PartRecord, find_parts, read_record, rem
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.request.results import IndexResult
+from shardtool.skipped import reasons
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import option
 
@@ -269,8 +270,8 @@ def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFil
     if records[0].content and not skipped:
         check_fingerprint(dataset.made.source, dataset.fingerprint, records[0].content)
     if not any(shard.samples for shard in dataset.shards):
-        remedy = f"Run one without {option('on_error', 'skip')} to see why. No dataset file was written."
-        raise SampleFailed(pattern.text, "no part could pack a sample", remedy=remedy)
+        problem = f"no part could pack a sample: {reasons(skipped)}"
+        raise SampleFailed(pattern.text, problem, remedy="No dataset file was written.")
     output = Destination(folder, pattern, "resume", existing)
     clean(output)
     Publisher(output).finish(names, dataset.encode(), skipped)

@@ -32,6 +32,7 @@ from shardtool.plan.shard_samples import shard_samples
 from shardtool.publish.append import existing_keys
 from shardtool.publish.old_dataset import Done
 from shardtool.request.options import CreateOptions, share
+from shardtool.skipped import reasons
 from shardtool.values import counted, output_text, source_name, to_bytes, to_text
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
@@ -121,13 +122,10 @@ class Packing:
         self._check_shape()
         if self.output.own is None and not any(shard.samples for shard in self.entries.values()):
             self.publisher.take_back([self.output.pattern.shard(number) for number in self.entries])
-            problem = f"none of {len(plan):,} samples could be packed"
-            remedy = f"Run it without {option('on_error', 'skip')} to see why. No dataset file was written."
-            raise SampleFailed(source_name(plan.entries.root), problem, remedy=remedy)
+            raise self._none_packed()
         if self._fetches and self.skipped:
-            codes = Counter(one.code for one in self.skipped).most_common()
-            reasons = listing([f"{code} {count:,}" for code, count in codes])
-            self.observer.note(f"{len(self.skipped):,} of {counted(samples, 'sample')} left out: {reasons}")
+            failed = f"{len(self.skipped):,} of {counted(samples, 'sample')}"
+            self.observer.note(f"{failed} left out: {reasons(self.skipped)}")
         if empty := [shard.name for shard in self.entries.values() if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         return Packed(
@@ -228,6 +226,16 @@ class Packing:
             if code == "refused-address":
                 remedy = f"{flag('allow_private')} asks these, too; go on with {again}."
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
+
+    def _none_packed(self) -> SampleFailed:
+        """Return the error of a run that packed nothing: no list is left beside a dataset, so it says why."""
+        problem = f"none of {len(self.plan):,} samples could be packed: {reasons(self.skipped, self.dropped)}"
+        remedy = "Nothing of this run is left: run it again once that has changed."
+        if any(one.code == "refused-address" for one in self.skipped):
+            remedy = f"{flag('allow_private')} asks addresses that are not public, too. Nothing of this run is left."
+        elif self.manner.options.on_error == "skip" and not self._fetches:
+            remedy = f"Run it without {option('on_error', 'skip')} to see why. Nothing of this run is left."
+        return SampleFailed(source_name(self.plan.entries.root), problem, remedy=remedy)
 
     def _check_shape(self) -> None:
         """Check that shards of changed samples are what was asked for: their plan could only guess."""

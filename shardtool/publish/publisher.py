@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.pattern import sidecar_name
-from shardtool.publish.old_dataset import New, Unfinished, later_files
+from shardtool.publish.old_dataset import Done, later_files
 from shardtool.publish.part_file import record_name, remove_records
 from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
 from shardtool.publish.stale_indexes import StaleIndexes
@@ -253,8 +253,8 @@ class Publisher:
         self.folder.publish(staged)
 
     def take_back(self, shards: Sequence[str]) -> None:
-        """Remove the shards of an append that nothing came of: they would be in the way of the next one."""
-        if isinstance(self.destination.append, (New, Unfinished)):
+        """Remove the shards of a run that nothing came of: they would be in the way of the next one."""
+        if not isinstance(self.destination.append, Done):
             self.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _withdraw_dataset_file(self) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardtool.fetch.addresses import is_public
 
@@ -11,8 +15,17 @@ _PRIVATE = (
     "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "::", "::1", "fe80::1",
     "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1", "::ffff:10.0.0.1", "::ffff:7f00:1",
     "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "2002:a00:1::1",
+    # What Pythons do not agree on, and what only clouds know.
+    "192.0.0.8", "192.0.0.10", "192.0.0.192", "192.88.99.1", "168.63.129.16", "100.100.100.200", "198.51.100.1",
+    "203.0.113.1", "fd00:ec2::254", "3fff::1", "3fff:fff:ffff::1", "2001::1", "2001:0:808:808::f7f7:f7f7", "2001:1::1",
+    "2001:20::1", "64:ff9b:1::808:808", "100::1", "5f00::1", "4000::1", "::8.8.8.8", "::ffff:0:8.8.8.8",
+    "::ffff:168.63.129.16", "64:ff9b::c000:c0", "2002:a83f:8110::1", "2002:c058:6301::",
 )  # fmt: skip
-_PUBLIC = ("8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1")
+_PUBLIC = (
+    "8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1",
+    "192.0.1.1", "168.63.129.17", "100.128.0.1", "172.32.0.1", "192.31.196.1", "223.255.255.255", "2001:200::1",
+    "2001:4860:4860::8888", "2a00:1450::1", "3ffe::1",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("address", _PRIVATE)
@@ -25,3 +38,22 @@ def test_others_are_not(address: str) -> None:
 def test_public_ones(address: str) -> None:
     """Addresses of the internet are public, in either form."""
     assert is_public(address)
+
+
+@given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)))
+def test_every_python_says_the_same(address: IPv4Address | IPv6Address) -> None:
+    """What this Python calls public is judged by our table alone: where the two differ, we refuse more, never less."""
+    assert address.is_global or not is_public(str(address)) or _holds_another(address)
+
+
+def _holds_another(address: IPv4Address | IPv6Address) -> bool:
+    """Tell whether an address is a form of an IPv4 one, which older Pythons judge as they judge the form."""
+    return isinstance(address, IPv6Address) and bool(address.ipv4_mapped or address.sixtofour)
+
+
+@pytest.mark.parametrize("form", ["::ffff:{0:x}:{1:x}", "64:ff9b::{0:x}:{1:x}", "2002:{0:x}:{1:x}::7"])
+@given(address=st.ip_addresses(v=4))
+def test_an_address_inside_another(form: str, address: IPv4Address) -> None:
+    """An IPv6 address that leads to an IPv4 one is public if that is."""
+    inside = form.format(int(address) >> 16, int(address) & 0xFFFF)
+    assert is_public(inside) == is_public(str(address))

@@ -60,6 +60,7 @@ def test_files_come_in_order(web: WebServer) -> None:
         ("broken/a", "bad-response"),
         ("half/a", "cut-short"), ("brotli/a", "bad-response"), ("loop/0", "bad-redirect"), ("to/", "bad-redirect"),
         ("to/ftp:%2F%2F127.0.0.1%2Fa", "bad-redirect"), ("to/http:%2F%2F", "bad-redirect"),
+        (f"to/http:%2F%2F{'a' * 64}.localhost%2F", "bad-redirect"), ("to/http:%2F%2F[::1%2F", "bad-redirect"),
         ("to/file:%2F%2F%2Fetc%2Fpasswd", "bad-redirect"), ("robots/noai", "robots-header"),
         ("robots/shardtool: noindex", "robots-header"), ("robots/other: noai", b""), ("robots/all", b""),
         ("gzip/a", b""), ("deflate/a", b""), ("to/%2Fok%2Fa", b""), ("ok/a b%20ü", b""), ("ok/%C3%BC", b""),
@@ -77,7 +78,8 @@ def test_what_an_answer_means(web: WebServer, path: str, code: str | bytes) -> N
         ("", "bad-url"), ("ok/a", "bad-url"), ("ftp://127.0.0.1/a", "bad-url"), ("http://", "bad-url"),
         ("http://127.0.0.1:99999/", "bad-url"), ("file:///etc/passwd", "bad-url"), ("http://[::1/", "bad-url"),
         ("javascript:alert(1)", "bad-url"), ("http://127.0.0.1:1/", "no-connection"), ("http://\ud800/", "bad-url"),
-        ("https://127.0.0.1:1/", "no-connection"),
+        ("https://127.0.0.1:1/", "no-connection"), (f"http://{'a' * 64}.localhost/", "bad-url"),
+        ("http://a..localhost/", "bad-url"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked(url: str, code: str) -> None:

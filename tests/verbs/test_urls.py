@@ -169,10 +169,27 @@ def test_too_many_failures_end_the_run(web: WebServer, tmp_path: Path) -> None:
 def test_a_web_that_is_not_there(web: WebServer, tmp_path: Path) -> None:
     """Private addresses are refused by default; where no sample is left, there is no dataset."""
     source = _manifest(tmp_path / "in", [web.url("ok/a")] * 3)
-    with pytest.raises(SampleFailed, match="none of 3 samples"):
+    with pytest.raises(SampleFailed, match="none of 3 samples could be packed: refused-address 3") as caught:
         _create(source, tmp_path / "out", allow_private=False)
+    assert caught.value.remedy.startswith("allow_private=True asks")
     assert not web.asked
-    assert not (tmp_path / "out" / "out.json").exists()
+    assert not any((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("if_exists", ["error", "resume", "overwrite"])
+def test_where_all_fail_nothing_stays(web: WebServer, tmp_path: Path, if_exists: str) -> None:
+    """A run of which no URL gives a file says how many failed for which reason, and advises no option that it lacks.
+
+    Neither shards nor lists stay that a later run would take for finished: the same command then makes the dataset.
+    """
+    gone = _manifest(tmp_path / "in", [web.url("status/404"), web.url("cut/a"), web.url("status/404")])
+    for _ in range(2):
+        with pytest.raises(SampleFailed, match="3 samples could be packed: http-404 2, cut-short 1") as caught:
+            _create(gone, tmp_path / "out", max_count=1, if_exists=if_exists)
+        assert "on_error" not in caught.value.remedy
+        assert not any((tmp_path / "out").iterdir())
+    there = _manifest(tmp_path / "in", [web.url(f"ok/{at}") for at in range(3)])
+    assert _create(there, tmp_path / "out", max_count=1, if_exists=if_exists).samples == 3
 
 
 def test_a_dry_run_asks_nothing(web: WebServer, tmp_path: Path) -> None:
