@@ -4,7 +4,8 @@ An interpreter that imports NumPy and pyarrow takes 0.3 s of CPU, ten times as m
 A warm run is a process as any other: its descriptors, environment, folder, session and signals are its own, and none
 of its ancestors runs anything of ours. Laws about the start itself need `subprocess`.
 
-`python -m tests.warm FD` serves requests from a socket until that is closed, one process for each:
+`python -m tests.warm FD` serves requests from a socket until that is closed, one process for each; what runs then is
+killed, as all of it is when the tests are.
 
     the tests ── socket ── the server, which forks
                              └── one that waits, and writes to a pipe of the tests: pid, then exit code
@@ -17,6 +18,7 @@ import atexit
 import marshal
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -28,6 +30,8 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tests.tied import tie, tied
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +109,7 @@ class Warm:
 def server() -> socket.socket:
     """Return the socket of this process's server, which is started at first use."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", "tests.warm", str(theirs.fileno())]
+    command = tied(sys.executable, "-m", "tests.warm", str(theirs.fileno()))
     root = str(Path(__file__).resolve().parent.parent)
     process = subprocess.Popen(
         command, cwd=root, env={**os.environ, "PYTHONPATH": root}, pass_fds=[theirs.fileno()], start_new_session=True,
@@ -140,29 +144,33 @@ def _end(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 def _serve(requests: socket.socket) -> _Request:
     """Return the request of each run, in its process."""
+    own, waiting = os.getpid(), set[int]()
     while True:
         data, fds, _, _ = socket.recv_fds(requests, _MESSAGE, 4)
         if not data:
             break
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
+            tie(own)
             requests.close()
             _wait_for_another(fds.pop())
             return _become(_Request(*marshal.loads(data)), fds)  # noqa: S302 - from the tests
+        waiting.add(pid)
         for fd in fds:
             os.close(fd)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-    with suppress(ChildProcessError):  # so that their CPU time counts as ours
-        while True:
-            os.wait()
+        while waiting and (ended := os.waitpid(-1, os.WNOHANG)[0]):
+            waiting.remove(ended)
+    for pid in waiting:  # its run goes with it
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)  # so that its CPU time counts as ours
     sys.exit()
 
 
 def _wait_for_another(status: int) -> None:
     """Fork, return in the child, and write how it ends in the parent."""
-    pid = os.fork()
+    own, pid = os.getpid(), os.fork()
     if pid == 0:
+        tie(own)
         os.close(status)
         return
     os.closerange(0, status)

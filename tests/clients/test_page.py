@@ -5,6 +5,7 @@ Needs Debian's `chromium` and `chromium-driver`, and `selenium`.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from shardtool.dataset.opened import open_dataset
 from shardtool.inspection.page.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.inspection.page.made import HOSTILE_KEYS, hostile
+from tests.tied import tied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,10 @@ keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
 select = pytest.importorskip("selenium.webdriver.support.ui").Select
 
 _CHROMIUM, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+_SWITCHES = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)  # fmt: skip
 
 pytestmark = [
     pytest.mark.clients,
@@ -63,14 +69,18 @@ _SHOWN = "return [...document.querySelectorAll('.sheet > li')].filter((one) => o
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Give a headless Chromium."""
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Give a headless Chromium, which ends with its driver, as that does with the tests."""
+    assert _DRIVER
+    tied_driver = tmp_path_factory.mktemp("driver") / "chromedriver"
+    tied_driver.write_text(f'#!/bin/sh\nexec {shlex.join(tied(_DRIVER))} "$@"\n', encoding="utf-8")
+    tied_driver.chmod(0o755)
     options = webdriver.ChromeOptions()
     options.binary_location = _CHROMIUM
-    for switch in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+    for switch in _SWITCHES:
         options.add_argument(switch)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(service=webdriver.ChromeService(_DRIVER), options=options)
+    driver = webdriver.Chrome(service=webdriver.ChromeService(str(tied_driver)), options=options)
     yield driver
     driver.quit()
 

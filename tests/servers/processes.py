@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.tied import tied
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _START_S = 60  # on a loaded machine; a second as a rule
-# Linux kills what this starts when the thread ends that started it (1: PR_SET_PDEATHSIG).
-_WITH_US = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,9 @@ def found(name: str) -> str:
 def running(command: Callable[[int], Sequence[str]], log: Path, **environment: str) -> Iterator[int]:
     """Run a server; yield its port. What it says is in `log`."""
     port = _free_port()
-    guard = [sys.executable, "-IS", "-c", _WITH_US] if sys.platform == "linux" else []
     env = {**os.environ, **environment}
     with log.open("wb") as said:
-        server = subprocess.Popen([*guard, *command(port)], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env)
+        server = subprocess.Popen(tied(*command(port)), stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=env)
     try:
         _wait(server, port, log)
         yield port

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import pytest
 import urllib3
 
+from tests.faults.helpers import settles
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
@@ -164,21 +167,30 @@ def test_delay_and_rate(faulty: FaultyProxy, through: str, pool: urllib3.PoolMan
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
-def test_servers_end_with_the_tests() -> None:
-    """A server of a process that is killed is killed, too."""
+def test_nothing_outlives_the_tests() -> None:
+    """Where tests are killed, their servers and what they run are killed, too, whatever these do then."""
     code = (
-        "import pathlib, sys, tempfile, time; from tests.servers import stores\n"
+        "import pathlib, sys, tempfile, time; from tests import warm; from tests.servers import stores\n"
         "with tempfile.TemporaryDirectory() as folder, stores.http_files(pathlib.Path(folder)) as server:\n"
-        "    print(server.port, flush=True); time.sleep(60)"
+        "    run = warm.Warm([], code='import time; print(1, flush=True); time.sleep(600)', cwd=folder, env={})\n"
+        "    run.stdout.read(1); print(server.port, flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as tests:
+    token = f"OF_A_TEST={token_hex()}"
+    environment = {**os.environ, **dict([token.split("=")])}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as tests:
         assert tests.stdout is not None
         url = f"http://127.0.0.1:{int(tests.stdout.readline())}/"
         assert urllib3.request("GET", url, retries=False).status == 404
+        assert len(_with(token)) == 5, "the tests, a server, and that of warm runs, one that waits, the run"
         os.kill(tests.pid, signal.SIGKILL)
-    end = time.monotonic() + 5
-    with suppress(urllib3.exceptions.HTTPError):
-        while time.monotonic() < end:
-            urllib3.request("GET", url, retries=False)
-            time.sleep(0.01)
-        raise AssertionError("it still answers")
+    assert settles(lambda: not _with(token))
+
+
+def _with(variable: str) -> list[int]:
+    """Return the processes that were started with a variable in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return found
