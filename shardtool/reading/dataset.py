@@ -106,7 +106,7 @@ class Dataset(Streamable):
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.stream(shuffle=False, rank=0, world_size=1) if len(self) else ())
+        return iter(self.stream(shuffle=False, rank=0, world_size=1, ends="uneven") if self._count else ())
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys

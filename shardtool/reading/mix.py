@@ -41,7 +41,7 @@ class Mixture(Streamable):
         return self.source.fingerprint
 
     def __iter__(self) -> Iterator[Sample]:
-        return iter(self.stream(shuffle=False, rank=0, world_size=1))
+        return iter(self.stream(shuffle=False, rank=0, world_size=1, ends="uneven"))
 
     def __repr__(self) -> str:
         return f"<Mixture: {counted(len(self), 'sample')} an epoch{self.stages}>"

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, ShardError
+from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.reading.ahead import expected, read_ahead
 from shardtool.reading.chain.stages import Chain
 from shardtool.reading.fetch import Skipped
 from shardtool.reading.order.orders import OrderOptions, window_of
-from shardtool.reading.order.share import Share, default_share
+from shardtool.reading.order.share import MOST_OTHERS, Share, default_share, others
 from shardtool.reading.order.state import StreamState
 from shardtool.values import counted
 
@@ -134,6 +134,9 @@ class Stream(Chain):
     It goes on where the iterator that was started last has got to: after a `break`, too. Of two iterators at once,
     the state is that of the one started last. At its end, a stream is at the start of the next epoch.
 
+    A sample that is left out gives its place to another of the epoch, which thus comes twice: every rank gives as many
+    as `len` says. With `ends="pad"` that one has `__padding__`; with `"uneven"` nothing takes the place.
+
     Attributes:
         skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
     """
@@ -154,7 +157,8 @@ class Stream(Chain):
         return replace(self._share, origin=0).count(self._source.length)
 
     def __iter__(self) -> Iterator[Any]:
-        return self.stages.run(self._samples(), self._left_out)
+        current = _Pass(0)
+        return self.stages.run(self._samples(current), lambda error: current.place().left_out(error))
 
     def __repr__(self) -> str:
         options, share = self._options, self._share
@@ -162,9 +166,14 @@ class Stream(Chain):
         rank = f", rank {share.rank} of {share.world_size}" if share.world_size > 1 else ""
         return f"<Stream: {counted(len(self), 'sample')}, {order}{rank}{self.stages}>"
 
-    def _samples(self) -> Iterator[Sample]:
+    def place(self) -> Place:
+        """Return the place of the sample that was given out last."""
+        return self._pass.place()
+
+    def _samples(self, current: _Pass) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options
-        current = self._pass = _Pass(self._position)
+        current.start, current.refill = self._position, _Refill(self._fetcher, self.skipped, order, options, share.ends)
+        self._pass = current
         at_once = self._fetcher.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self._fetcher.reads_at_once)
         together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
         step = self._step or order.round * together
@@ -178,6 +187,8 @@ class Stream(Chain):
                         yield sample
                     else:
                         self._refuse(sample, int(numbers[current.taken - 1]), current)
+                        if (other := current.place().other(sample)) is not None:
+                            yield other
                 del batch  # not to hold it while the next one is waited for
                 if len(positions):
                     current.start, current.positions = share.after(int(positions[-1])), positions[:0]
@@ -279,11 +290,6 @@ class Stream(Chain):
             current.taken -= 1
             raise
 
-    def _left_out(self, error: ShardError) -> None:
-        """Count the sample that was given out last, which a stage leaves out."""
-        current = self._pass
-        self._fetcher.leave_out(error, int(current.numbers[current.taken - 1]), self.skipped)
-
 
 def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
     """Yield the positions of a share that are read together."""
@@ -311,6 +317,57 @@ class _Padded:
             yield sample
 
 
+@dataclass(frozen=True)
+class _Refill:
+    """What takes the places of samples that are left out in an epoch; which they are, `order/share.py` says."""
+
+    fetcher: Reader
+    skipped: Skipped
+    order: Order
+    options: OrderOptions
+    ends: Ends
+
+    def others(self, position: int, number: int, error: ShardError) -> Iterator[Sample]:
+        """Yield the samples that take the place of one, in turn; with `ends="uneven"`, none.
+
+        Raises:
+            SampleFailed: All of them were left out, too.
+        """
+        if self.ends == "uneven":
+            return
+        for at in others(self.order, self.options, position):
+            found = self.order.numbers(np.array([at]))
+            (sample,) = self.fetcher.read(found) if found[0] != number else (None,)
+            if isinstance(sample, dict):
+                if self.ends == "pad":
+                    sample["__padding__"] = True
+                yield sample
+        tried = counted(min(MOST_OTHERS, self.order.length), "sample")
+        why = f"{tried} in a row are left out, first {error.where}: {error.found}"
+        raise SampleFailed("the stream", why, remedy="Choose those that can be read with where(...).") from error
+
+
+class Place:
+    """A position of an epoch, which another sample takes where its own, and those that took it, are left out."""
+
+    def __init__(self, refill: _Refill, position: int, number: int) -> None:
+        self.position = position
+        self._refill, self._number = refill, number
+        self._others: Iterator[Sample] | None = None
+
+    def left_out(self, error: ShardError) -> Sample | None:
+        """Return the sample that comes instead of the last one, as `other` does; count the place's own."""
+        if self._others is None:
+            self._refill.fetcher.leave_out(error, self._number, self._refill.skipped)
+        return self.other(error)
+
+    def other(self, error: ShardError) -> Sample | None:
+        """Return the sample that comes instead of the last one of this place; None: nothing."""
+        if self._others is None:
+            self._others = self._refill.others(self.position, self._number, error)
+        return next(self._others, None)
+
+
 class _Pass:
     """How far an iterator has got.
 
@@ -319,8 +376,20 @@ class _Pass:
         positions: int64 [n]: what is read now.
         numbers: int64 [n]: their samples.
         taken: How many of these were given out.
+        refill: What takes the place of those that are left out.
     """
+
+    refill: _Refill
 
     def __init__(self, start: int) -> None:
         self.start, self.taken = start, 0
         self.positions = self.numbers = np.zeros(0, np.int64)
+        self._place: Place | None = None
+
+    def place(self) -> Place:
+        """Return the place of the sample that was given out last."""
+        at = self.taken - 1
+        position = int(self.positions[at])
+        if self._place is None or self._place.position != position:
+            self._place = Place(self.refill, position, int(self.numbers[at]))
+        return self._place

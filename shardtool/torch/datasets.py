@@ -102,9 +102,9 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             stream.load_state_dict(resumed.start)
         start: dict[str, Any] = stream.state_dict()
         position = resumed.position if resumed else start["position"]
-        self._reading = stream.divided(worker, workers, self.batch_size, position)
+        self._reading = stream.divided(worker, workers, self.batch_size, position).with_stages(self._stages)
         self._pass = WorkerState(start, stream.end, stream.world_size, worker, workers, self.batch_size, position)
-        return self._stages.run(self._reading, _left_out)
+        return iter(self._reading)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read an epoch from its start; from where a state said, if it is the epoch of that state."""
@@ -156,7 +156,3 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         stream = copy(self._stream)
         stream.load_state_dict({**stream.state_dict(), "epoch": epoch, "position": position})
         return stream
-
-
-def _left_out(error: Exception) -> None:
-    """Go on: `on_error` or `missing` say so."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shardtool.execute.local import cores
 from shardtool.request.ranges import check_least
 from shardtool.torch.states import stream_state
 from shardtool.torch.streaming import Streaming
@@ -17,8 +17,8 @@ from shardtool.torch.threads import Work, batches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from shardtool.errors import SampleFailed
     from shardtool.reading.fetch import Skipped
+    from shardtool.reading.stream import Place, Stream
 
 _LEFT_OUT = object()
 
@@ -67,8 +67,8 @@ class Loader(Streaming):
         stream = copy(self._stream)
         stream.load_state_dict(self._state)
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        work = Work(self._changed, _LEFT_OUT, self.batch_size, self.drop_last, self.collate, pin)
-        passing = batches(stream, work, self.threads or _cores(), self.depth)
+        work = Work(self._changed, _LEFT_OUT, self.batch_size, self.drop_last, self.collate, pin, _key)
+        passing = batches(_Placed(stream), work, self.threads or cores(), self.depth)
         try:
             for handed in passing:
                 self._state = handed.pop()
@@ -101,15 +101,27 @@ class Loader(Streaming):
         self._stream.load_state_dict(dict(stream_state(state)))
         self._state = self._stream.state_dict()
 
-    def _changed(self, sample: object) -> object:
-        return next(self._stages.run((sample,), self._count), _LEFT_OUT)
-
-    def _count(self, error: SampleFailed) -> None:
-        self.skipped.add(error, "")
+    def _changed(self, given: tuple[object, Place]) -> object:
+        sample, place = given
+        return next(self._stages.run((sample,), place.left_out), _LEFT_OUT)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@dataclass(frozen=True)
+class _Placed:
+    """A stream whose samples come with their places."""
+
+    stream: Stream
+
+    def __iter__(self) -> Iterator[tuple[object, Place]]:
+        for sample in self.stream:
+            yield sample, self.stream.place()
+
+    def state_dict(self) -> dict[str, object]:
+        return self.stream.state_dict()
+
+
+def _key(given: tuple[dict[str, object], Place]) -> object:
+    return given[0]["__key__"]
 
 
 loader = Loader

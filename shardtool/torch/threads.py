@@ -52,6 +52,7 @@ class Work:
         drop_last: Whether a last batch that is smaller is left out.
         collate: Called with the list of a batch's samples; None: they are put into rows.
         pin: Whether tensors lie in pinned memory.
+        key: Returns the key of a sample, for messages.
     """
 
     function: Callable[[Any], Any]
@@ -60,6 +61,7 @@ class Work:
     drop_last: bool
     collate: Callable[[Samples], Any] | None
     pin: bool
+    key: Callable[[Any], object]
 
 
 def batches(source: Source, work: Work, threads: int, depth: int) -> Generator[list[Any], None, None]:
@@ -106,7 +108,7 @@ class _Batch:
     def __init__(self, samples: Samples, state: dict[str, object], work: Work, stop: Event) -> None:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
-        self._keys = [one.get("__key__") if isinstance(one, dict) else None for one in samples]
+        self._keys = [*map(work.key, samples)]
         self._into: BatchRows | _Listed = (
             _Listed(len(samples), work.collate) if work.collate else BatchRows(len(samples), pin=work.pin)
         )

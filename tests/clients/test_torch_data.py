@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
+from shardtool.execute import local
 from shardtool.reading.chain.decode import Decode
 from shardtool.torch import MapDataset, StreamDataset, loader
 
@@ -112,6 +113,14 @@ def test_a_stream_of_the_dataset(dataset: Any) -> None:
     assert _passes(StreamDataset(dataset.stream(seed=7, epoch=2), 8), 2) == whole
     with pytest.raises(InvalidRequest, match=r"^seed: given for a stream"):
         loader(stream, 8, seed=1)
+
+
+def test_threads_are_the_cores_of_the_container(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many threads decode as this process may use cores, where a container has a quota of them, too."""
+    monkeypatch.setattr(local, "open", lambda *_, **__: io.StringIO("100000 100000\n"), raising=False)
+    passed = iter(loader(dataset, 8))
+    next(passed)
+    assert sum(one.name.startswith("shardtool-decode") for one in threading.enumerate()) == 1
 
 
 def test_own_collate(dataset: Any) -> None:
@@ -223,18 +232,38 @@ def test_tensors_for_numbers(dataset: Any, photos: Packed) -> None:
 
 
 def test_samples_that_are_left_out(dataset: Any, photos: Packed) -> None:
-    """With `on_error="skip"` batches go without samples that cannot be decoded, and they are counted."""
-
-    def odd(data: bytes) -> object:
-        if int(data) % 2 == 0:
-            raise ValueError("even")
-        return int(data)
-
-    batches = loader(dataset, 10, decode=Decode((("cls", odd), ("jpg", None)), on_error="skip"), shuffle=False)
+    """With `on_error="skip"`, uneven batches go without samples that cannot be decoded, and they are counted."""
+    batches = loader(dataset, 10, decode=_ODD, shuffle=False, ends="uneven")
     kept = [key for key, fields in photos.samples.items() if int(fields["cls"]) % 2]
     assert flat(keys(batches)) == kept
-    assert batches.skipped.samples == 98 - len(kept) > 0
-    assert not batches.skipped.shards
+    assert batches.skipped.samples == sum(batches.skipped.shards.values()) == 98 - len(kept) > 0
+
+
+def odd(data: bytes) -> object:
+    """Decode labels, but for even ones."""
+    if int(data) % 2 == 0:
+        raise ValueError("even")
+    return int(data)
+
+
+_ODD = Decode((("cls", odd), ("jpg", None)), on_error="skip")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_equal_steps_whatever_is_left_out(dataset: Any, photos: Packed, workers: int) -> None:
+    """Every rank makes as many full steps as `len` says: of the same samples for any ranks, workers and way to read."""
+    whole = keys(loader(dataset, 8, decode=_ODD, drop_last=True))
+    assert {int(photos.samples[key]["cls"]) % 2 for key in flat(whole)} == {1}
+    by_loader = [loader(dataset, 4, decode=_ODD, rank=rank, world_size=2, drop_last=True) for rank in range(2)]
+    steps = [keys(one) for one in by_loader]
+    assert [*map(len, steps)] == [*map(len, by_loader)] == [12, 12]
+    assert [sorted(flat(step)) for step in zip(*steps, strict=True)] == [sorted(step) for step in whole]
+    for rank in range(2):
+        samples = StreamDataset(dataset, 4, decode=_ODD, rank=rank, world_size=2)
+        batches = DataLoader(samples, 4, num_workers=workers, collate_fn=as_list)
+        found = list(batches)
+        assert found[:12] == steps[rank]
+        assert (len(found), len(flat(found))) == (len(batches), len(samples))
 
 
 def test_a_program_ends_quietly(photos: Packed) -> None:

@@ -50,7 +50,9 @@ def _same(sample: Any) -> Any:
 
 
 def _work(function: Callable[[Any], Any] = _same, batch_size: int = 4, **options: Any) -> Work:
-    plain = Work(function, _LEFT_OUT, batch_size, drop_last=False, collate=None, pin=False)
+    plain = Work(
+        function, _LEFT_OUT, batch_size, drop_last=False, collate=None, pin=False, key=lambda one: one["__key__"]
+    )
     return replace(plain, **options)
 
 

@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from shardtool.errors import InvalidRequest, SampleFailed, listing
 from shardtool.reading.chain.batch import Batch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Missing = Literal["error", "skip", "none"]
 Size = tuple[int, int]
+OnSkip: TypeAlias = "Callable[[SampleFailed], object]"
 _OWN = ("__key__", "__padding__")  # what every sample keeps
 
 
@@ -165,9 +166,11 @@ class Stages:
         """Return these stages and one more. Of fields that are dropped after they were decoded, none is decoded.
 
         Raises:
-            InvalidRequest: It would decode batches.
+            InvalidRequest: It would decode batches, or leave them out.
         """
         before = self.stages
+        if getattr(stage, "leaves_out", False) and any(isinstance(one, Batch) for one in before):
+            raise InvalidRequest(_call(stage), "leaves out batches", expected="samples: leave out first, then batch")
         if isinstance(stage, Decode) and any(isinstance(one, Batch) for one in before):
             raise InvalidRequest("decode", "given after batch", expected="samples: decode first, then batch")
         if isinstance(stage, _Named) and before and isinstance(before[-1], Decode):
@@ -186,12 +189,13 @@ class Stages:
             raise InvalidRequest("batch", "one sample was asked for", expected="batches in a loop over the samples")
         return next(_each(each, [sample], _refuse))
 
-    def run(self, samples: Iterable[object], on_skip: Callable[[SampleFailed], object]) -> Iterator[object]:
+    def run(self, samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
         """Yield what becomes of samples.
 
         Args:
             samples: The samples of a stream.
-            on_skip: Called with the error of each sample that is left out.
+            on_skip: Called with the error of each sample that is left out; returns the one that comes in its place, or
+                None.
 
         Raises:
             SampleFailed: A field is missing, or cannot be decoded.
@@ -285,32 +289,31 @@ class Chain:
         return self.with_stages(self.stages.then(Batch(size, drop_last)))
 
 
-def _each(
-    stages: Iterable[Each], samples: Iterable[object], on_skip: Callable[[SampleFailed], object]
-) -> Iterator[object]:
+def _each(stages: Iterable[Each], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
     stages = tuple(stages)
     if not stages:
         return iter(samples)
     return _through(stages, samples, on_skip)
 
 
-def _through(
-    stages: tuple[Each, ...], samples: Iterable[object], on_skip: Callable[[SampleFailed], object]
-) -> Iterator[object]:
-    for sample in samples:
-        value = sample
-        try:
-            for stage in stages:
-                value = stage(value)  # type: ignore[arg-type]
-        except SampleFailed as error:
-            if not stage.leaves_out:
+def _through(stages: tuple[Each, ...], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
+    for own in samples:
+        sample: object = own
+        while sample is not None:
+            value = sample
+            try:
+                for stage in stages:
+                    value = stage(value)  # type: ignore[arg-type]
+            except SampleFailed as error:
+                if not stage.leaves_out:
+                    raise
+                sample = on_skip(error)
+                continue
+            except Exception as error:
+                _name_sample(error, sample)
                 raise
-            on_skip(error)
-            continue
-        except Exception as error:
-            _name_sample(error, sample)
-            raise
-        yield value
+            yield value
+            break
 
 
 def _refuse(error: SampleFailed) -> NoReturn:

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 
 from shardtool.errors import InvalidRequest
+from shardtool.plan.shuffle import permuted, random_at, random_start
 from shardtool.request.choices import check_choice
 from shardtool.request.ranges import check_least
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
+    from shardtool.reading.order.orders import Order, OrderOptions
+
 Ends = Literal["drop", "pad", "uneven"]
+MOST_OTHERS = 10_000
+_NEAR = 64
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,24 @@ class Share:
     def after(self, position: int) -> int:
         """Return where all ranks are when this one has taken a position: past as many as there are ranks."""
         return position - self.rank + self.world_size
+
+
+def others(order: Order, options: OrderOptions, position: int) -> Iterator[int]:
+    """Yield positions whose samples stand in, in turn, for that of a position which gives nothing.
+
+    They depend on the order and the position alone, as all samples do: not on ranks, workers, or where a run began. The
+    first are of its round, which is read about now; then any of the epoch, ten thousand at most.
+
+    Args:
+        order: The order of the epoch.
+        options: What it depends on.
+        position: Which one; with `pad`, maybe past the end.
+    """
+    key = random_at(random_start("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
+    first = position % order.length // order.round * order.round
+    near = min(order.round, order.length - first)
+    for start, count, most in ((first, near, _NEAR), (0, order.length, MOST_OTHERS)):
+        yield from (start + permuted(np.arange(min(count, most)), count, key)).tolist()
 
 
 def _check_part(name: str, value: object, total_name: str, total: object) -> None:
