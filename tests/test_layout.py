@@ -28,7 +28,7 @@ MOST_AT_THE_ROOT = 12
 # of the command line, and the package itself, import what they like where they use it.
 HEAVY = {
     "numpy", "pyarrow", "pandas", "PIL", "jinja2", "tqdm", "torch", "tensorflow", "keras", "braceexpand", "crc32c",
-    "multiprocessing", "urllib3", "obstore", "boto3", "fsspec", "ray", "aiohttp",
+    "multiprocessing", "urllib3", "obstore", "boto3", "botocore", "fsspec", "ray", "aiohttp",
 }  # fmt: skip
 SLOW = {
     "concurrent.futures",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 from shardtool.errors import StoreFailed, without_secrets
 from shardtool.storage.remote.address import is_web, shown
 from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal
+from shardtool.storage.remote.network import DECIDING, of_proxy, proxy_of, tls
 from shardtool.storage.remote.objects import signed
 from shardtool.storage.remote.retry import retried
 from shardtool.storage.remote.stores import not_installed
@@ -31,22 +32,28 @@ _REASON = 4096  # bytes of an error's answer that are looked at
 _USER_AGENT = "shardtool"
 
 
-@functools.lru_cache(maxsize=1)
-def _pool_of(_pid: int) -> urllib3.PoolManager:
+@functools.lru_cache(maxsize=8)
+def _pool_of(_pid: int, proxy: str | None, _environment: tuple[str | None, ...]) -> urllib3.PoolManager:
     import urllib3
 
     timeout = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
-    return urllib3.PoolManager(maxsize=MOST_CONNECTIONS, retries=False, timeout=timeout)
+    options: dict[str, Any] = {"maxsize": MOST_CONNECTIONS, "retries": False, "timeout": timeout}
+    if (context := tls()) is not None:
+        options["ssl_context"] = options["proxy_ssl_context"] = context
+    if proxy is None:
+        options.pop("proxy_ssl_context", None)
+        return urllib3.PoolManager(**options)
+    return urllib3.ProxyManager(proxy, proxy_headers=of_proxy(proxy), **options)
 
 
-def pool() -> urllib3.PoolManager:
-    """Return this process's connections.
+def _pool(url: str) -> urllib3.PoolManager:
+    """Return this process's connections that lead to a server.
 
     Raises:
-        InvalidRequest: urllib3 is not installed.
+        InvalidRequest: urllib3 is not installed, or the environment names no proxy, or no certificates.
     """
     try:
-        return _pool_of(os.getpid())
+        return _pool_of(os.getpid(), proxy_of(url), tuple(map(os.environ.get, DECIDING)))
     except ImportError:
         raise not_installed("urllib3") from None
 
@@ -73,11 +80,11 @@ def send(
         AccessRefused: We may not.
         StoreFailed: Anything else.
     """
-    connections = pool()
-    from urllib3.exceptions import HTTPError
-
     all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
     target = signed(address, method)
+    connections = _pool(target)
+    from urllib3.exceptions import HTTPError
+
     for _ in range(_MOST_REDIRECTS + 1):
         try:
             answer = connections.request(
@@ -85,12 +92,13 @@ def send(
                 redirect=False, retries=False,
             )  # fmt: skip
         except HTTPError as error:
-            raise lost(address, error) from None
+            raise lost(address, error, target) from None
         if answer.status not in _REDIRECTS or "Location" not in answer.headers:
             break
         answer.drain_conn()
         answer.release_conn()
         target = _redirected(address, target, answer.headers["Location"])
+        connections = _pool(target)
     else:
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if answer.status in (200, 201, 204, 206, 416):

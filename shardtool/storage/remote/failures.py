@@ -11,9 +11,11 @@ import time
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
 from shardtool.storage.remote.address import parse_address, shown
+from shardtool.storage.remote.network import proxy_of
 from shardtool.storage.remote.retry import Passing
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ _ELSEWHERE = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintExceptio
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 # Where a machine of a cloud is asked for keys: the last place in which they are looked for.
 _KEYS_ASKED = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
+_SERVER = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
+_NO_TRUST = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")  # of rustls
 _CHECK = "Check the credentials and the permissions."
 _TO_LIST = "permission to list (s3:ListBucket, storage.objects.list, or the role Storage Blob Data Reader)"
 _UNLISTED = "Allow that. Who may only read objects names the dataset file, or shards by a range with its end."
@@ -74,8 +78,6 @@ def _generic(where: str, message: str, *, lists: bool) -> Passing | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
     if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
         status = int(found[1] or found[2])
-        if status == HTTPStatus.NOT_FOUND:
-            return StoreFailed(where, "there is no such bucket")
         if status in BUSY:
             return Passing(f"the store answers {status}")
         code = _code_in(message.encode())
@@ -84,8 +86,18 @@ def _generic(where: str, message: str, *, lists: bool) -> Passing | StoreFailed:
         said = f"the store answers {status} {code}".rstrip()
         if status in _REFUSED:
             return _refused(where, said, lists=lists)
-        return StoreFailed(where, said, remedy=WRONG_PLACE)
-    return Passing("the store cannot be reached")
+        what = "there is no such bucket" if status == HTTPStatus.NOT_FOUND else said
+        return StoreFailed(where, what, remedy=WRONG_PLACE)
+    found = _SERVER.search(message)
+    if why := _NO_TRUST.search(message):
+        return _untrusted(where, found[1] if found else "the store", why[1])
+    return Passing(f"the store cannot be reached{f' ({found[1]})' if found else ''}")
+
+
+def _untrusted(where: str, server: str, why: str) -> StoreFailed:
+    found = f"the certificate of {server} is not trusted{f' ({why})' if why else ''}, or it speaks no TLS"
+    remedy = "Name the file of the authority's certificate in AWS_CA_BUNDLE or SSL_CERT_FILE."
+    return StoreFailed(where, found, expected="one of an authority that this machine knows", remedy=remedy)
 
 
 @contextmanager
@@ -103,12 +115,23 @@ def writing(address: str) -> Iterator[None]:
         raise OutputFailed(where, found, remedy="Run the same command again.") from None
 
 
-def lost(address: str, error: Exception) -> Passing | StoreFailed:
-    """Return what is said of a request that got no answer, or a part of one."""
+def lost(address: str, error: Exception, url: str = "") -> Passing | StoreFailed:
+    """Return what is said of a request that got no answer, or a part of one.
+
+    Args:
+        address: What was asked for.
+        error: Of urllib3.
+        url: Where the request went; empty: it had begun to answer.
+    """
     from urllib3 import exceptions
 
+    server, proxy = urlsplit(url).netloc.rpartition("@")[2], ""
+    if isinstance(error, exceptions.ProxyError):
+        proxy = f"the proxy {urlsplit(proxy_of(url) or '').netloc.rpartition('@')[2]}: "
+        error = error.original_error
     if isinstance(error, exceptions.SSLError):
-        return StoreFailed(shown(address), "the server's certificate is not trusted, or it speaks no TLS")
+        said = next(filter(None, (getattr(one, "verify_message", "") for one in error.args)), "")
+        return _untrusted(shown(address), server, said)
     if isinstance(error, exceptions.LocationValueError):
         return StoreFailed(shown(address), "no valid address")
     passing = {
@@ -117,7 +140,8 @@ def lost(address: str, error: Exception) -> Passing | StoreFailed:
         exceptions.ConnectTimeoutError: "no connection in time",
         exceptions.ReadTimeoutError: "no answer in time",
     }
-    return Passing(next((said for kind, said in passing.items() if isinstance(error, kind)), "the connection was lost"))
+    found = next((said for kind, said in passing.items() if isinstance(error, kind)), "the connection was lost")
+    return Passing(f"{proxy}{found}{'' if not server or server in address else f' ({server})'}")
 
 
 class Answer(Protocol):

@@ -9,11 +9,16 @@ from __future__ import annotations
 import functools
 import os
 import re
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import AccessRefused, InvalidRequest
+from shardtool.storage.remote import network
 from shardtool.storage.remote.address import STORES, is_web, parse_address
 from shardtool.storage.remote.failures import store_failures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT})?")
@@ -25,7 +30,8 @@ _DECIDING = (  # which server is asked, and who asks: what is set later is not t
     *_KEYS, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
     "AWS_REGION", "AWS_DEFAULT_REGION", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE", "AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME",
-    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
+    *network.DECIDING,
 )  # fmt: skip
 
 
@@ -76,15 +82,19 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
         from obstore import store
     except ImportError:
         raise not_installed("obstore") from None
-    options: dict[str, Any] = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+    options: dict[str, Any] = {
+        "client_options": {"allow_http": True, **network.of_obstore()},
+        "retry_config": {"max_retries": 0},
+    }
     with store_failures(f"{scheme}://{bucket}"):
         if scheme == "s3":
+            session = _aws_session(bucket)
             endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-            if endpoint:
+            if endpoint := endpoint or _aws_endpoint(session):
                 _check_endpoint(endpoint, f"the endpoint {endpoint}")
                 options["endpoint"] = endpoint
-            if (provider := _aws_keys(bucket)) is not None:
-                options["credential_provider"] = provider
+            if session is not None:
+                options["credential_provider"] = _provider(session)
             plain = None
             if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
                 region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -104,8 +114,8 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
         return store.AzureStore(bucket, **options), None
 
 
-def _aws_keys(bucket: str) -> Any:
-    """Return where boto3 finds keys, or None where obstore finds them by itself.
+def _aws_session(bucket: str) -> Any:
+    """Return boto3's session that finds keys, or None where obstore finds them by itself.
 
     Without keys at hand obstore asks the metadata service of the machine, also where the environment forbids that.
     """
@@ -113,7 +123,7 @@ def _aws_keys(bucket: str) -> Any:
         _check_pair(bucket)
         return None
     try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
+        import boto3
     except ImportError:
         if os.environ.get("AWS_PROFILE"):
             raise InvalidRequest(
@@ -123,17 +133,54 @@ def _aws_keys(bucket: str) -> Any:
                 remedy="pip install boto3",
             ) from None
     else:
-        import boto3
-
-        session = boto3.Session()
-        if session.get_credentials() is not None:
-            return Boto3CredentialProvider(session)
+        with _aws_failures():
+            session = boto3.Session()
+            if (keys := session.get_credentials()) is not None:
+                keys.get_frozen_credentials()  # now, for what obstore says of a failure is not this
+                return session
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
             remedy="A public bucket is read with AWS_SKIP_SIGNATURE=true.",
         )  # fmt: skip
     return None
+
+
+@contextmanager
+def _aws_failures() -> Iterator[None]:
+    """Say that boto3 cannot read a profile, or get its keys; what it says itself may hold secrets."""
+    from botocore.exceptions import BotoCoreError, ClientError, ConfigParseError, ProfileNotFound
+
+    profile = os.environ.get("AWS_PROFILE") or "default"
+    remedy = "`aws sts get-caller-identity`, with this profile, shows what is wrong."
+    try:
+        yield
+    except ProfileNotFound:
+        found, expected = "no such profile", "one of ~/.aws/config, or of the file that AWS_CONFIG_FILE names"
+        raise InvalidRequest(f"AWS_PROFILE={profile}", found, expected=expected) from None
+    except (ConfigParseError, UnicodeDecodeError):
+        where = os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config"
+        raise AccessRefused(where, "no configuration of AWS", expected="sections of profiles", remedy=remedy) from None
+    except (BotoCoreError, ClientError, OSError, ValueError) as error:
+        found = f"no keys are to be had by it ({type(error).__name__})"
+        raise AccessRefused(f"the AWS profile {profile}", found, remedy=remedy) from None
+
+
+def _aws_endpoint(session: Any) -> str:
+    """Return the endpoint that a profile names, for S3 or for all; empty: none, or it is to be ignored."""
+    if session is None or os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
+        return ""
+    from botocore.session import Session
+
+    profile = (configured := Session()).get_scoped_config()
+    services = configured.full_config.get("services", {}).get(profile.get("services", ""), {})
+    return str(services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url", ""))
+
+
+def _provider(session: Any) -> Any:
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    return Boto3CredentialProvider(session)
 
 
 def _check_pair(bucket: str) -> None:

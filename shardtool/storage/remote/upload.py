@@ -13,7 +13,7 @@ import http.client
 import re
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, ShardError, StoreFailed
@@ -22,13 +22,13 @@ from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.client import request
 from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal, writing
+from shardtool.storage.remote.network import of_proxy, proxy_of, tls
 from shardtool.storage.remote.objects import signed
 from shardtool.storage.remote.retry import Attempts, Passing
 from shardtool.storage.remote.stores import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from urllib.parse import SplitResult
 
     from typing_extensions import Self
     from urllib3.connection import HTTPConnection
@@ -37,6 +37,7 @@ Made = TypeVar("Made")
 
 LARGEST = 5 * 10**9  # bytes of one PUT: S3 takes 5 GiB, Azure 5000 MiB
 _CONNECT_S, _ANSWER_S = 10, 60
+_TLS_PORT = 443
 _GO_ON_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
 _LINE = 65536
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
@@ -85,10 +86,10 @@ class Upload:
     def __init__(self, address: str, size: int) -> None:
         self._address, self._size, self._left = address, size, size
         self._md5, self._crc = hashlib.md5(usedforsecurity=False), 0
-        url = urlsplit(signed(address, "PUT"))
-        self._connection = _connection(url)
+        self._url = signed(address, "PUT")
+        self._connection, target, headers = _connection(self._url)
         try:
-            self._begin(f"{url.path}?{url.query}" if url.query else url.path)
+            self._begin(target, headers)
         except BaseException:
             self._connection.close()
             raise
@@ -133,7 +134,7 @@ class Upload:
         _check(self._address, answer)
         self._compare(answer.headers)
 
-    def _begin(self, target: str) -> None:
+    def _begin(self, target: str, headers: Mapping[str, str]) -> None:
         """Send the headers, and give the server time to refuse.
 
         Raises:
@@ -141,12 +142,15 @@ class Upload:
             AccessRefused: The store does not let us.
             StoreFailed: It takes no object here.
         """
-        from urllib3.exceptions import HTTPError
+        from urllib3.connection import BaseSSLError
+        from urllib3.exceptions import HTTPError, SSLError
 
         connection = self._connection
         try:
             connection.connect()
             connection.putrequest("PUT", target)
+            for name, value in headers.items():
+                connection.putheader(name, value)
             connection.putheader("User-Agent", "shardtool")
             connection.putheader("Content-Length", str(self._size))
             connection.putheader("Content-Type", "application/octet-stream")
@@ -155,7 +159,9 @@ class Upload:
             connection.putheader("Expect", "100-continue")
             connection.endheaders()
         except HTTPError as error:
-            raise lost(self._address, error) from None
+            raise lost(self._address, error, self._url) from None
+        except BaseSSLError as error:  # a connection without a pool raises it as it is
+            raise lost(self._address, SSLError(error), self._url) from None
         except OSError:
             raise Passing("the connection was lost") from None
         if (answer := _refusal(connection)) is not None:
@@ -232,14 +238,29 @@ def _hashes(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
-def _connection(url: SplitResult) -> HTTPConnection:
-    """Return a connection to the server of a signed address, not made yet."""
+def _connection(url: str) -> tuple[HTTPConnection, str, dict[str, str]]:
+    """Return a connection that leads to the server of a signed address, not made yet; what to ask for, and headers."""
     try:
-        from urllib3.connection import HTTPConnection, HTTPSConnection
+        from urllib3.connection import HTTPConnection, HTTPSConnection, ProxyConfig
+        from urllib3.util import parse_url
     except ImportError:
         raise not_installed("urllib3") from None
-    kind = HTTPSConnection if url.scheme == "https" else HTTPConnection
-    return kind(url.hostname or "", url.port, timeout=_CONNECT_S)
+    options: dict[str, Any] = {"timeout": _CONNECT_S}
+    server = urlsplit(url)
+    target = f"{server.path}?{server.query}" if server.query else server.path
+    if (proxy := proxy_of(url)) is None:
+        if server.scheme == "http":
+            return HTTPConnection(server.hostname or "", server.port, **options), target, {}
+        return HTTPSConnection(server.hostname or "", server.port, ssl_context=tls(), **options), target, {}
+    between, headers, context = urlsplit(proxy), of_proxy(proxy), tls()
+    options |= {"proxy": parse_url(proxy), "proxy_config": ProxyConfig(context, False, None, None)}  # noqa: FBT003
+    if "https" not in (server.scheme, between.scheme):
+        return HTTPConnection(between.hostname or "", between.port, **options), url, headers
+    connection = HTTPSConnection(between.hostname or "", between.port, ssl_context=context, **options)
+    if server.scheme == "http":
+        return connection, url, headers
+    connection.set_tunnel(server.hostname or "", server.port or _TLS_PORT, headers, between.scheme)
+    return connection, target, {}
 
 
 def _refusal(connection: HTTPConnection) -> _Answer | None:
