@@ -2,7 +2,7 @@
 
 An error says where it happened, what was found, what was expected and what to do, and keeps
 these apart so that `--json` can print them as data. `PlainError.__reduce__` makes each of them
-survive the way out of a worker process.
+survive the way out of a worker process. PyTorch's workers hand on a text alone: `PlainError.put_into_text` is for them.
 
 The children of `ShardError` differ in whose fault it is, which the exit code says to a script: the
 request's (`InvalidRequest`), the data's (`CorruptShard`, `SampleFailed`), an earlier or a parallel
@@ -27,6 +27,7 @@ _LONGEST = 500  # characters of another library's message
 _NO_ROOM_TO_LOAD = ("cannot allocate memory", "failed to map segment from shared object")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_IN_TEXT = re.compile(r"^shardtool-error: (\{.*\})\n?", re.MULTILINE)
 _USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#\s]*@")
 _QUERY = re.compile(r"(https?://[^\s?'\"]*)\?[^\s'\"]+", re.IGNORECASE)
 
@@ -69,8 +70,15 @@ class PlainError(Exception):
     code: ClassVar[str] = "error"
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", detail: str = "") -> None:
+    def __init__(self, where: str, found: str = "", *, expected: str = "", remedy: str = "", detail: str = "") -> None:
         super().__init__(where, found)
+        if not found and (fields := _IN_TEXT.findall(where)):
+            import json
+
+            vars(self).update(json.loads(fields[-1]), detail=_IN_TEXT.sub("", where).rstrip())
+            return
+        if not found:  # the traceback of one that was not put into its text: it ends with what is wrong
+            where, found, detail = where.strip().partition("\n")[0], where.strip().rpartition("\n")[2], where
         self.where = without_secrets(printable(where))
         self.found = without_secrets(printable(found))
         self.expected = without_secrets(printable(expected))
@@ -87,6 +95,12 @@ class PlainError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (type(self), vars(self))
+
+    def put_into_text(self) -> None:
+        """Have the error's text say all of it: its class called with this text, or with a longer one, is it again."""
+        import json
+
+        self.detail = "\n".join([*filter(None, [self.detail]), f"shardtool-error: {json.dumps(vars(self))}"])
 
     def to_json(self) -> dict[str, object]:
         """Return the error as data, the way `--json` prints it."""
@@ -137,11 +151,11 @@ class CorruptShard(ShardError):
     exit_code = 4
 
     def __init__(
-        self, where: str, found: str, *, offset: int | None = None, expected: str = "", remedy: str = ""
+        self, where: str, found: str = "", *, offset: int | None = None, expected: str = "", remedy: str = ""
     ) -> None:
         shown = found if offset is None else f"at {offset:,}: {found}"
-        super().__init__(where, shown, expected=expected, remedy=remedy)
         self.offset, self.problem = offset, printable(found)
+        super().__init__(where, shown, expected=expected, remedy=remedy)
 
 
 class OutputExists(ShardError):
@@ -201,7 +215,7 @@ class Bug(PlainError):
     code = "bug"
     exit_code = 1
 
-    def __init__(self, where: str, found: str, *, expected: str = "", remedy: str = "", detail: str = "") -> None:
+    def __init__(self, where: str, found: str = "", *, expected: str = "", remedy: str = "", detail: str = "") -> None:
         super().__init__(where, found, expected=expected, remedy=remedy or _REPORT_IT, detail=detail)
 
     @classmethod

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,21 @@ def test_errors_survive_a_process_border(kind: type[PlainError], protocol: int) 
     again = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - our own
     assert type(again) is kind
     assert (again.to_json(), str(again), vars(again)) == (error.to_json(), str(error), vars(error))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_are_made_again_from_their_text(kind: type[PlainError]) -> None:
+    """Where only its class and the text of its traceback are handed on, an error keeps all that it says."""
+    error = kind("s3://b/x.tar: a", "found\n;", expected="it", remedy="Do: it.")
+    before = vars(error).copy()
+    error.put_into_text()
+    again = kind("Caught it.\n" + "".join(traceback.format_exception(error)))
+    assert {**vars(again), "detail": ""} == before
+    assert again.detail.startswith("Caught it.\n")
+    assert "shardtool-error" not in str(again)
+    plain = kind("Caught it.\nOriginal traceback\nshardtool.errors.X: a: b\n")
+    assert str(plain).startswith("Caught it.: shardtool.errors.X: a: b")
+    assert plain.detail.splitlines()[1] == "Original traceback"
 
 
 def test_codes_tell_errors_apart() -> None:

@@ -7,6 +7,8 @@ workers, and the n-th of all ranks together hold the same samples for any number
 
 from __future__ import annotations
 
+import inspect
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -14,17 +16,34 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.data
 
-from shardtool.errors import InvalidRequest, SampleFailed
+from shardtool.errors import InvalidRequest, PlainError, SampleFailed
 from shardtool.reading.dataset import Dataset
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
 from shardtool.torch.states import WorkerState, stream_state
 from shardtool.torch.streaming import Streaming
+from shardtool.torch.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
 
     from shardtool.reading.chain.stages import Stages
+    from shardtool.reading.fetch import Skipped
     from shardtool.reading.stream import Stream
+    from shardtool.storage.shared import SharedBlocks
+
+_DIVIDERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # of accelerate, and the first of transformers, too
+
+
+@contextmanager
+def _whole_errors() -> Iterator[None]:
+    """Have an error that leaves a DataLoader's worker arrive as what it is: PyTorch hands on its class and its text."""
+    try:
+        yield
+    except PlainError as error:
+        if torch.utils.data.get_worker_info():
+            error.put_into_text()
+        raise
 
 
 @dataclass(eq=False)
@@ -52,12 +71,14 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self._bare)
 
+    @_whole_errors()
     def __getitem__(self, which: int) -> Any:
         return self._stages.apply(self._bare[which])
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled
 
+    @_whole_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
         """Return the samples of a batch: what a DataLoader calls where it is there.
 
@@ -80,6 +101,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
     workers.
     """
 
+    _tallies: SharedBlocks = field(init=False, repr=False, default_factory=Tally.made)
     _at: torch.Tensor = field(init=False, repr=False)  # epoch and position, in memory that workers share
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)  # where the pass of this process began
@@ -94,6 +116,11 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         return len(self._stream)
 
     def __iter__(self) -> Iterator[Any]:
+        self._check_undivided(inspect.currentframe())
+        with _whole_errors():
+            return self._begun()
+
+    def _begun(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         resumed, self._resumed = self._resumed, None
@@ -104,10 +131,47 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         position = resumed.position if resumed else start["position"]
         self._reading = stream.divided(worker, workers, self.batch_size, position).with_stages(self._stages)
         self._pass = WorkerState(start, stream.end, stream.world_size, worker, workers, self.batch_size, position)
-        return iter(self._reading)
+        self._reading.skipped = tally = Tally(self._tallies, worker)
+        return self._checked_batches(iter(self._reading), workers, tally)
+
+    @property
+    def skipped(self) -> Skipped:
+        """What was left out so far, in all workers; while they run, a count may lag behind by a part in sixteen."""
+        told = Tally.total(self._tallies)
+        return max(told, self._reading.skipped if self._reading else told, key=lambda one: one.samples)
+
+    def _checked_batches(self, samples: Iterator[Any], workers: int, tally: Tally) -> Iterator[Any]:
+        """Yield samples, after a look at how many the DataLoader wants at a time: nothing else tells its batch size.
+
+        Raises:
+            InvalidRequest: It is another one, so that workers and states would count other batches.
+        """
+        frame = inspect.currentframe()
+        with _whole_errors(), tally:
+            self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {}, workers)
+            del frame  # and the cycle that it is
+            yield from samples
+
+    def _check_batch_size(self, caller: Mapping[str, Any], workers: int) -> None:
+        if "possibly_batched_index" in caller:  # PyTorch's fetcher
+            wanted = caller["possibly_batched_index"]
+            size = len(wanted) if isinstance(wanted, list) else 1
+            if size != self.batch_size and (wanted is not None or workers > 1):
+                found = f"{self.batch_size} of the StreamDataset, {size} of the DataLoader"
+                raise InvalidRequest("batch_size", found, expected="the same: workers and states count batches by it")
+
+    def _check_undivided(self, frame: FrameType | None) -> None:
+        """Refuse to be called, from the caller of a frame, by what divides the samples of a rank among ranks again."""
+        caller = frame.f_back.f_locals.get("self") if frame and frame.f_back else None
+        names = {one.__name__ for one in type(caller).__mro__} & _DIVIDERS
+        if names and self._stream.world_size > 1:
+            found = f"divided already, among {self._stream.world_size} ranks, and again by Accelerate's {names.pop()}"
+            remedy = "Give rank=0 and world_size=1, or keep the loader out of prepare(...)."
+            raise InvalidRequest("StreamDataset", found, remedy=remedy)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass read an epoch from its start; from where a state said, if it is the epoch of that state."""
+        self._check_undivided(inspect.currentframe())
         epoch = self._checked_epoch(epoch)
         if epoch != int(self._at[0]):
             self._at.copy_(torch.tensor([epoch, 0]))

@@ -19,7 +19,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
-from shardtool import InvalidRequest, SampleFailed
+from shardtool import CorruptShard, InvalidRequest, SampleFailed
 from shardtool.execute import local
 from shardtool.reading.chain.decode import Decode
 from shardtool.torch import MapDataset, StreamDataset, loader
@@ -352,6 +352,81 @@ def test_stream_dataset_in_workers(dataset: Any, workers: int) -> None:
     samples = StreamDataset(dataset, 8, seed=2)
     assert _passes(samples, 0) == _passes(samples, workers) == expected
     assert (len(samples), len(DataLoader(samples, 8))) == (98, 13)
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "spawn"), (2, "fork")])
+def test_what_workers_leave_out_is_counted(dataset: Any, workers: int, method: str | None) -> None:
+    """The parent sees what all workers left out, in all passes, as a loader without workers counts it."""
+    samples, expected = StreamDataset(dataset, 8, decode=_ODD), loader(dataset, 8, decode=_ODD)
+    assert samples.skipped.samples == 0
+    for epoch in range(2):
+        samples.set_epoch(epoch)
+        _passes(samples, workers, multiprocessing_context=method)
+        list(expected)
+        found = samples.skipped
+        assert found.samples == expected.skipped.samples > 0
+        assert (found.shards, found.reasons) == (expected.skipped.shards, expected.skipped.reasons)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_batch_size_is_refused(dataset: Any, workers: int) -> None:
+    """A DataLoader of batches that the StreamDataset does not count is refused when it begins, whatever its workers."""
+    for size, given in ((8, 16), (16, 8)):
+        with pytest.raises(
+            InvalidRequest, match=rf"^batch_size: {size} of the StreamDataset, {given} of the DataLoader"
+        ):
+            next(iter(DataLoader(StreamDataset(dataset, size), given, num_workers=workers)))
+    one = DataLoader(StreamDataset(dataset, 1), None, num_workers=workers)
+    assert [sample["__key__"] for sample in one] == flat(keys(loader(dataset, 8)))
+    single = DataLoader(StreamDataset(dataset, 8), None, num_workers=workers)
+    if workers:  # which would give single samples in turn
+        with pytest.raises(InvalidRequest, match=r"^batch_size: 8 of the StreamDataset, 1 of the DataLoader"):
+            next(iter(single))
+    else:
+        assert [sample["__key__"] for sample in single] == flat(keys(loader(dataset, 8)))
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_accelerate_divides_no_share(dataset: Any, photos: Packed, dispatch: bool) -> None:  # noqa: FBT001
+    """A stream that is divided among ranks is refused where Accelerate divides it again; undivided, it gives all."""
+    prepare = pytest.importorskip("accelerate.data_loader").prepare_data_loader
+
+    def prepared(samples: StreamDataset, rank: int, workers: int) -> Any:
+        given = DataLoader(samples, 7, num_workers=workers, collate_fn=as_list)
+        return prepare(
+            given, num_processes=2, process_index=rank, put_on_device=dispatch, dispatch_batches=dispatch,
+            device=torch.device("cpu"),
+        )  # fmt: skip
+
+    for rank, workers in ((0, 0), (1, 1)):
+        batches = prepared(StreamDataset(dataset, 7, rank=rank, world_size=2), rank, workers)
+        with pytest.raises(InvalidRequest, match=r"^StreamDataset: divided already, among 2 ranks, and again by Accel"):
+            next(iter(batches))
+    if not dispatch:
+        whole = [
+            batch for rank in range(2) for batch in prepared(StreamDataset(dataset, 7, rank=0, world_size=1), rank, 0)
+        ]
+        assert sorted(flat(whole)) == sorted(photos.samples)
+
+
+_DAMAGE = CorruptShard("a.tar", "cut", offset=7, expected="more", remedy="Run it.")
+
+
+def damaged(_: Any) -> Any:
+    """Raise an error of ours."""
+    raise _DAMAGE
+
+
+@pytest.mark.parametrize("kind", [MapDataset, partial(StreamDataset, batch_size=8)])
+def test_errors_of_workers_are_what_they_were(dataset: Any, kind: Any) -> None:
+    """An error of ours comes out of a worker as its own class, with all that it said, and the worker's traceback."""
+    with pytest.raises(CorruptShard) as caught:
+        list(DataLoader(kind(dataset, transform=damaged), 8, num_workers=1))
+    assert caught.value.to_json() == {**_DAMAGE.to_json(), "detail": caught.value.detail}
+    assert (caught.value.offset, caught.value.problem) == (7, "cut")
+    assert str(caught.value).startswith(f"{_DAMAGE}\nCaught CorruptShard in DataLoader worker process 0.\n")
+    assert "in damaged" in caught.value.detail
+    assert "shardtool-error" not in str(caught.value)
 
 
 def test_epochs_reach_workers_that_persist(dataset: Any) -> None:
