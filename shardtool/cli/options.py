@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
@@ -13,7 +14,7 @@ from shardtool.interop.export_formats import EXPORTS
 from shardtool.request.choices import choices
 from shardtool.request.options import OutputOptions
 from shardtool.request.ranges import RANGES
-from shardtool.storage.places import use_endpoint
+from shardtool.storage.places import use_endpoint, use_headers
 from shardtool.values import parse_size
 from shardtool.wording import typed_name
 
@@ -263,17 +264,26 @@ def progress(command: Command) -> Command:
 
 
 def endpoint(command: Command) -> Command:
-    """Add what says which server has the buckets."""
-    return click.option(
-        "--endpoint", metavar="URL", expose_value=False, callback=_use_endpoint,
-        help="The server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://. [default: as the cloud's own tools have it]",
-    )(command)  # fmt: skip
+    """Add what says which server has the buckets, and what servers of the web are told."""
+    return _add(
+        command,
+        click.option(
+            "--endpoint", metavar="URL", expose_value=False, callback=partial(_use, use_endpoint),
+            help="The server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://. [default: as the cloud's own tools say]",
+        ),
+        click.option(
+            "--header", metavar="'NAME: VALUE'", multiple=True, expose_value=False, callback=partial(_use, use_headers),
+            help="Send this to servers of the web (https://); may be repeated. [default: SHARDTOOL_HTTP_HEADERS]",
+        ),
+    )  # fmt: skip
 
 
-def _use_endpoint(_ctx: click.Context, param: click.Parameter, url: str | None) -> None:
-    if url is not None:
+def _use(
+    use: Callable[[Any], None], _ctx: click.Context, param: click.Parameter, given: str | tuple[str, ...] | None
+) -> None:
+    if given not in (None, ()):
         try:
-            use_endpoint(url)
+            use(given)
         except InvalidRequest as error:
             raise click.BadParameter(f"{error.found}, expected {error.expected}.", param=param) from None
 

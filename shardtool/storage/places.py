@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.errors import AccessRefused
 from shardtool.storage import other_schemes, reading
 from shardtool.storage.other_schemes import listed, read_end, read_small_object
-from shardtool.storage.remote import address, upload
+from shardtool.storage.remote import address, network, upload
 from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.ranges import read_places
 from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
 
-is_url, is_web, use_endpoint = address.is_url, address.is_web, _use_endpoint
+is_url, is_web, use_endpoint, use_headers = address.is_url, address.is_web, _use_endpoint, network.use_headers
 refuse_near_url = address.refuse_near_url
 
 

@@ -14,7 +14,15 @@ from urllib.parse import urljoin
 from shardtool.errors import StoreFailed, without_secrets
 from shardtool.storage.remote.address import is_web, shown
 from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal
-from shardtool.storage.remote.network import DECIDING, of_proxy, proxy_of, tls
+from shardtool.storage.remote.network import (
+    DECIDING,
+    is_same_server,
+    of_proxy,
+    proxy_of,
+    tls,
+    web_headers,
+    without_user,
+)
 from shardtool.storage.remote.objects import signed
 from shardtool.storage.remote.retry import retried
 from shardtool.storage.remote.stores import not_installed
@@ -82,14 +90,14 @@ def send(
     """
     all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
     target = signed(address, method)
-    connections = _pool(target)
+    connections, known = _pool(target), web_headers(target) if is_web(address) else {}
     from urllib3.exceptions import HTTPError
 
     for _ in range(_MOST_REDIRECTS + 1):
         try:
             answer = connections.request(
-                method, target, headers=all_headers, body=body, preload_content=False, decode_content=False,
-                redirect=False, retries=False,
+                method, without_user(target), headers={**all_headers, **known}, body=body, preload_content=False,
+                decode_content=False, redirect=False, retries=False,
             )  # fmt: skip
         except HTTPError as error:
             raise lost(address, error, target) from None
@@ -97,8 +105,10 @@ def send(
             break
         answer.drain_conn()
         answer.release_conn()
-        target = _redirected(address, target, answer.headers["Location"])
-        connections = _pool(target)
+        there = _redirected(address, target, answer.headers["Location"])
+        if not is_same_server(target, there):
+            known = {}
+        target, connections = there, _pool(there)
     else:
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if answer.status in (200, 201, 204, 206, 416):

@@ -1,4 +1,4 @@
-"""How servers are reached: by which proxy, and whose certificates are trusted. One rule for both libraries of HTTP.
+"""How servers are reached: by which proxy, whose certificates are trusted, and who we are. One rule for all requests.
 
 obstore lists and writes small objects, urllib3 reads and uploads; each by itself would go by other variables. Source of
 the rule of `NO_PROXY`: reqwest, which obstore is made with.
@@ -6,9 +6,13 @@ the rule of `NO_PROXY`: reqwest, which obstore is made with.
 
 from __future__ import annotations
 
+import base64
+import functools
 import ipaddress
 import os
+import re
 from contextlib import suppress
+from netrc import NetrcParseError, netrc
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -16,11 +20,16 @@ from shardtool.errors import InvalidRequest, reason
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterable
 
 # `SSL_CERT_FILE` and `SSL_CERT_DIR`, in place of the machine's own, are the affair of both TLS libraries.
 _BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CERTIFICATES = (".pem", ".crt", ".cer")
 _SCHEMES = ("http", "https")
+_PORTS = {"http": 80, "https": 443}
+HEADERS = "SHARDTOOL_HTTP_HEADERS"  # an environment variable, so that workers have it, too: `Name: value`, one a line
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
+_OURS = {"accept-encoding", "connection", "content-length", "host", "if-match", "range", "transfer-encoding"}
 DECIDING = (
     *_BUNDLES, "SSL_CERT_FILE", "SSL_CERT_DIR",
     *(case(f"{one}_proxy") for one in (*_SCHEMES, "all", "no") for case in (str.lower, str.upper)),
@@ -46,12 +55,75 @@ def proxy_of(url: str) -> str | None:
 
 def of_proxy(proxy: str) -> dict[str, str]:
     """Return the headers that say who we are, to a proxy whose address has a user."""
-    parts = urlsplit(proxy)
-    if parts.username is None:
-        return {}
-    from urllib3 import make_headers
+    return {"Proxy-Authorization": who} if (who := _basic(proxy)) else {}
 
-    return dict(make_headers(proxy_basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}"))
+
+def _basic(url: str) -> str:
+    parts = urlsplit(url)
+    user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+    return "" if parts.username is None else f"Basic {base64.b64encode(user.encode()).decode()}"
+
+
+def use_headers(lines: Iterable[str]) -> None:
+    """Send more headers to servers of the web, from this process and those it starts.
+
+    Args:
+        lines: `Name: value`.
+
+    Raises:
+        InvalidRequest: One is no such line, or would change what is asked for.
+    """
+    lines = list(lines)
+    _parsed(lines)
+    os.environ[HEADERS] = "\n".join(lines)
+
+
+def _parsed(lines: Iterable[str]) -> dict[str, str]:
+    found = {}
+    for line in lines:
+        match = _HEADER.fullmatch(line.strip())
+        if match is None or match[1].lower() in _OURS:
+            what = "a header of our own" if match else "no header"  # which is not shown: it may be secret
+            raise InvalidRequest(match[1] if match else HEADERS, what, expected="such as Authorization: Bearer TOKEN")
+        found[match[1].title()] = match[2]
+    return found
+
+
+def web_headers(url: str) -> dict[str, str]:
+    """Return the headers for a server of the web: what the environment has, the user in its address, or in `.netrc`.
+
+    Raises:
+        InvalidRequest: The environment holds no headers.
+    """
+    found = _parsed(filter(None, os.environ.get(HEADERS, "").splitlines()))
+    file = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    if "Authorization" not in found and (who := _basic(url) or _of_netrc(urlsplit(url).hostname or "", file)):
+        found["Authorization"] = who
+    return found
+
+
+def without_user(url: str) -> str:
+    """Return a URL without its user and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl() if "@" in parts.netloc else url
+
+
+def is_same_server(url: str, other: str) -> bool:
+    """Tell whether what one server may know is for another: it is the same, or the same by https."""
+    one, two = urlsplit(url), urlsplit(other)
+    ports = [(part.scheme, part.port or _PORTS[part.scheme]) for part in (one, two)]
+    return one.hostname == two.hostname and (ports[0] == ports[1] or ports == [*_PORTS.items()])
+
+
+@functools.lru_cache(maxsize=64)
+def _of_netrc(host: str, path: str) -> str:
+    """Return who we are to a server, as a `.netrc` says; empty where it names no such server, or is none."""
+    if not os.path.isfile(path):
+        return ""
+    with suppress(OSError, NetrcParseError, UnicodeDecodeError):
+        if found := netrc(path).hosts.get(host):
+            return f"Basic {base64.b64encode(f'{found[0]}:{found[2]}'.encode()).decode()}"
+    return ""
 
 
 def _is_direct(host: str, names: str) -> bool:

@@ -1,0 +1,118 @@
+"""Who we are to servers of the web: what is sent, to whom, and that it is shown nowhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CreateOptions, ReshardOptions, copy, create, inspect, reshard, verify
+from shardtool.errors import AccessRefused, InvalidRequest
+from shardtool.storage.places import read_small, use_headers
+from shardtool.storage.remote.network import HEADERS
+from tests.helpers import read_tree, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.servers.processes import Server
+
+_BASIC = "Basic bWU6cEBzcw=="
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Sends who asks for `/to/PORT/NAME` to another server; answers 401 to who gives no password for `/closed`."""
+
+    protocol_version = "HTTP/1.1"
+    asked: list[tuple[int, dict[str, str]]]
+
+    def do_GET(self) -> None:
+        self.asked.append((self.server.server_port, dict(self.headers)))  # type: ignore[attr-defined]
+        status, more, body = 200, {}, b"read"
+        if self.path.startswith("/to/"):
+            _, _, port, name = self.path.split("/", 3)
+            status, more, body = 302, {"Location": f"http://other:secret@127.0.0.1:{port}/{name}"}, b""
+        elif self.path.startswith("/closed") and "Authorization" not in self.headers:
+            status = 401
+        self.send_response(status)
+        for name, value in {**more, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def _serving(asked: list[tuple[int, dict[str, str]]]) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"asked": asked})) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Give a list of what servers are asked, and by whom."""
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv(HEADERS, "")
+    return []
+
+
+@pytest.fixture
+def ports(asked: list[tuple[int, dict[str, str]]]) -> Iterator[list[int]]:
+    """Give two servers."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(_serving(asked)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("way", ["address", "header", "variable", "netrc"])
+def test_who_we_are_is_sent_to_the_server_that_was_named_alone(
+    way: str, asked: list[tuple[int, dict[str, str]]], ports: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A user in the address, headers and `.netrc` go to the server that was named, and never where it sends us."""
+    user = "me:p%40ss@" if way == "address" else ""
+    if way == "header":
+        use_headers([f"authorization: {_BASIC}", "X-Token: secret"])
+    elif way == "variable":
+        monkeypatch.setenv(HEADERS, f"X-Token: secret\nAuthorization: {_BASIC}\n")
+    elif way == "netrc":
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password p@ss\n")
+    assert read_small(f"http://{user}127.0.0.1:{ports[0]}/closed") == b"read"
+    assert read_small(f"http://{user}127.0.0.1:{ports[0]}/to/{ports[0]}/closed") == b"read"
+    with pytest.raises(AccessRefused, match="401") as caught:
+        read_small(f"http://{user}127.0.0.1:{ports[0]}/to/{ports[1]}/closed")
+    assert not any(secret in str(caught.value) for secret in ("p%40ss", "p@ss", "secret", "me:"))
+    for port, headers in asked:
+        named = port == ports[0]
+        assert headers.get("Authorization") == (_BASIC if named else None)
+        assert headers.get("X-Token") == ("secret" if named and way in ("header", "variable") else None)
+
+
+@pytest.mark.parametrize("line", ["secret", "a b: secret", "Range: bytes=secret", "Host: secret", "X: secret\nY: z"])
+def test_what_is_no_header_is_refused(line: str) -> None:
+    """What is no header, or would change what is asked for, is refused, and not shown."""
+    with pytest.raises(InvalidRequest) as caught:
+        use_headers([line])
+    assert "secret" not in str(caught.value)
+
+
+def test_no_file_shows_them(tmp_path: Path, http_files: Server) -> None:
+    """What is made of a dataset at an address with a user names neither the user nor the password."""
+    at = http_files.new_prefix()
+    files = {f"{number}.txt": bytes([number]) * 3000 for number in range(4)}
+    create(write_tree(tmp_path / "in", files), f"{http_files.local(at)}/x-{{0..}}.tar", CreateOptions(workers=1))
+    given = f"{at}/x.json".replace("://", "://someone:secret@")
+    made_again = reshard(given, f"{tmp_path}/y-{{0..}}.tar", ReshardOptions(workers=1))
+    said = copy(given, tmp_path / "copy"), made_again, verify(given), inspect(given)
+    shown = [json.dumps(one.to_json()) for one in said]  # type: ignore[attr-defined]
+    made = [*read_tree(tmp_path).values(), *map(str.encode, shown)]
+    assert not any(b"secret" in one or b"someone" in one for one in made)
