@@ -36,6 +36,8 @@ from tests.tied import tie, tied
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from typing_extensions import Self
+
 POSSIBLE = sys.platform == "linux"
 _FRAMEWORKS = (
     "shardtool.torch",
@@ -73,6 +75,13 @@ class Warm:
         self.pid: int = _NUMBER.unpack(os.read(self._status, _NUMBER.size))[0]
         self.returncode: int | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.stderr.close()
+
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
@@ -103,6 +112,9 @@ class Warm:
                         waiting.remove(stream)
         self.wait(max(0, end - time.monotonic()))
         return found[self.stdout], found[self.stderr]
+
+
+Started = Warm | subprocess.Popen[bytes]
 
 
 @cache

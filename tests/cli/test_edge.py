@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     import click
 
-Started = warm.Warm | subprocess.Popen[bytes]
 _PACKAGE = Path(shardtool.__file__).parent
 _VERBS = ("create", "reshard", "index", "inspect", "verify")
 _WORDS = {
@@ -68,7 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> Started:
+def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2) -> warm.Started:
     """Start a verb that runs `code`, lines with the indentation of a function's, before its work."""
     module, name = _WHERE[verb]
     script = _HOOKED.format(module=module, name=name, code=code, words=[*_WORDS[verb], *more], patience_s=patience_s)
@@ -81,7 +80,7 @@ def _start(place: Path, verb: str, code: str, *more: str, patience_s: float = 2)
     )  # fmt: skip
 
 
-def _signalled(run: Started, signals: Sequence[int]) -> tuple[int, str, str, float]:
+def _signalled(run: warm.Started, signals: Sequence[int]) -> tuple[int, str, str, float]:
     """Send signals once the verb is at its code; return its exit code, what it printed, and how long it took."""
     assert run.stderr is not None
     assert run.stderr.readline() == b"there\n"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.helpers import tool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +52,8 @@ class Packed:
 
 def shardtool(*words: str, cwd: Path) -> None:
     """Run the command line as a user does."""
-    subprocess.run([sys.executable, "-m", "shardtool", *words], cwd=cwd, check=True, capture_output=True)
+    ran = tool(*words, cwd=cwd)
+    assert ran.code == 0, ran
 
 
 def pack(source: Path, folder: Path, *options: str, ending: str = "tar", name: str = "out") -> Packed:

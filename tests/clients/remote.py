@@ -10,30 +10,34 @@ from typing import TYPE_CHECKING
 
 from shardtool.storage.remote import address, objects
 from shardtool.storage.remote.blob import Blob
+from tests import warm
 
 if TYPE_CHECKING:
     from tests.servers.processes import Server
+    from tests.warm import Started
 
 REPO = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 120
 
 
-def start(*words: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Start `python -m shardtool`, in a session of its own; the environment leads to the server that is in use."""
+def start(*words: str | Path, **environment: str) -> Started:
+    """Start `shardtool`, in a session of its own; the environment leads to the server that is in use."""
+    env = {**os.environ, "PYTHONPATH": str(REPO), **environment}
+    if warm.POSSIBLE:
+        return warm.Warm([*map(str, words)], cwd=Path.cwd(), env=env)
     return subprocess.Popen(
-        [sys.executable, "-m", "shardtool", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": str(REPO), **environment}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        [sys.executable, "-m", "shardtool", *map(str, words)], env=env, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
 
-def said(run: subprocess.Popen[str], server: Server | None = None) -> tuple[int, str]:
+def said(run: Started, server: Server | None = None) -> tuple[int, str]:
     """Wait for a run to end; return its exit code, and what it said: no traceback, and no secret."""
     with run:
-        both = "".join(run.communicate(timeout=_PATIENCE_S))
+        both = b"".join(run.communicate(timeout=_PATIENCE_S)).decode()
     assert "Traceback" not in both, both
     check_no_secret(both, server)
-    return run.returncode, both
+    return run.wait(0), both
 
 
 def tool(*words: str | Path, server: Server | None = None, **environment: str) -> tuple[int, str]:

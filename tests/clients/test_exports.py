@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.clients.energon import read_with_energon
 from tests.clients.packed import PHOTOS, Packed, pack, payloads_of, shardtool
 
 if TYPE_CHECKING:
@@ -141,35 +142,6 @@ def test_the_tfrecord_package_reads_it(made: str, request: pytest.FixtureRequest
     assert samples == list(packed.samples.items())
 
 
-_ENERGON = """
-import json, sys
-from megatron.energon import Cooker, TaskEncoder, WorkerConfig, get_loader, get_val_dataset, stateless
-
-@stateless
-def cook(sample):
-    fields = {name: value.hex() for name, value in sample.items() if not name.startswith("__")}
-    return {"key": sample["__key__"], "fields": fields}
-
-class Encoder(TaskEncoder):
-    decoder = None
-    cookers = [Cooker(cook)]
-
-folder, part = sys.argv[1:]
-workers = WorkerConfig(rank=0, world_size=1, num_workers=0)
-dataset = get_val_dataset(folder, split_part=part, worker_config=workers, batch_size=None, task_encoder=Encoder())
-for sample in get_loader(dataset):
-    print(json.dumps(sample))
-"""
-
-
-def _energon(folder: Path, part: str) -> list[tuple[str, dict[str, bytes]]]:
-    """Return what energon gives of a split, in order: from a folder that it opens without a question."""
-    command = [sys.executable, "-c", _ENERGON, str(folder), part]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
-    samples = [json.loads(line) for line in done.stdout.splitlines()]
-    return [(one["key"], {name: bytes.fromhex(text) for name, text in one["fields"].items()}) for one in samples]
-
-
 @pytest.mark.parametrize("made", ["photos", "names", "long_names", "portable"])
 def test_energon_reads_it(made: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Energon opens the folder as it is, and gives every key and byte, in order."""
@@ -177,7 +149,7 @@ def test_energon_reads_it(made: str, request: pytest.FixtureRequest, tmp_path: P
     packed: Packed = request.getfixturevalue(made)
     folder = Path(shutil.copytree(packed.folder, tmp_path / "copy"))
     shardtool("index", "out.json", "--export", "energon", cwd=folder)
-    found = _energon(folder, "train")
+    found = read_with_energon(folder, "train")
     if made == "portable":  # other keys
         assert payloads_of(fields for _, fields in found) == payloads_of(packed.samples.values())
     else:
@@ -190,7 +162,7 @@ def test_energon_reads_splits(tmp_path: Path) -> None:
     packed = pack(
         PHOTOS, tmp_path, "--export", "energon", "--split", "train=0.6,val=0.4", "--max-count", "20", name="{split}"
     )
-    parts = [dict(_energon(tmp_path, part)) for part in ("train", "val")]
+    parts = [dict(read_with_energon(tmp_path, part)) for part in ("train", "val")]
     assert all(parts)
     assert len(parts[0]) + len(parts[1]) == len(packed.samples)
     assert parts[0] | parts[1] == packed.samples

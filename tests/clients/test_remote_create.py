@@ -16,12 +16,12 @@ from tests.clients.remote import check_no_secret, local, start, stored, tool
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.servers.faults import FaultyProxy
     from tests.servers.processes import Server
+    from tests.warm import Started
 
 pytestmark = pytest.mark.clients
 OPTIONS = ("--max-size", "500kB", "--label-from-folder", "--workers", "2")
@@ -238,12 +238,12 @@ def test_no_keys(moto: Server, use: Callable[[Server], Server]) -> None:
     assert (code, "no credentials" in text) == (7, True), text
 
 
-def _kill(run: subprocess.Popen[str], when: Callable[[], bool]) -> None:
+def _kill(run: Started, when: Callable[[], bool]) -> None:
     """Kill a run, and all that it has started."""
     with run:
         _wait(when)
         os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()
+        run.communicate(timeout=60)
 
 
 def _wait(when: Callable[[], bool]) -> None:

@@ -216,7 +216,7 @@ def test_copy_that_is_killed(
         while not any(one.fault for one in proxy.log().asked):
             assert run.poll() is None
         os.killpg(run.pid, signal.SIGKILL)
-        run.communicate()
+        run.communicate(timeout=60)
     left = {name: data for name, data in stored(to).items() if not name.startswith(".")}
     assert "out.json" not in left
     assert {name: data for name, data in local(dataset).items() if name in left} == left

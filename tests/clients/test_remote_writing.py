@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +18,8 @@ from shardtool.storage import places
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import lock, objects
 from shardtool.storage.staging import write_whole
+from tests.clients.remote import start, tool
+from tests.faults.helpers import settles
 from tests.servers.faults import Fault
 from tests.servers.processes import Server
 
@@ -99,23 +99,13 @@ def test_same_bytes(store: Server, source: Path, tmp_path: Path, ending: str) ->
     assert verify(made.dataset_file).sound
 
 
-def _run(store: Server, *words: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "shardtool", *words]
-    both = {**os.environ, **store.environment, **environment}
-    return subprocess.Popen(command, env=both, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def _said(store: Server, *words: str) -> tuple[int, str]:
     """Return the exit code of a command, and all that it printed, in which no secret is."""
-    run = _run(store, *words)
-    out, err = run.communicate(timeout=60)
-    for secret in store.secrets:
-        assert secret not in out + err
-    return run.returncode, out + err
+    return tool(*words, server=store, **store.environment)
 
 
-@pytest.mark.parametrize("delay_s", [0.3, 0.6, 0.9, 1.2])
-def test_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, delay_s: float) -> None:
+@pytest.mark.parametrize("puts", [1, 3, 6, 9])
+def test_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, puts: int) -> None:
     """After SIGKILL there is no dataset file, each object is whole, and --resume at once ends with the same bytes."""
     create(source, f"{tmp_path}/out-{{000000..}}.tar", CreateOptions(max_size="1MB", oversize="alone"))
     prefix, proxy = store.new_prefix(), proxies(store)
@@ -131,10 +121,10 @@ def test_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, d
         "--workers",
         "2",
     ]
-    run = _run(proxy.server, *words)
-    time.sleep(delay_s + 0.5)
-    os.kill(run.pid, signal.SIGKILL)
-    run.communicate()
+    with start(*words, **proxy.server.environment) as run:
+        assert settles(lambda: sum(one.method == "PUT" for one in proxy.log().asked) >= puts)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate(timeout=60)
     proxy.set()
     wanted, left = _local(tmp_path), _files(prefix)
     assert "out.json" not in left

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,8 +12,8 @@ from click.testing import CliRunner
 
 from shardtool import VerifyOptions, verify
 from shardtool.cli import cli
+from tests.clients.energon import read_with_energon
 from tests.clients.packed import Fields, shardtool
-from tests.clients.test_exports import _ENERGON
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,15 +136,11 @@ def _huggingface(folder: Path, _: list[str]) -> Samples:
 
 
 def _energon(folder: Path, _: list[str]) -> Samples:
-    pytest.importorskip("megatron.energon")
     found: Samples = []
     for file in _dataset_files(folder):
         shardtool("index", file.name, "--export", "energon", "--overwrite", cwd=folder)
     for part in ("train", "val")[: len(_dataset_files(folder))]:
-        command = [sys.executable, "-c", _ENERGON, str(folder), part]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
-        for one in map(json.loads, done.stdout.splitlines()):
-            found.append((one["key"], {name: bytes.fromhex(text) for name, text in one["fields"].items()}))
+        found += read_with_energon(folder, part)
     return found
 
 
