@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 import pyarrow.parquet as pq
 import pytest
 
-from shardtool import CreateOptions, InvalidRequest, OutputExists, OutputFailed, SampleFailed, create
+from shardtool import CreateOptions, InvalidRequest, OutputExists, SampleFailed, create
 from tests.helpers import identity, members, read_tree, shards, tool, typed, write_tree
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_a_folder_in_the_way_is_seen_before_anything_is_written(source: Path, tm
 def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Path) -> None:
     """What stands where a temporary file should go is named."""
     (tmp_path / ".out-0.index.part" / "kept").mkdir(parents=True)
-    with pytest.raises(OutputFailed, match=r"out-0\.index\.part"):
+    with pytest.raises(OutputExists, match=r"out-0\.index\.part: a folder"):
         create(source, f"{tmp_path}/out-{{0..}}.tar", options())
 
 
