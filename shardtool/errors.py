@@ -21,6 +21,12 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+OF_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_OF_MACHINE = OF_PROCESS | {
+    errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
+    errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
+}  # fmt: skip
+FILES_REMEDY = "Raise the limit of open files (ulimit -n)."
 MEMORY_REMEDY = "Free memory, or raise its limit (ulimit, cgroup)."
 _REPORT_IT = "This is a mistake in shardtool: please report it, with what -v prints."
 _LONGEST = 500  # characters of another library's message
@@ -180,7 +186,7 @@ class OutputFailed(ShardError):
 
 
 class StoreFailed(ShardError):
-    """A store or a server cannot be reached, or fails, time and again."""
+    """A store or a server cannot be reached, or fails, time and again; or this machine cannot read a file."""
 
     code = "store-failed"
     exit_code = 7
@@ -238,6 +244,34 @@ class Interrupted(BaseException):
 def reason(error: OSError) -> str:
     """Return what the operating system says of a failure: `no such file or directory`."""
     return (error.strerror or str(error)).lower()
+
+
+def raise_if_machines(error: Exception, where: str, kinds: frozenset[int] = _OF_MACHINE) -> None:
+    """Raise what the machine, and not a file's content, is to blame for: it is never damage, and nothing is left out.
+
+    Whoever reads a file and takes an OSError for what is wrong with that file asks here first.
+
+    Args:
+        error: What was raised; of what is no OSError, nothing is said.
+        where: The file.
+        kinds: The codes that are meant; `OF_PROCESS`: only what no file can be to blame for.
+
+    Raises:
+        StoreFailed: The machine is to blame.
+    """
+    if isinstance(error, OSError) and error.errno in kinds:
+        remedy = FILES_REMEDY if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        raise StoreFailed(where, f"cannot be read: {reason(error)}", remedy=remedy) from None
+
+
+@contextmanager
+def machine_reads(where: str) -> Iterator[None]:
+    """Do that for what is read inside of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise_if_machines(error, where)
+        raise
 
 
 def is_out_of_memory(error: BaseException) -> bool:

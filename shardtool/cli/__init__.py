@@ -21,7 +21,19 @@ import click
 from shardtool._version import __version__
 from shardtool.cli.output import say, show_json
 from shardtool.cli.signals import Signals
-from shardtool.errors import MEMORY_REMEDY, Bug, Interrupted, OutOfMemory, OutputFailed, PlainError, is_out_of_memory
+from shardtool.errors import (
+    FILES_REMEDY,
+    MEMORY_REMEDY,
+    OF_PROCESS,
+    Bug,
+    Interrupted,
+    OutOfMemory,
+    OutputFailed,
+    PlainError,
+    StoreFailed,
+    is_out_of_memory,
+    reason,
+)
 from shardtool.frames import withhold_pandas
 from shardtool.wording import command_line_words
 
@@ -139,6 +151,8 @@ def _as_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:
         failure = OutOfMemory(where, f"not enough memory, in {_innermost(error)}", remedy=MEMORY_REMEDY)
     elif isinstance(error, OSError) and {"-h", "--help", "--version"} & set(arguments):
         failure = OutputFailed("stdout", f"cannot write: {(error.strerror or '').lower()}")  # click prints these itself
+    elif isinstance(error, OSError) and error.errno in OF_PROCESS:
+        failure = StoreFailed(where, reason(error), remedy=FILES_REMEDY)
     else:
         failure = Bug.of(where, error)
     found = failure.to_json()

@@ -24,7 +24,7 @@ from shardtool.dataset.sidecar_read import Rows, Sidecar, check_shard, read_byte
 from shardtool.dataset.unfinished import recorded_dots
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, strings
-from shardtool.errors import AccessRefused, CorruptShard, reason
+from shardtool.errors import AccessRefused, CorruptShard, raise_if_machines, reason
 from shardtool.storage.places import base_name, is_url, plain_size, read_small
 from shardtool.storage.reading import file_stat
 from shardtool.values import output_text
@@ -205,6 +205,7 @@ def sidecar_schema(shard: OpenedShard) -> pa.Schema:
     except MemoryError:
         raise  # of pyarrow, it is an ArrowException, too
     except (OSError, pa.ArrowException) as error:
+        raise_if_machines(error, shard.sidecar)
         raise CorruptShard(shard.sidecar, f"no sidecar: {error}", remedy=made_again()) from None
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
-from shardtool.errors import CorruptShard, OutputFailed, reason
+from shardtool.errors import CorruptShard, OutputFailed, raise_if_machines, reason
 from shardtool.storage.forks import ForkLock
 from shardtool.storage.places import is_url, open_blob, read_places
 from shardtool.storage.reading import open_plain
@@ -163,6 +163,7 @@ class OpenFile:
             expected = f"{missing:,} more bytes"
             raise CorruptShard(self.path, "the shard ends", offset=end, expected=expected, remedy=REMEDY) from None
         except OSError as error:
+            raise_if_machines(error, self.path)
             raise CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=at, remedy=REMEDY) from None
 
     def expect(self, starts: Numbers, ends: Numbers) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries.arrow import python_values
-from shardtool.errors import CorruptShard, InvalidRequest, ShardError
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError, raise_if_machines
 from shardtool.fingerprint import crc32c
 from shardtool.reading.files import REMEDY, read_at
 from shardtool.reading.samples import ShardPart, number_reader, values_of_record
@@ -320,6 +320,7 @@ def single_sample(
             for at in fields:
                 sample[names[codes[at]]] = read_at(fd, lengths[at], offsets[at])
     except (OSError, EOFError) as error:
+        raise_if_machines(error, file.path)
         raise CorruptShard(file.path, f"cannot be read: {error}") from None
     if kinds:
         for name in kinds.keys() & sample.keys():

@@ -6,6 +6,7 @@ import io
 import os
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
+from shardtool.errors import machine_reads
 from shardtool.storage.places import is_url, open_blob
 from shardtool.storage.reading import SpanSource, file_stat, open_plain
 from shardtool.storage.remote.ahead import Ahead, AheadFile, ObjectSpans
@@ -59,6 +60,7 @@ class LocalFile:
     window, hop, near = 2**20, 2**12, 2**16
 
     def __init__(self, path: str) -> None:
+        self._path = path
         self._fd, fact = open_plain(path)
         self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
 
@@ -66,24 +68,27 @@ class LocalFile:
         """Return `length` bytes from `offset` on: fewer only at the end of the file.
 
         Raises:
-            OSError: The disk fails.
+            StoreFailed: The disk fails.
         """
-        found = os.pread(self._fd, length, offset)
-        while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
-            found += more  # a network file system may return less
-        return found
+        with machine_reads(self._path):
+            found = os.pread(self._fd, length, offset)
+            while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
+                found += more  # a network file system may return less
+            return found
 
     def read_next(self, view: memoryview, offset: int) -> int:
         """Fill `view` from `offset` on; return how much there was.
 
         Raises:
-            OSError: The disk fails.
+            StoreFailed: The disk fails.
         """
-        return os.preadv(self._fd, [view], offset)
+        with machine_reads(self._path):
+            return os.preadv(self._fd, [view], offset)
 
     def stream(self) -> IO[bytes]:
         """Return it as a file of Python's."""
-        return os.fdopen(os.dup(self._fd), "rb")
+        with machine_reads(self._path):
+            return os.fdopen(os.dup(self._fd), "rb")
 
     def close(self) -> None:
         """Give the descriptor back."""

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, raise_if_machines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,10 +59,17 @@ def file_stat(path: str) -> os.stat_result:
 
 
 def plain_size(path: str) -> int | None:
-    """Return the bytes of the plain file that a path leads to; None where it leads to none."""
+    """Return the bytes of the plain file that a path leads to; None where it leads to none.
+
+    Raises:
+        StoreFailed: The machine cannot tell.
+    """
     try:
         fact = os.stat(path)
-    except (OSError, ValueError):
+    except OSError as error:
+        raise_if_machines(error, path)
+        return None
+    except ValueError:
         return None
     return fact.st_size if stat.S_ISREG(fact.st_mode) else None
 
@@ -80,8 +87,14 @@ def list_folder(folder: str) -> list[str]:
 
     Raises:
         OSError: It cannot be listed.
+        StoreFailed: The machine has no means to.
     """
-    return os.listdir(folder or ".")
+    try:
+        return os.listdir(folder or ".")
+    except OSError as error:
+        if not isinstance(error, PermissionError):  # one who may read a file need not be allowed to list
+            raise_if_machines(error, folder or ".")
+        raise
 
 
 def names_in(folder: str) -> list[str]:
@@ -107,8 +120,13 @@ def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_res
 
     Raises:
         OSError: It cannot be opened, or is no plain file.
+        StoreFailed: The machine is to blame.
     """
-    fd = _open(path, flags)
+    try:
+        fd = _open(path, flags)
+    except OSError as error:
+        raise_if_machines(error, path)
+        raise
     fact = _fstat(fd)
     if stat.S_ISREG(fact.st_mode):
         return fd, fact

@@ -16,7 +16,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
+from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, machine_reads, reason
 from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.spool import Spool, spool_failed
@@ -384,8 +384,15 @@ class Folder:
         return None
 
     def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
-        """Read a published file block by block; see `read_blocks`."""
-        return read_blocks(os.fsencode(self.full_path(name)), into, READ_PLAIN)
+        """Read a published file block by block; see `read_blocks`.
+
+        Raises:
+            OSError: It is not there, or no plain file.
+            StoreFailed: The machine cannot read it.
+        """
+        path = self.full_path(name)
+        with machine_reads(path):
+            yield from read_blocks(os.fsencode(path), into, READ_PLAIN)
 
     def full_path(self, name: str) -> str:
         """Return where `name` lies."""

@@ -10,7 +10,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason, without_secrets
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputFailed,
+    listing,
+    printable,
+    raise_if_machines,
+    reason,
+    without_secrets,
+)
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.results import CopiedDataset
 from shardtool.storage.copying import checked_copy
@@ -166,6 +175,7 @@ class _Carrier:
                 try:
                     staged.append(checked_copy(folder, original, meter.took, keep_time=True))
                 except (OSError, CorruptShard) as error:
+                    raise_if_machines(error, original.path)
                     raise self._source_error(original, error) from None
         return found
 

@@ -16,7 +16,15 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
-from shardtool.errors import CorruptShard, SampleFailed, is_out_of_memory, reason
+from shardtool.errors import (
+    OF_PROCESS,
+    CorruptShard,
+    SampleFailed,
+    is_out_of_memory,
+    printable,
+    raise_if_machines,
+    reason,
+)
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage import sources
@@ -301,6 +309,7 @@ def unreadable(path: bytes, error: OSError) -> Failed:
     """Return the failure of a file that cannot be read; a lack of memory is raised, for it is no fault of the file."""
     if is_out_of_memory(error):
         raise error
+    raise_if_machines(error, printable(path), OF_PROCESS)
     if error.errno == errno.ESTALE:
         return Failed(path, "changed", "changed while it was packed")
     code: SkipCode = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"

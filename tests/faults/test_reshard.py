@@ -374,7 +374,7 @@ def test_a_shard_that_is_not_the_one_that_was_listed(fault: str, method: str, li
 
 
 def test_a_source_that_may_not_be_read(little: Dataset, place: Path) -> None:
-    """A shard or folder without permission is named."""
+    """A shard or folder without permission is named, and is not called damaged."""
     shutil.copytree(little.file.parent, place / "in")
     place.chmod(0o755)
     (place / "out").mkdir(mode=0o777)
@@ -387,7 +387,7 @@ def test_a_source_that_may_not_be_read(little: Dataset, place: Path) -> None:
     run = dataset.run(place / "out", "gather", before=nobody)
     if "No module named" in run.err or "can't open" in run.err:
         pytest.skip("nobody may not read the package here")
-    assert run.code == 4, run.err
-    assert f"{place}/in/out-001.tar: cannot be opened: permission denied" in run.err
+    assert run.code == 7, run.err
+    assert f"{place}/in/out-001.tar: cannot be read: permission denied" in run.err
     plain(run)
     assert os.listdir(place / "out") == []

@@ -1,0 +1,104 @@
+"""Laws of a machine that fails: what it cannot read is never damage, and nothing is left out because of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardtool
+from shardtool.errors import CorruptShard, StoreFailed
+from shardtool.storage import reading
+from tests.helpers import ENVIRONMENT, PATIENCE_S, typed, write_tree
+
+_SAMPLES = 40
+_STREAM = """
+data = shardtool.open("ds/out.json", on_error="skip")
+stream = data.stream(shuffle=True)
+limit(int(sys.argv[1]))
+try:
+    print(sum(1 for _ in stream) if len(data) == 40 else "other samples", stream.skipped.samples)
+except shardtool.StoreFailed as error:
+    print("7", error.code)
+"""
+_VERB = """
+import shardtool.cli, shardtool.verbs.copy, shardtool.verbs.verify, shardtool.verbs.inspect, shardtool.verbs.index
+from shardtool.cli.signals import Signals
+limit(int(sys.argv[1]))
+print(shardtool.cli._run(sys.argv[2:], Signals(print)), "code")
+"""
+_BEGIN = """
+import os, resource, sys, shardtool
+from shardtool import StoreFailed
+def limit(free):
+    most = max(map(int, os.listdir("/proc/self/fd"))) + free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+"""
+
+
+@pytest.fixture(autouse=True)
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder with a source and a dataset of many shards."""
+    monkeypatch.chdir(tmp_path)
+    write_tree(Path("src"), {f"{number:03}.txt": b"%d" % number for number in range(_SAMPLES)})
+    assert typed("create", "src", "ds/out-{000..}.tar", "--max-count", "4").code == 0
+
+
+def _run(code: str, *words: str) -> list[str]:
+    command = [sys.executable, "-c", _BEGIN + code, *words]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.stdout, done.stderr
+    return done.stdout.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 3, 5, 9, 30])
+def test_few_open_files_lose_no_sample(free: int) -> None:
+    """Where few files may be open, a stream that skips damage gives all samples, or the error of the machine."""
+    assert _run(_STREAM, str(free)) in (["40", "0"], ["7", "store-failed"])
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 3, 5, 9])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "copy ds to", "verify ds --workers 1", "index ds", "reshard ds new-{0..}.tar --workers 1", "inspect ds",
+        "create src new-{0..}.tar --workers 1 --on-error skip",
+    ],
+)  # fmt: skip
+def test_few_open_files_are_no_damage(words: str, free: int) -> None:
+    """A verb that may open few files ends well, or with exit code 7, and leaves no sample out."""
+    assert _run(_VERB, str(free), *words.split())[0] in "07"
+    assert not Path("new.skipped").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ESTALE, errno.ENODEV])
+@pytest.mark.parametrize("name", ["out-003.tar", "out-003.index", "out.json"])
+def test_what_the_machine_does_not_open_is_not_damaged(code: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every reader ends with exit code 7 where the machine does not let it open a file, whatever it skips."""
+    opened = reading._open  # noqa: SLF001
+
+    def fails(path: str | bytes, flags: int) -> int:
+        if os.path.basename(os.fsdecode(path)) == name:
+            raise OSError(code, os.strerror(code), path)
+        return opened(path, flags)
+
+    monkeypatch.setattr(reading, "_open", fails)
+    for words in ("copy ds to", "verify ds", "reshard ds r-{0..}.tar", "index ds --overwrite"):
+        ran = typed(*words.split(), "--workers", "1") if "copy" not in words else typed(*words.split())
+        assert ran.code == 7, (words, ran)
+    with pytest.raises(StoreFailed):
+        [*shardtool.open("ds", on_error="skip").stream()]
+
+
+def test_damage_is_still_left_out() -> None:
+    """What is wrong with a file itself stays damage: a skipped shard, and the error of a copy."""
+    Path("ds/out-003.tar").write_bytes(b"")
+    stream = shardtool.open("ds/out.json", on_error="skip").stream()
+    [*stream]
+    assert stream.skipped.samples == 4
+    with pytest.raises(CorruptShard):
+        shardtool.copy("ds", "to")
