@@ -33,6 +33,7 @@ _NAME_LIMIT = 240  # of the 255 that file systems allow; temporary names and oth
 _MOST_DIGITS = 18  # of a number: no dataset has more shards, and it stays a number that a machine counts with
 # What some other tool's pattern has, and no file's name should.
 _LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
+_BRACKETED = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # what a glob, or nobody, has for a range
 _EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
 
@@ -199,10 +200,15 @@ def _check_address(text: str) -> None:
 def check_written(pattern: ShardPattern) -> None:
     """Refuse names under which shards are read, and none is written: compressed, numbered as TensorFlow does, `.TAR`.
 
+    And one name with a range in brackets, which is not what was meant.
+
     Raises:
         InvalidRequest: They are such.
     """
     name = pattern.shard(0)
+    if pattern.names is not None and (range_ := _BRACKETED.search(name)):
+        right = f"{name[: range_.start()]}{{{range_[1]}..{range_[2]}}}{name[range_.end() :]}"
+        raise InvalidRequest(pattern.text, "a range in brackets", expected=f"braces: {right}")
     if ending_of(name) not in FORMATS:
         found = f"names that end in {_ending(name)}, which are only read"
         raise InvalidRequest(pattern.text, found, expected=f"{_EXAMPLE} (formats: {', '.join(sorted(FORMATS))})")

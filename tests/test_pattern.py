@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.pattern import parse_pattern, sidecar_name
+from shardtool.pattern import check_written, parse_pattern, sidecar_name
 
 
 class Means(NamedTuple):
@@ -161,3 +162,18 @@ def test_numbers_without_bounds(pattern: str) -> None:
     """A number that no machine counts with, or wider than any name, is refused before a name is made of it."""
     with pytest.raises(InvalidRequest):
         parse_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("o-[000..999].tar", "o-{000..999}.tar"),
+        ("o-[0..].tfrecord", "o-{0..}.tfrecord"),
+        ("[00-99].tar", "{00..99}.tar"),
+    ],
+)
+def test_a_range_in_brackets_names_no_output(name: str, right: str) -> None:
+    """What looks like a range, and is none, would be one file of that name: it is refused, with the right spelling."""
+    with pytest.raises(InvalidRequest, match=re.escape(f"a range in brackets; expected braces: {right}")):
+        check_written(parse_pattern(f"folder/{name}"))
+    check_written(parse_pattern("folder/x[1].tar"))

@@ -336,7 +336,7 @@ def is_dataset_file(path: str) -> bool:
         return False
 
 
-def _usual_names(shards: list[str]) -> Iterator[str]:
+def usual_names(shards: list[str]) -> Iterator[str]:
     """Yield the names that the dataset file of these shards has by default; one alone may be the first of a range."""
     yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (found := _NUMBERED.fullmatch(shards[0])):
@@ -350,7 +350,7 @@ def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
     Elsewhere it is looked for by the name alone that it has by default: a folder there may be large, or not listed.
     """
     wanted = [output_text(base_name(shard)) for shard in shards]
-    for name in _usual_names(wanted) if is_url(folder) else names_in(folder):
+    for name in usual_names(wanted) if is_url(folder) else names_in(folder):
         path = join(folder, name)
         if name.endswith(DATASET_SUFFIX) and is_dataset_file(path) and shard_names(read_small(path)) == wanted:
             return path

@@ -7,13 +7,14 @@ import os
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.find import is_dataset_file
+from shardtool.dataset.dataset_file import shard_names
+from shardtool.dataset.find import is_dataset_file, sidecar_path, usual_names
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, read_name
-from shardtool.storage.places import base_name, is_url, is_web, refuse_near_url
+from shardtool.storage.places import base_name, folder_of, is_file, is_url, is_web, join, read_small, refuse_near_url
 from shardtool.storage.sources import check_scheme
-from shardtool.values import counted
+from shardtool.values import counted, output_text
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _FROM_COMMAND = "`shardtool create 'pipe:COMMAND' OUTPUT`"
 _EXPECTED = "a folder of samples"
 _TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")  # of other programs
+_LOOKED_AT = 8  # shards of a kind that show whether they are of a dataset
 _OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
 
 
@@ -87,16 +89,38 @@ def check_not_shards(sources: Sequence[Any]) -> None:
         raise InvalidRequest(os.fspath(sources[0]), found, expected=_EXPECTED, remedy=f"{_again()}.")
 
 
-def shards_note(entries: Entries) -> str:
-    """Return what the user should know of files in a folder that are shards; empty where there are none."""
+def shards_note(entries: Entries, *, named: bool) -> str:
+    """Return what the user should know of files in a folder that are shards; empty where there are none.
+
+    Args:
+        entries: The files.
+        named: Whether the user has said which files are meant.
+
+    Raises:
+        InvalidRequest: They are those of a dataset, and nobody has said that they are meant.
+    """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
     if not codes:
         return ""
     total = sum(counts[code] for code in codes)
-    first = printable(entries.path(int((entries.rows.code == codes[0]).argmax())))
+    rows = [row for code in codes for row in (entries.rows.code == code).nonzero()[0][:_LOOKED_AT].tolist()]
+    first = printable(entries.path(rows[0]))
+    for path in () if named else (os.fsdecode(entries.place(row)) for row in rows):
+        if _is_of_dataset(path):
+            remedy = f"{_again()}; {option('exclude')} leaves them out; {_only('*')} packs the files as they are."
+            raise InvalidRequest(path, "a shard of a dataset", expected=_EXPECTED, remedy=remedy)
     files = f"{counted(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
     return f"{files}, such as {first}, packed as any file: {_again()}"
+
+
+def _is_of_dataset(path: str) -> bool:
+    """Tell whether a shard has its index beside it, or a dataset file of the usual name that lists it."""
+    folder, shard = folder_of(path), base_name(path)
+    names = usual_names([shard]) if is_shard_name(shard) else ()
+    files = [file for name in names if is_dataset_file(file := join(folder, name))]
+    listed = any(output_text(shard) in (shard_names(read_small(file)) or ()) for file in files)
+    return listed or is_file(sidecar_path(path, None))
 
 
 def _again() -> str:

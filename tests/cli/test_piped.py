@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.helpers import members, read_tree, typed
+from tests.helpers import members, read_tree, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,3 +84,38 @@ def test_no_command_from_a_file(place: Path) -> None:
     assert typed("reshard", "evil.json", "new/o-{000..}.tar", cwd=place).code != 0
     assert typed("index", "pipe:touch ran", cwd=place).code == 2
     assert not (place / "ran").exists()
+
+
+@pytest.mark.parametrize("lists", ["absolute", "upward", "both"])
+def test_typed_paths_lead_anywhere(lists: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths on standard input may leave the current folder: keys count from their common folder, or from `--root`."""
+    names = ["cat/1.jpg", "cat/2.jpg", "dog-a/1.jpg"]
+    write_tree(tmp_path, {**{f"photos/{name}": name.encode() for name in names}, "work/own/x.jpg": b"x"})
+    real, upward = [f"{tmp_path}/photos/{name}" for name in names], [f"../photos/{name}" for name in names]
+    given = {"absolute": real, "upward": upward, "both": [real[0], *upward[1:], "own/x.jpg"]}[lists]
+    keys = ["cat/1", "cat/2", "dog-a/1"]
+    if lists == "both":
+        keys = [*(f"photos/{key}" for key in keys), "work/own/x"]
+
+    def run(*words: str) -> tuple[int, str]:
+        _stdin(monkeypatch, "\n".join(given).encode())
+        ran = typed(*words, "--workers", "1", cwd=tmp_path / "work")
+        return ran.code, ran.err
+
+    code, said = run("create", "-", "out/o-{0..}.tar")
+    assert (code, "paths count from" in said) == (0, True)
+    assert [name for name, _ in members(tmp_path / "work/out/o-0.tar")] == [f"{key}.jpg" for key in keys]
+    assert run("verify", "out", "--source", "-")[0] == 0
+    assert str(tmp_path) not in (tmp_path / "work/out/o.json").read_text(encoding="ascii")
+    assert run("create", "-", "named/o-{0..}.tar", "--root", str(tmp_path))[0] == (0 if lists == "absolute" else 2)
+    if lists == "absolute":
+        assert [name for name, _ in members(tmp_path / "work/named/o-0.tar")] == [f"photos/{name}" for name in names]
+
+
+def test_paths_in_a_table_stay_below_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a table names may be another's: its paths leave the root where `--allow-outside` says so, piped or not."""
+    write_tree(tmp_path, {"photos/1.jpg": b"x", "work/list.csv": b"path,label\n../photos/1.jpg,a\n"})
+    _stdin(monkeypatch, (tmp_path / "work/list.csv").read_bytes())
+    for source in ("-", "list.csv"):
+        ran = typed("create", source, "out/o-{0..}.tar", cwd=tmp_path / "work")
+        assert (ran.code, "a path that leaves the root" in ran.err) == (2, True)

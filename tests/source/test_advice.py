@@ -86,11 +86,41 @@ def test_in_the_library_the_advice_is_pythons(place: Path, monkeypatch: pytest.M
         create("s.json", OUTPUT)
 
 
-def test_a_folder_of_shards(place: Path) -> None:
-    """Shards in a folder are packed as files, with a note that tells what packs their samples; others get none."""
-    ran = typed("create", ".", "new/o-{0..}.tar", "--exclude", "imgs", "--dry-run", cwd=place)
-    assert "2 files that are shards, such as s-0.tar, packed as any file: `shardtool reshard` packs" in ran.err
-    assert "shards, such as" not in typed("create", "imgs", "new/o-{0..}.tar", "--dry-run", cwd=place).err
+def _packed(place: Path, *words: str) -> tuple[int, str]:
+    ran = typed("create", *words, "new/o-{0..}.tar", "--dry-run", "--workers", "1", cwd=place)
+    return ran.code, ran.err
+
+
+@pytest.mark.parametrize("kept", ["s.json", "s-1.index", "s-0.index"])
+def test_a_folder_of_a_dataset_is_no_source_of_files(kept: str, place: Path) -> None:
+    """Shards with a dataset file or a sidecar are refused, in any folder; who names them insists."""
+    for name in {"s.json", "s-0.index", "s-1.index"} - {kept}:
+        (place / name).unlink()
+    (place / "below").mkdir()
+    for one in place.glob("s*"):
+        one.rename(place / "below" / one.name)
+    code, said = _packed(place, ".")
+    assert (code, "a shard of a dataset; expected a folder of samples" in said, "`shardtool reshard`" in said) == (
+        2,
+        True,
+        True,
+    )
+    assert _packed(place, ".", "--exclude", "below")[0] == 0
+    code, said = _packed(place, ".", "--include", "*")
+    assert (code, "2 files that are shards, such as below/s-0.tar, packed as any file" in said) == (0, True)
+    assert _packed(place, "imgs", ".")[0] == 2
+
+
+def test_a_folder_of_shards_that_are_no_dataset(place: Path) -> None:
+    """Shards alone are packed as files, with a note that tells what packs their samples; others get none."""
+    for name in ("s.json", "s-0.index", "s-1.index"):
+        (place / name).unlink()
+    code, said = _packed(place, ".", "--exclude", "imgs")
+    assert (
+        code,
+        "2 files that are shards, such as s-0.tar, packed as any file: `shardtool reshard` packs" in said,
+    ) == (0, True)
+    assert "shards, such as" not in _packed(place, "imgs")[1]
 
 
 @pytest.mark.parametrize("verb", ["verify", "inspect", "index", "reshard"])

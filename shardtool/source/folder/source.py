@@ -61,7 +61,7 @@ class FolderSource(Source):
         entries, skipped, notes = self._list(pool, observer)
         options = self._options
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
-        notes += filter(None, [shards_note(entries)])
+        notes += filter(None, [shards_note(entries, named=bool(options.include))])
         if options.dots is None and not entries.folders:
             folder.check_torn(entries)
         selection = Selection(options, _table)

@@ -81,6 +81,8 @@ class Manifest:
         self._roles = choose(self._where, self._source.schema, options, self._first_ending)
         self.notes = self._roles.notes
         self._root = _root(options, self._source.folder)
+        is_typed = isinstance(source, str) and source == "-" and options.root is None
+        self._is_list = is_typed and self._source.schema.names == ["path"]
         heavy = {*heavy_columns(self._source.schema), *self._roles.streamed()}
         self._light = [name for name in self._source.schema.names if name not in heavy]
         if not options.stat and self._roles.paths() and (options.size is None or len(self._roles.paths()) > 1):
@@ -286,6 +288,8 @@ class Manifest:
     def _find_paths(self, rows: Rows) -> list[pa.Array]:
         """Return the paths of files, a column each, as they count from the root; find the fields that they name."""
         roles, options = self._roles, self._options
+        if self._is_list and not options.allow_outside:
+            self._count_from_common_folder()
         found = [places.relative(self._columns[name], self._root) for name in roles.paths()]
         for name, paths in zip(roles.paths(), found, strict=True):
             checks.check_paths(rows, name, paths, outside=options.allow_outside and not self.is_remote)
@@ -296,6 +300,14 @@ class Manifest:
         found = [places.from_root(paths, self._root) for paths in found]
         self._columns |= dict(zip(roles.paths(), found, strict=True))  # where the root lies goes into no output
         return found
+
+    def _count_from_common_folder(self) -> None:
+        """Let typed paths that leave the current folder count from the one above all: they are the user's."""
+        if (found := places.from_common_folder(self._columns["path"], self._root)) is not None:
+            folder, self._columns["path"] = found
+            self._root = os.fsencode(os.path.join(folder, ""))
+            where = f"{printable(folder)}, their common folder ({option('root')} names another)"
+            self.notes.append(f"paths count from {where}")
 
     def _find_keys(self, rows: Rows) -> Names:
         roles, bad = self._roles, np.zeros(0, np.int64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +65,22 @@ def upward_places(paths: pa.Array) -> NDArray[np.int64]:
     found = arrays.places(pc.match_substring_regex(paths, _UP))
     shown = paths.take(number_array(found)).to_pylist()
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
+
+
+def from_common_folder(paths: pa.Array, root: bytes) -> tuple[str, pa.Array] | None:
+    """Return the folder above all of these paths, and the paths absolute; None where none of them leaves `root`."""
+    paths = relative(paths, root)
+    away, up = absolute_places(paths), upward_places(paths)
+    if not len(away) and not len(up):
+        return None
+    top = os.path.join(os.path.realpath(os.fsdecode(root)), "")
+    real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
+    texts = paths.to_pylist()
+    for at in up.tolist():
+        folder, name = os.path.split(texts[at])
+        texts[at] = os.path.join(real(folder), name)
+    texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, and empty ones are refused later
+    return os.path.commonpath({os.path.dirname(text) for text in texts if text}), arrays.texts(texts)
 
 
 def from_root(paths: pa.Array, root: bytes) -> pa.Array:
