@@ -23,7 +23,7 @@ from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_la
 from shardtool.dataset.shard_file import is_packed, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
-from shardtool.inspection.statistics import Column, Counts, Sizes, is_plain
+from shardtool.inspection.statistics import Column, Counts, Sizes, by_count, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -338,21 +338,26 @@ class Overview:
                 self.fields[name].labels[label] += 1
 
     def labels(self, name: str, most: int) -> list[tuple[str, int | float | None, int]]:
-        """Return name, number and count of a field's most frequent payloads: one of each is read.
+        """Return name, number and count of a field's most frequent payloads, ties by name: one of each is read.
 
         A class whose payload cannot be read has no name.
         """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
-        groups, names = tally.groups.most()[:most], {}
-        in_order = sorted((tally.places[group][0].number, tally.places[group][1], group) for group, _ in groups)
+
+        def place_of(group: int) -> tuple[int, int]:
+            return tally.places[group][0].number, tally.places[group][1]
+
+        found = (tally.groups.values or {}).items()
+        groups, names = sorted(found, key=lambda one: (-one[1], place_of(one[0])))[:most], {}
+        in_order = sorted((*place_of(group), group) for group, _ in groups)
         for number, places in groupby(in_order, key=lambda place: place[0]):
             path = self.dataset.shards[number].path
             with suppress(CorruptShard), open_shard(path) as file:
                 for _, offset, group in places:
                     data = b"".join(payload(file, offset, group >> 32, path))
                     names[group] = label_of(data, kind, classes)
-        return [(*names.get(group, ("?", None)), count) for group, count in groups]
+        return by_count([(names.get(group, ("?", None)), count) for group, count in groups])
 
     def rank(self, name: str) -> int:
         """Return how likely a field or column is a label: 0 has classes, 1 is called so, 2 is a column, 3 a field."""

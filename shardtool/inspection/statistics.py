@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from shardtool.dataset.find import natural
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -147,6 +149,12 @@ class Counts(Generic[Value]):
     def most(self) -> list[tuple[Value, int]]:
         """Return the values, most frequent first."""
         return sorted((self.values or {}).items(), key=lambda item: (-item[1], str(item[0])))
+
+
+def by_count(labels: Iterable[tuple[tuple[str, int | float | None], int]]) -> list[tuple[str, int | float | None, int]]:
+    """Return name, number and count of labels, most frequent first; of equally many, by name."""
+    found = sorted(labels, key=lambda one: (-one[1], natural(one[0][0])))
+    return [(name, number, count) for (name, number), count in found]
 
 
 @dataclass(frozen=True, slots=True)

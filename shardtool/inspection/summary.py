@@ -17,7 +17,7 @@ from shardtool.dataset.opened import file_size
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, listing, printable, reason, without_secrets
 from shardtool.inspection.overview import Overview
-from shardtool.inspection.statistics import Sizes
+from shardtool.inspection.statistics import Sizes, by_count
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
 from shardtool.storage.places import base_name, for_each, is_url, join, names_in, plain_size, read_small
 from shardtool.storage.reading import file_stat
@@ -330,7 +330,11 @@ def _images(overview: Overview) -> dict[str, ImageSummary]:
         modes = {str(value): count for value, count in mode.counts.most()[:MOST_VALUES]} if mode else {}
         found["width, height"] = ImageSummary("columns", width.count, width, height, modes)
     for name, tally in overview.images.items():
-        width, height, modes = tally.width.spread(), tally.height.spread(), dict(tally.modes.most_common())
+        width, height, modes = (
+            tally.width.spread(),
+            tally.height.spread(),
+            dict(sorted(tally.modes.items(), key=lambda one: (-one[1], one[0]))),
+        )
         found[name] = ImageSummary("sampled", tally.images, width, height, modes, tuple(tally.unreadable))
     return found
 
@@ -360,7 +364,7 @@ def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) ->
     if tally.unknown:
         if not tally.labels:
             return None
-        values = tuple(Label(*label, count) for label, count in tally.labels.most_common(most))
+        values = tuple(Label(*one) for one in by_count(tally.labels.items())[:most])
         return LabelSummary("field", tally.labels.total(), sampled=True, distinct=len(tally.labels), values=values)
     groups, samples, called = tally.groups.values, tally.sizes.spread().count, overview.is_label_field(name)
     if not groups or (not called and not 1 < len(groups) <= min(_MOST_CLASSES, samples // 2)):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardtool.errors import printable
 from shardtool.interop.huggingface import cure, misreading
 from shardtool.interop.index_forms import index_name
 from shardtool.interop.portability import unopenable
 from shardtool.publish.folder_index import has_own_readme
-from shardtool.values import counted, output_text
+from shardtool.values import INLINE, URL, counted, output_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from shardtool.entries.entries import Entries
     from shardtool.interop.export_types import Export
     from shardtool.publish.destination import Destination
 
@@ -35,6 +37,15 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
             few = f"{output_text(output.pattern.dataset_file)}: {counted(total, 'shard')}"
             bound = option("max_size", f"{size // _WORKERS // 10**6}MB")
             yield f"{few}, and a loader of more workers leaves some without data: {bound} makes {_WORKERS} or more"
+
+
+def empty_notes(entries: Entries) -> Iterator[str]:
+    """Yield how many files of samples have no bytes: they are packed, but an interrupted download leaves such."""
+    rows = entries.rows
+    empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
+    if len(empty):
+        first = printable(entries.path(int(empty[0])))
+        yield f"{counted(len(empty), 'file without a byte')} among the samples, such as {first}"
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:

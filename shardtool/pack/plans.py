@@ -13,7 +13,7 @@ from shardtool.dataset.sidecar_read import most_metadata
 from shardtool.dataset.sidecar_write import Written, encode, index_of
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.interop.sample_counts import check_timm_splits
-from shardtool.pack.advice import folder_notes, loader_notes, name_notes
+from shardtool.pack.advice import empty_notes, folder_notes, loader_notes, name_notes
 from shardtool.pack.request import run_record
 from shardtool.pack.resume import (
     Resumed,
@@ -255,10 +255,12 @@ def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes
         from shardtool.entries.classes import sorted_note
 
         notes.add(*{note: None for plan in plans if (note := sorted_note(samples.entries, plan.order))})
+    entries = samples.entries
+    if request.takes_only_new:
+        entries = entries.take(np.sort(np.concatenate([part for part in samples.parts if part is not None])))
+    if request.verb == "create":
+        notes.add(*empty_notes(entries))
     if request.format == "tar":
-        entries = samples.entries
-        if request.takes_only_new:
-            entries = entries.take(np.sort(np.concatenate([part for part in samples.parts if part is not None])))
         notes.add(*map(str, _misreads(entries, request.options)))
     outputs = [(target.output, plan.shards) for target, plan in zip(samples.targets, plans, strict=True)]
     if request.options.shards is None:

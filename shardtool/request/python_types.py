@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import InvalidRequest
 from shardtool.wording import option
@@ -16,7 +16,23 @@ if TYPE_CHECKING:
 Pairs = Mapping[str, str] | tuple[str, ...]  # {"jpg": "path"}, or jpg=path
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
 Function = str | Callable[..., object]  # package.module:function, or the function
+Options = TypeVar("Options")
 Folder = str | os.PathLike[str]
+
+
+def given_options(given: object, kind: type[Options]) -> Options:
+    """Return the options that a verb was given, or those by default.
+
+    Raises:
+        InvalidRequest: They are something else, such as a dict.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        made = kind.__name__
+        remedy = f"Of a dict, {made}(**options) makes them." if isinstance(given, Mapping) else ""
+        raise InvalidRequest("options", type(given).__name__, expected=f"{made}(...), or None", remedy=remedy)
+    return given
 
 
 def keep_texts(options: DataclassInstance) -> None:

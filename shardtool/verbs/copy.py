@@ -12,6 +12,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CopyOptions
+from shardtool.request.python_types import given_options
 from shardtool.request.results import CopyResult
 from shardtool.shard_names import is_shard_name
 from shardtool.storage.places import base_name, is_web, join, same_place
@@ -51,7 +52,7 @@ def copy(
         OutputFailed: The copy cannot be written.
         StoreFailed: A store or a server fails time and again.
     """
-    options, notes, begun = options or CopyOptions(), Notes(observer or Observer()), time.monotonic()
+    options, notes, begun = given_options(options, CopyOptions), Notes(observer or Observer()), time.monotonic()
     target = os.fspath(where)
     _check_target(target)
     origins = [open_origin(given) for given in given_datasets(dataset)]

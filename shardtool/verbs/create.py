@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest
 from shardtool.pack.run import plan_dataset, write_dataset
 from shardtool.request.options import CreateOptions
+from shardtool.request.python_types import given_options
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def create(
         OutputFailed: The output cannot be written.
         WorkerDied: A worker was killed.
     """
-    options = options or CreateOptions()
+    options = given_options(options, CreateOptions)
     if not options.stat:
         raise InvalidRequest(
             option("stat"),
@@ -62,4 +63,4 @@ def dry_run(
         OutputExists: There is a file where the plan is to go.
         OutputFailed: The plan cannot be written.
     """
-    return plan_dataset(source, output, options or CreateOptions(), observer)
+    return plan_dataset(source, output, given_options(options, CreateOptions), observer)

@@ -15,6 +15,7 @@ from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.publish.exporter import Exporter, index_names
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExportOptions
+from shardtool.request.python_types import given_options
 from shardtool.request.results import ExportResult
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name, folder_of
@@ -49,7 +50,7 @@ def export(
         OutputFailed: They cannot be written.
         WorkerDied: A worker was killed.
     """
-    options = options or ExportOptions()
+    options = given_options(options, ExportOptions)
     notes = Notes(observer or Observer())
     given = os.fspath(dataset_file)
     source, name = folder_of(given), base_name(given)

@@ -11,6 +11,7 @@ from shardtool.publish.index_target import index_target
 from shardtool.publish.indexer import Indexer
 from shardtool.request.observer import Observer
 from shardtool.request.options import IndexOptions
+from shardtool.request.python_types import given_options
 
 if TYPE_CHECKING:
     from shardtool.request.results import IndexResult
@@ -32,7 +33,7 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
             that is wrong, and `overwrite` was not asked for.
         OutputFailed: The output cannot be written.
     """
-    options, observer = options or IndexOptions(), observer or Observer()
+    options, observer = given_options(options, IndexOptions), observer or Observer()
     with start_pool(options) as pool:
         target = index_target(dataset, options)
         pool.check(Needs(a_few(target.paths)))

@@ -15,6 +15,7 @@ from shardtool.inspection.overview import Overview
 from shardtool.inspection.summary import ShardSpreads, summarize, together
 from shardtool.request.observer import Observer
 from shardtool.request.options import InspectOptions
+from shardtool.request.python_types import given_options
 
 if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedDataset
@@ -35,7 +36,7 @@ def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: 
         InvalidRequest: There is none.
         CorruptShard: The dataset file is damaged, or no shard can be read.
     """
-    options, observer, spreads = options or InspectOptions(), observer or Observer(), ShardSpreads()
+    options, observer, spreads = given_options(options, InspectOptions), observer or Observer(), ShardSpreads()
     opened = [open_dataset(one) for one in given_datasets(dataset)]
     summaries = [_summary(one, options, observer, spreads) for one in opened]
     return summaries[0] if len(summaries) == 1 else together(summaries, spreads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.pack.run import plan_dataset, write_dataset
+from shardtool.request.python_types import given_options
 from shardtool.request.reshard_options import ReshardOptions
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def reshard(
         OutputFailed: The output, or the folder of temporary files, cannot be written.
         WorkerDied: A worker was killed.
     """
-    return write_dataset(datasets, output, options or ReshardOptions(), observer)
+    return write_dataset(datasets, output, given_options(options, ReshardOptions), observer)
 
 
 def reshard_dry_run(
@@ -51,4 +52,4 @@ def reshard_dry_run(
         InvalidRequest: The request makes no sense.
         CorruptShard: A dataset is damaged, as far as it was read.
     """
-    return plan_dataset(datasets, output, options or ReshardOptions(), observer)
+    return plan_dataset(datasets, output, given_options(options, ReshardOptions), observer)

@@ -12,6 +12,7 @@ from shardtool.check.several import look_at_all
 from shardtool.dataset.several import given_datasets
 from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
+from shardtool.request.python_types import given_options
 
 if TYPE_CHECKING:
     from shardtool.check.look import Looked, Report
@@ -33,7 +34,7 @@ def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Ob
         CorruptShard: The dataset file names what lies elsewhere, or is none: nothing could be read.
         OutputFailed: The file system refuses to take what was mended.
     """
-    options, observer, begun = options or VerifyOptions(), observer or Observer(), time.time()
+    options, observer, begun = given_options(options, VerifyOptions), observer or Observer(), time.time()
     givens = given_datasets(dataset)
     if len(givens) == 1:
         report = _look(givens[0], options, observer).report

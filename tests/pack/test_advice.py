@@ -114,3 +114,17 @@ def test_fields_that_not_all_samples_have_are_one_note(names: tuple[str, ...], f
     (note,) = _notes(write_tree(tmp_path / "in", dict.fromkeys(names, b"x")))
     assert note.endswith(f"that the first five samples lack: {found}")
     assert not _notes(tmp_path / "in", target=("webdataset",))
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+def test_files_without_a_byte_are_counted(ending: str, tmp_path: Path) -> None:
+    """Empty files are packed as others are, and one note counts them over all splits and names one; texts count not."""
+    files = {f"{name}/{at}.jpg": b"x" * (at > 1) for name in "ab" for at in range(3)}
+    source = write_tree(tmp_path / "in", files)
+    told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=1, split_from_folder=True))
+    assert told.samples == len(files)
+    assert [note for note in told.notes if "byte" in note] == [
+        "4 files without a byte among the samples, such as a/0.jpg"
+    ]
+    (tmp_path / "list.csv").write_text("key,path,caption\n1,in/a/2.jpg,\n2,in/b/2.jpg,x\n", encoding="ascii")
+    assert not [note for note in _notes(tmp_path / "list.csv", values=("txt=caption",)) if "byte" in note]

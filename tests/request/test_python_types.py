@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect as signatures
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pytest
 
+import shardtool
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, index
 from shardtool.dataset.dataset_file import read_dataset
 from tests import mapped
@@ -109,3 +114,32 @@ def test_folders_are_paths(tmp_path: Path) -> None:
     create(tmp_path / "s", f"{tmp_path}/d/in/x-{{0..}}.tar", CreateOptions(workers=1))
     result = index(tmp_path / "d/in", IndexOptions(output=tmp_path / "d", workers=1))
     assert result.dataset_file == f"{tmp_path}/d/x.json"
+
+
+_WITH_OPTIONS = sorted(
+    name for name in shardtool.__all__
+    if signatures.isfunction(verb := getattr(shardtool, name)) and "options" in signatures.signature(verb).parameters
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", _WITH_OPTIONS)
+def test_options_of_another_kind_are_refused(verb: str, tmp_path: Path) -> None:
+    """Every verb with options says of a dict, and of another verb's options, what it takes; nothing is touched."""
+    run = getattr(shardtool, verb)
+    kind = str(signatures.signature(run).parameters["options"].annotation).partition(" ")[0]
+    needed = [one for one in signatures.signature(run).parameters.values() if one.default is one.empty]
+    given = [str(tmp_path / "out-{0..}.tar") for one in needed if one.kind is one.POSITIONAL_OR_KEYWORD]
+    other: object = VerifyOptions() if verb != "verify" else IndexOptions()
+    for options, text in (({"max_size": "1MB"}, f"options: dict; expected {kind}"), (other, f"expected {kind}")):
+        with pytest.raises(InvalidRequest) as refused:
+            run(*given, options=options)
+        assert text in str(refused.value)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_users_type_checker_sees_types(tmp_path: Path) -> None:
+    """The package says that it has types: mypy, which looks for no more here, takes the import for a typed one."""
+    (tmp_path / "user.py").write_text("from shardtool import CreateOptions\n", encoding="ascii")
+    words = [sys.executable, "-m", "mypy", "--follow-imports=skip", "--cache-dir", os.devnull, "user.py"]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout

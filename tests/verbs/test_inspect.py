@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import crc32c
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -100,6 +101,24 @@ def test_totals_fields_and_labels_are_those_of_the_shards(photos: Path) -> None:
     }
     assert not summary.labels["cls"].sampled
     assert summary.images["jpg"].modes == {"RGB": 70, "L": 28}
+
+
+def test_equally_frequent_labels_stand_by_name(tmp_path: Path) -> None:
+    """Labels stand by how often they are there, and of equally many by name: numbers as numbers."""
+    names = [f"c{number}" for number in range(12)]
+    rows = [{"key": f"{name}-{at}", "label": name, "n": name[1:]} for name in names for at in range(3)]
+    rows.append({"key": "more", "label": "c7", "n": "7"})
+    rows.sort(key=lambda row: crc32c.crc32c(row["key"].encode()))  # in no order
+    options = CreateOptions(values=("cls=label", "label=n"), classes=("cls",), max_count=5, workers=1, meta="label")
+    create(pa.Table.from_pylist(rows), f"{tmp_path}/o-{{0..}}.tar", options)
+    found = inspect(tmp_path).labels
+    in_order = ["c7", *(name for name in names if name != "c7")]
+    assert [one.name for one in found["cls"].values] == in_order
+    assert [one.name for one in found["label"].values] == [name[1:] for name in in_order]
+    for shard in tmp_path.glob("*.index"):  # then labels are read, and counted one by one
+        shard.unlink()
+    (tmp_path / "o.json").unlink()
+    assert [one.name for one in inspect(tmp_path).labels["label"].values] == [name[1:] for name in in_order]
 
 
 def test_columns_tell_what_shards_need_not_be_read_for(tabled: Path, tmp_path: Path) -> None:
