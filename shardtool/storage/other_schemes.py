@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage.remote import blob, objects
-from shardtool.storage.remote.address import SCHEMES, parse_address, shown
+from shardtool.storage.remote.address import MEANT, SCHEMES, parse_address, shown
 from shardtool.storage.remote.blob import PIECE, Blob
 from shardtool.storage.remote.objects import Listed
 from shardtool.storage.remote.whole import ObjectFact, object_blocks, read_object, version_number
@@ -147,8 +147,13 @@ def _failures(address: str) -> Iterator[None]:
         raise FileNotFoundError(2, "no such file", where) from None
     except PermissionError:
         raise AccessRefused(where, "not allowed", remedy="Check the credentials and the permissions.") from None
-    except ImportError as error:
-        name = error.name or "a library"
-        raise StoreFailed(where, f"{name} is not installed", remedy=f"pip install {name}") from None
+    except ImportError:
+        from fsspec.registry import known_implementations
+
+        scheme = parse_address(address).scheme
+        remedy = f"{known_implementations.get(scheme, {}).get('err', 'See what fsspec wants for it')}."
+        if scheme in MEANT:
+            remedy = f"Write {MEANT[scheme]}:// instead, which needs no other library."
+        raise StoreFailed(where, f"what reads {scheme}:// is not installed", remedy=remedy) from None
     except Exception as error:  # noqa: BLE001 - each of fsspec's file systems has errors of its own
         raise StoreFailed(where, f"fsspec fails ({type(error).__name__})") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,3 +71,21 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
         assert "sesame" not in str(said.value)
         assert said.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("scheme", "library", "cure"),
+    [("hf", "huggingface_hub", "huggingface_hub"), ("sftp", "paramiko", "paramiko"), ("s3a", "s3fs", "s3://"),
+     ("gcs", "gcsfs", "gs://"), ("abfs", "adlfs", "az://")],
+)  # fmt: skip
+def test_a_library_that_is_missing_is_named(
+    scheme: str, library: str, cure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheme whose library is missing is named with that, or with the scheme of ours that needs none."""
+    monkeypatch.setitem(sys.modules, library, None)
+    for name in [one for one in sys.modules if one.startswith((f"{library}.", f"fsspec.implementations.{scheme}"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    with pytest.raises(StoreFailed, match=f"what reads {scheme}:// is not installed") as caught:
+        places.read_small(f"{scheme}://place/key.json")
+    assert cure in caught.value.remedy

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -132,6 +134,39 @@ def test_changed_and_gone(
     assert (result.samples, result.skipped) == (1, 3)
     codes = {row["path"]: row["code"] for row in skipped(tmp_path / "out.json")}
     assert codes == {"a.jpg": "changed", "b.jpg": "vanished", "d.bin": "changed"}
+
+
+@pytest.mark.parametrize("size", [9, LARGE])
+def test_other_bytes_than_the_store_has_taken(
+    size: int, moto: Server, proxies: Callable[[Server], FaultyProxy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object whose bytes are not those of its ETag, an MD5, fails its sample; one that is read rightly then, not."""
+    proxy, data = proxies(moto), TREE["large.bin"][:size]
+    prefix, _ = _tree(proxy, monkeypatch, {"a.bin": data, "b.bin": data[::-1], "c.bin": data})
+    proxy.set(Fault("flip", path=r"b\.bin", times=None))
+    with pytest.raises(SampleFailed, match=r"b\.bin: .*where the store says"):
+        create(prefix, str(tmp_path / OUT), CreateOptions(workers=1))
+    proxy.set(Fault("flip", path=r"b\.bin", times=None))
+    result = create(prefix, str(tmp_path / OUT), CreateOptions(workers=1, on_error="skip", if_exists="resume"))
+    assert (result.samples, result.skipped) == (2, 1)
+    assert verify(tmp_path / "out.json", VerifyOptions(workers=1)).sound
+    if size < LARGE:
+        proxy.set(Fault("flip", path=r"b\.bin"))
+        assert create(prefix, str(tmp_path / "new" / OUT), CreateOptions(workers=1)).samples == 3
+
+
+@pytest.mark.parametrize("key", ["a//b.jpg", "a/../b.jpg", "a/./b.jpg"])
+def test_a_key_that_no_tar_can_hold_is_named(key: str, moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key with an empty part, `.` or `..` is named by the error that it keeps its prefix from being listed."""
+    prefix = moto.new_prefix()
+    _put(_store(moto, prefix, monkeypatch), {"x.jpg": b"x"})
+    connection = HTTPConnection("127.0.0.1", moto.port)
+    with closing(connection):
+        connection.request("PUT", f"/moto/{prefix.removeprefix(moto.bucket).lstrip('/')}/{key}", b"data")
+        assert connection.getresponse().status == 200
+    with pytest.raises(StoreFailed) as caught:
+        dry_run(prefix, OUT)
+    assert key in caught.value.found
 
 
 def test_refusals(

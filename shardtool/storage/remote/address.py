@@ -18,6 +18,7 @@ from shardtool.errors import InvalidRequest, without_secrets
 STORES = ("s3", "gs", "az")
 WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
+MEANT = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "wasb": "az", "wasbs": "az"}  # by others
 _OF_THIS_MACHINE = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -103,7 +104,7 @@ def other_schemes() -> frozenset[str]:
 
 
 def _unknown(text: str, scheme: str) -> InvalidRequest:
-    near = difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
+    near = [MEANT[scheme]] if scheme in MEANT else difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
     remedy = "fsspec reads more of them: `pip install fsspec`." if not other_schemes() else ""
     if near:
         remedy = f"Did you mean {near[0]}://?"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
-from shardtool.storage.remote.client import send
+from shardtool.storage.remote.client import object_md5, send
 from shardtool.storage.remote.failures import lost
 from shardtool.storage.remote.retry import Attempts, Passing, retried
 
@@ -39,12 +39,15 @@ class Blob:
         size: Its bytes.
         version: Its ETag; empty where the server gives none, or nothing was asked for yet.
         ranges: Whether the server gives parts of it, as far as that is known.
+        md5: Of all of it, as the store said last; None: it says none, or nothing was read yet.
 
     Raises:
         FileNotFoundError: There is no such object.
         AccessRefused: We may not read it.
         StoreFailed: The server fails time and again.
     """
+
+    md5: str | None = None
 
     def __init__(self, address: str, size: int | None = None) -> None:
         self.address, self._where = address, shown(address)
@@ -166,6 +169,7 @@ class Blob:
             raise OSError(errno.ESTALE, f"{size:,} bytes, where {self.size:,} were expected", self._where)
         if size != self.size or self._seen.setdefault("version", tag) != tag:
             raise OSError(errno.ESTALE, "changed while it was read", self._where)
+        self.md5 = object_md5(self.address, answer.headers)
         asked = f"bytes {offset}-{end - 1}/{self.size}"
         if self.ranges and said != asked:
             raise StoreFailed(self._where, f"the status {answer.status}, {said[:60] or 'no range'}", expected=asked)

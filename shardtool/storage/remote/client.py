@@ -6,8 +6,10 @@ or chained: it holds the address that was asked for, and that may be signed (dec
 
 from __future__ import annotations
 
+import base64
 import functools
 import os
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
@@ -38,6 +40,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _REASON = 4096  # bytes of an error's answer that are looked at
 _USER_AGENT = "shardtool"
+_MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 @functools.lru_cache(maxsize=8)
@@ -129,6 +132,34 @@ def request(
         StoreFailed: It failed time and again.
     """
     return retried(shown(address), lambda: send(method, address, headers, body))
+
+
+def stored_md5(headers: Mapping[str, str]) -> str | None:
+    """Return the MD5 of an object that a store gives in an answer; None: none that can be trusted to be one."""
+    for given in (headers.get("Content-MD5", ""), google_hashes(headers).get("md5", "")):
+        if given:
+            try:
+                return base64.b64decode(given, validate=True).hex()
+            except ValueError:
+                return None
+    tag = headers.get("ETag", "").strip('"')
+    return tag if _MD5.fullmatch(tag) else None
+
+
+def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
+    """Return the MD5 of a whole object of a store, as its answer says it; None: it says none.
+
+    The ETag of S3 is none where the object is encrypted by keys of others, and in directory buckets.
+    """
+    other = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
+    other |= "x-amz-server-side-encryption-customer-algorithm" in headers
+    other |= headers.get("x-amz-storage-class", "") == "EXPRESS_ONEZONE"
+    return None if other or is_web(address) else stored_md5(headers)
+
+
+def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return what Google's store says of an object's bytes: kind to checksum, in base64."""
+    return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
 def _start_of(answer: urllib3.BaseHTTPResponse) -> bytes:

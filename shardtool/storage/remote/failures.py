@@ -31,6 +31,7 @@ _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _KEYS_ASKED = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
 _SERVER = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 _NO_TRUST = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")  # of rustls
+_BAD_KEY = re.compile(r'Path "(.*?)"[: ]', re.DOTALL)
 _CHECK = "Check the credentials and the permissions."
 _TO_LIST = "permission to list (s3:ListBucket, storage.objects.list, or the role Storage Blob Data Reader)"
 _UNLISTED = "Allow that. Who may only read objects names the dataset file, or shards by a range with its end."
@@ -52,9 +53,12 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
         raise _refused(where, "the store does not allow it", lists=lists) from None
     except theirs.NotSupportedError:
         raise StoreFailed(where, "the store cannot do what is asked") from None
-    except theirs.InvalidPathError:
-        found = "a name with an empty part, or . or .."
-        raise StoreFailed(where, found, expected="names without `//`, `/./` and `/../`") from None
+    except theirs.InvalidPathError as error:
+        found = f"{key[1]}: " if (key := _BAD_KEY.search(str(error))) else ""
+        raise StoreFailed(
+            where, f"{found}a name with an empty part, or . or ..", expected="names without `//`, `/./` and `/../`",
+            remedy="No tar can hold it, and no listing passes it: rename it, or name prefixes that it does not lie in.",
+        ) from None  # fmt: skip
     except theirs.GenericError as error:
         if _KEYS_ASKED.search(str(error)):
             raise _no_keys(where) from None

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.errors import OutputFailed, reason
 from shardtool.storage.remote import address
 from shardtool.storage.remote.blob import Blob, read_whole
+from shardtool.storage.remote.client import stored_md5
 from shardtool.storage.remote.failures import writing
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.objects import delete, listed, put
 from shardtool.storage.remote.retry import Passing, retried
-from shardtool.storage.remote.upload import LARGEST, Shorter, stored_md5, upload
+from shardtool.storage.remote.upload import LARGEST, Shorter, upload
 from shardtool.storage.remote.whole import object_blocks
 from shardtool.storage.staging import FileFact, Folder, Staged
 

@@ -20,7 +20,7 @@ from shardtool.errors import Bug, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.blob import Blob
-from shardtool.storage.remote.client import request
+from shardtool.storage.remote.client import google_hashes, request, stored_md5
 from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal, writing
 from shardtool.storage.remote.network import of_proxy, proxy_of, tls
 from shardtool.storage.remote.objects import signed
@@ -41,7 +41,6 @@ _TLS_PORT = 443
 _GO_ON_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
 _LINE = 65536
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
-_MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class Shorter(Exception):
@@ -202,18 +201,6 @@ class Upload:
             raise Passing("the store has other bytes than were sent")
 
 
-def stored_md5(headers: Mapping[str, str]) -> str | None:
-    """Return the MD5 of an object that a store gives in an answer; None: none that can be trusted to be one."""
-    for given in (headers.get("Content-MD5", ""), _hashes(headers).get("md5", "")):
-        if given:
-            try:
-                return base64.b64decode(given, validate=True).hex()
-            except ValueError:
-                return None
-    tag = headers.get("ETag", "").strip('"')
-    return tag if _MD5.fullmatch(tag) else None
-
-
 def stored_crc(address: str) -> int | None:
     """Return the CRC-32C of an object that its store says, without reading it; None: it says none. Google's store does.
 
@@ -226,16 +213,11 @@ def stored_crc(address: str) -> int | None:
     answer = request("GET", address, {"Range": "bytes=0-0"})
     answer.drain_conn()
     answer.release_conn()
-    given = _hashes(answer.headers).get("crc32c", "")
+    given = google_hashes(answer.headers).get("crc32c", "")
     try:
         return int.from_bytes(base64.b64decode(given, validate=True), "big") if given else None
     except ValueError:
         return None
-
-
-def _hashes(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return what Google's store says of an object's bytes: kind to checksum, in base64."""
-    return dict(part.strip().partition("=")[::2] for part in headers.get("x-goog-hash", "").split(","))
 
 
 def _connection(url: str) -> tuple[HTTPConnection, str, dict[str, str]]:

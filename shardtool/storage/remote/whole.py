@@ -6,12 +6,14 @@ meanwhile is taken for it.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
-from shardtool.storage.remote.client import send
+from shardtool.storage.remote.client import object_md5, send
 from shardtool.storage.remote.failures import lost
 from shardtool.storage.remote.retry import Passing, retried
 
@@ -47,6 +49,7 @@ def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
 
     Raises:
         FileNotFoundError: There is no such object.
+        OSError: It has other bytes than the store says.
         AccessRefused: We may not read it.
         StoreFailed: The server fails time and again.
     """
@@ -76,7 +79,20 @@ def _read(address: str, into: memoryview) -> tuple[int, ObjectFact]:
             answer.close()
     if not whole:
         raise Passing(f"the answer ends {fact.st_size - got:,} bytes early")
+    if (md5 := object_md5(address, answer.headers)) is not None:
+        _compare(address, md5, hashlib.md5(into, usedforsecurity=False))
     return got, fact
+
+
+def _compare(address: str, md5: str, read: Any) -> None:
+    """See that what was read is what the store once took.
+
+    Raises:
+        OSError: It is not.
+    """
+    if read.hexdigest() != md5:
+        found = f"bytes with the MD5 {read.hexdigest()}, where the store says {md5}"
+        raise OSError(errno.EBADMSG, found, shown(address))
 
 
 def _fact(address: str, length: str, etag: str) -> ObjectFact:
@@ -89,14 +105,17 @@ def object_blocks(blob: Blob, into: memoryview) -> Iterator[int | ObjectFact]:
     """Read an object of any size block by block: fill `into`, yield the bytes that are new, and again; then its facts.
 
     Raises:
-        OSError: It is not there, or is another one by now.
+        OSError: It is not there, is another one by now, or has other bytes than the store says.
         AccessRefused: We may not read it.
         StoreFailed: The server fails time and again.
     """
-    limit = len(into)
+    limit, md5 = len(into), hashlib.md5(usedforsecurity=False)
     for piece in blob.pieces():
         for first in range(0, len(piece), limit):
             block = piece[first : first + limit]
             into[: len(block)] = block
             yield len(block)
+        md5.update(piece)
+    if blob.md5 is not None:
+        _compare(blob.address, blob.md5, md5)
     yield ObjectFact(blob.size, version_number(blob.version))

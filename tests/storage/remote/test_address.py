@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shardtool.errors import InvalidRequest
+from shardtool.storage.remote import address
 from shardtool.storage.remote.address import join, parse_address, split
 
 _NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/"), min_size=1)
@@ -21,3 +24,12 @@ def test_join_and_split(folder: str, query: str, name: str) -> None:
     assert (there.host, there.query) == (at.host, at.query)
     assert split(there.text()) == (at._replace(key=at.key.rstrip("/")).text(), name)
     assert parse_address(at.text()) == at
+
+
+@pytest.mark.parametrize(("scheme", "meant"), [("s3a", "s3"), ("gcs", "gs"), ("abfs", "az"), ("wasbs", "az")])
+def test_names_that_others_have_for_a_store(scheme: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing reads another tool's name for a store, our own name for it is said."""
+    monkeypatch.setattr(address, "other_schemes", frozenset)
+    with pytest.raises(InvalidRequest) as caught:
+        address.parse_address(f"{scheme}://bucket/key")
+    assert caught.value.remedy == f"Did you mean {meant}://?"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import OutputFailed
+from shardtool.storage.remote.client import stored_md5
 from shardtool.storage.remote.output import RemoteFolder
-from shardtool.storage.remote.upload import stored_md5
 from shardtool.storage.staging import Staged
 
 if TYPE_CHECKING:
