@@ -103,7 +103,7 @@ class Dataset(Streamable):
         return Keys(self.fetcher.store, self._finder, self.fetcher.catalog, self._chosen)
 
     def __len__(self) -> int:
-        return self._count
+        return self.stages.count(self._count)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.stream(shuffle=False, rank=0, world_size=1, ends="uneven") if self._count else ())
@@ -113,7 +113,7 @@ class Dataset(Streamable):
 
     def __repr__(self) -> str:
         catalog = self.fetcher.catalog
-        of = "" if self._chosen is None else f"{len(self):,} of "
+        of = "" if self._chosen is None else f"{self._count:,} of "
         what = f"{of}{counted(len(catalog), 'sample')} in {counted(len(catalog.shards), 'shard')}"
         fields = f", fields {listing([*catalog.fields])}" if catalog.fields else ""
         return f"<Dataset {catalog.name}: {what}{fields}{self.stages}>"
@@ -140,7 +140,7 @@ class Dataset(Streamable):
             plain = self._chosen is None and 0 <= which < self._count
             return self._one(which if plain else self._number(which))
         if isinstance(which, slice):
-            return self._with_chosen(self._numbers(np.arange(*which.indices(len(self)), dtype=np.int64)))
+            return self._with_chosen(self._numbers(np.arange(*which.indices(self._count), dtype=np.int64)))
         if isinstance(which, str):
             return self._one(int(self._with_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
@@ -171,8 +171,8 @@ class Dataset(Streamable):
         if texts:
             return self._with_keys([str(one) for one in which])
         if asked.dtype.kind == "b":
-            if len(asked) != len(self):
-                raise IndexError(f"a mask of {len(asked):,} for {counted(len(self), 'sample')}")
+            if len(asked) != self._count:
+                raise IndexError(f"a mask of {len(asked):,} for {counted(self._count, 'sample')}")
             asked = np.flatnonzero(asked)
         return self._numbers(asked.astype(np.int64))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import resource
 from collections import OrderedDict
+from functools import reduce
 from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, OutputFailed, raise_if_machines, reason
+from shardtool.fingerprint import crc32c
 from shardtool.storage.forks import ForkLock
 from shardtool.storage.places import is_url, open_blob, read_places
 from shardtool.storage.reading import open_plain
@@ -106,6 +108,7 @@ class OpenFile:
     def __init__(self, shard: OpenedShard, cache: ShardCache | None, size: int | None = None) -> None:
         self.fd = -1
         self._blob: Blob | None = None
+        self._checksum: int | None = None
         self._held: CachedShard | None = None
         self.path, self._pid = shard.path, os.getpid()
         self._held = cache.open(shard) if cache else None
@@ -165,6 +168,14 @@ class OpenFile:
         except OSError as error:
             raise_if_machines(error, self.path)
             raise CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=at, remedy=REMEDY) from None
+
+    def checksum(self, size: int) -> int:
+        """Return the CRC-32C of the first bytes, so many: each is read once, for as long as the shard is open."""
+        if self._checksum is None:
+            starts = range(0, size, _BLOCK)
+            sizes = [min(_BLOCK, size - at) for at in starts]
+            self._checksum = reduce(lambda crc, block: crc32c(block, crc), self.read(starts, sizes), 0)
+        return self._checksum
 
     def expect(self, starts: Numbers, ends: Numbers) -> None:
         """Let the system read places ahead, into its own memory; where it cannot, they are read when they are wanted.

@@ -32,8 +32,8 @@ class Mixture(Streamable):
     """Samples of several datasets, by weights: what `mix` returns."""
 
     def __len__(self) -> int:
-        """Return how many samples an epoch has, of all ranks together."""
-        return self.source.length
+        """Return how many samples, or batches, an epoch has, of all ranks together."""
+        return self.stages.count(self.source.length)
 
     @property
     def fingerprint(self) -> str:
@@ -44,7 +44,7 @@ class Mixture(Streamable):
         return iter(self.stream(shuffle=False, rank=0, world_size=1, ends="uneven"))
 
     def __repr__(self) -> str:
-        return f"<Mixture: {counted(len(self), 'sample')} an epoch{self.stages}>"
+        return f"<Mixture: {counted(self.source.length, 'sample')} an epoch{self.stages}>"
 
 
 def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop = "first") -> Mixture:

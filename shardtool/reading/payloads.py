@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from shardtool.dataset.shard_file import is_packed
 from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, raise_if_machines
 from shardtool.fingerprint import crc32c
@@ -225,16 +226,10 @@ class ShardRows:
                 yield b""
 
     def _check(self, layout: _Layout, values: list[bytes]) -> None:
-        """Note the samples of payloads that have another checksum than their index says.
-
-        Raises:
-            InvalidRequest: The index has no checksums.
-        """
+        """Note the samples of payloads that have another checksum than their index says."""
         if layout.crcs is None:
-            raise InvalidRequest(
-                "check", f"no checksums are known of {self.file.path}",
-                remedy=f"Make sidecars that have them: {call('index', checksum=True)}.",
-            )  # fmt: skip
+            self._check_whole()
+            return
         found = np.fromiter(map(crc32c, values), np.uint32, len(values))
         for at in np.flatnonzero(found != layout.crcs).tolist():
             sample = int(layout.samples()[at])
@@ -243,6 +238,24 @@ class ShardRows:
             expected = f"{layout.crcs[at]:08x}, as its index says"
             error = CorruptShard(self.file.path, what, offset=offset, expected=expected, remedy=REMEDY)
             self._errors.setdefault(sample, error)
+
+    def _check_whole(self) -> None:
+        """Compare the shard with its dataset file, where its own index, which a walk made, has no checksums.
+
+        Raises:
+            CorruptShard: It has another checksum.
+            InvalidRequest: None is known.
+        """
+        expected, path = int(self.catalog.crcs[self.shard]), self.file.path
+        if expected < 0:
+            raise InvalidRequest(
+                "check", f"no checksums are known of {path}",
+                remedy=f"Make sidecars that have them: {call('index', checksum=True)}.",
+            )  # fmt: skip
+        found = None if is_packed(path) else self.file.checksum(int(self.catalog.sizes[self.shard]))
+        if found != expected:
+            what = "no sidecar to check it with" if found is None else f"the checksum {found:08x}"
+            raise CorruptShard(path, what, expected=f"{expected:08x}, as its dataset file says", remedy=REMEDY)
 
     def _put_numbers(self, layout: _Layout, values: list[object], alike: tuple[str, ...] | None) -> None:
         """Put numbers in place of the payloads that stand for some.

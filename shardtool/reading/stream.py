@@ -153,8 +153,8 @@ class Stream(Chain):
         return found
 
     def __len__(self) -> int:
-        """Return how many samples this reader's rank takes of an epoch."""
-        return replace(self._share, origin=0).count(self._source.length)
+        """Return how many samples, or batches, this reader's rank takes of an epoch."""
+        return self.stages.count(self._samples_of_rank)
 
     def __iter__(self) -> Iterator[Any]:
         current = _Pass(0)
@@ -164,7 +164,7 @@ class Stream(Chain):
         options, share = self._options, self._share
         order = f"shuffle={options.shuffle!r}, seed={options.seed}, epoch={options.epoch}"
         rank = f", rank {share.rank} of {share.world_size}" if share.world_size > 1 else ""
-        return f"<Stream: {counted(len(self), 'sample')}, {order}{rank}{self.stages}>"
+        return f"<Stream: {counted(self._samples_of_rank, 'sample')}, {order}{rank}{self.stages}>"
 
     def place(self) -> Place:
         """Return the place of the sample that was given out last."""
@@ -246,6 +246,10 @@ class Stream(Chain):
     def _go_to(self, options: OrderOptions, position: int) -> None:
         self._options, self._pass = options, _Pass(position)
         self._share = replace(self._share, origin=position)
+
+    @property
+    def _samples_of_rank(self) -> int:
+        return replace(self._share, origin=0).count(self._source.length)
 
     @property
     def _position(self) -> int:

@@ -1,8 +1,8 @@
 """A batch that threads fill: each sample goes into its row as soon as it is decoded, and no step at the end copies.
 
-Values of a field that are arrays, tensors or images of one shape and type become a tensor [samples, ...]; numbers a
-tensor of int64, float64 or bool; all else, arrays of different shapes too, a list. Tensors are torch's own memory: of
-pinned memory its allocator keeps what is freed, and gives it again only when no copy to a device reads it any more.
+Values of a field that are arrays, tensors or images of one shape and type become a tensor [samples, ...], of several
+shapes a list of tensors; numbers a tensor of int64, float64 or bool; all else a list. Tensors are torch's own memory:
+of pinned memory its allocator keeps what is freed, and gives it again only when no copy to a device reads it any more.
 """
 
 from __future__ import annotations
@@ -129,6 +129,9 @@ class _Field:
                 ):
                     self._array[row] = array
                     array = _PLACED  # type: ignore[assignment]
+                else:
+                    tensor = torch.from_numpy(array.copy())  # as the others of its list
+                    array = tensor.pin_memory() if self._pin else tensor
             value = array
         self._values[row] = value
 

@@ -34,7 +34,8 @@ class Loader(Streaming):
     stop with the batch that comes then. `set_epoch` goes to the start of an epoch.
 
     A batch has the form of a sample: a dict of fields, or a tuple. Arrays and images of one shape become a tensor
-    [samples, ...], in pinned memory where there is a GPU; numbers a tensor of int64, float64 or bool; all else a list.
+    [samples, ...], in pinned memory where there is a GPU, and of several shapes a list of tensors; numbers a tensor of
+    int64, float64 or bool; all else a list.
 
     Attributes:
         threads: That decode; None: as many as this process may use cores.

@@ -209,9 +209,12 @@ def test_what_values_become() -> None:
 
 
 def test_arrays_of_different_shapes() -> None:
-    """They become a list with every sample's values."""
-    made = _filled({"x": np.zeros(2)}, {"x": np.ones(3)}, {"x": np.full(2, 2.0)}, {"x": np.zeros(2, np.uint8)})
-    assert [np.asarray(one).tolist() for one in made["x"]] == [[0, 0], [1, 1, 1], [2, 2], [0, 0]]
+    """They become a list with every sample's values, all of them tensors: arrays, tensors and images alike."""
+    image = Image.fromarray(np.ones((1, 2), np.uint8))
+    others = {"x": np.full(2, 2.0)}, {"x": np.zeros(2, np.uint8)[::-1]}, {"x": torch.ones(1)}, {"x": image}
+    made = _filled({"x": np.zeros(2)}, {"x": np.ones(3)}, *others)
+    assert [one.tolist() for one in made["x"]] == [[0, 0], [1, 1, 1], [2, 2], [0, 0], [1], [[1, 1]]]
+    assert {type(one) for one in made["x"]} == {torch.Tensor}
     made = _filled({"x": np.array(["a"])}, {"x": 1})
     assert [np.asarray(one).tolist() for one in made["x"]] == [["a"], 1]
 

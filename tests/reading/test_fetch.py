@@ -135,6 +135,26 @@ def test_checks_want_checksums(tmp_path: Path) -> None:
         fetcher.fetch(numbers([1, 2]))
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_shard_without_its_sidecar_is_checked_as_a_whole(own: Made, on_error: str) -> None:
+    """With checks, a sound shard whose sidecar is gone is read; a changed one is damaged, by what its dataset says."""
+    sidecar = own.shard(1).with_suffix(".index")
+    sidecar.unlink()
+    everything = numbers(range(SAMPLES))
+    fetcher = own.fetcher(check=True, on_error=on_error)
+    assert fetcher.fetch(everything) == own.samples
+    assert fetcher.skipped.samples == 0
+    offset = own.shard(1).read_bytes().rfind(own.samples[int(fetcher.catalog.firsts[2]) - 1]["jpg"])  # type: ignore[arg-type]
+    flip(own.shard(1), offset)
+    fetcher = own.fetcher(check=True, on_error=on_error)
+    if on_error == "raise":
+        with pytest.raises(CorruptShard, match=r"the checksum .* as its dataset file says"):
+            fetcher.fetch(everything)
+    else:
+        first, last = fetcher.catalog.firsts[1:3].tolist()
+        assert fetcher.fetch(everything) == own.samples[:first] + own.samples[last:]
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 def test_foreign_records_give_values_and_lists(tmp_path: Path, *, indexed: bool) -> None:
     """Features of foreign TFRecords are bytes, ints and floats; lists of them where there are several, or none."""

@@ -30,6 +30,10 @@ class Batch:
         if not isinstance(self.size, Integral) or self.size < 1:
             raise InvalidRequest("batch", repr(self.size), expected="1 or more samples")
 
+    def count(self, samples: int) -> int:
+        """Return how many batches so many samples make."""
+        return samples // self.size if self.drop_last else -(-samples // self.size)
+
     def over(self, samples: Iterable[object]) -> Iterator[object]:
         """Yield batches; the last may be smaller."""
         samples = iter(samples)

@@ -177,6 +177,12 @@ class Stages:
             before = (*before[:-1], replace(before[-1], only=stage.wanted))
         return Stages((*before, stage))
 
+    def count(self, samples: int) -> int:
+        """Return how many samples, or batches of them, so many become, where none is left out."""
+        for stage in self.stages:
+            samples = stage.count(samples) if isinstance(stage, Batch) else samples
+        return samples
+
     def apply(self, sample: object) -> object:
         """Return what becomes of one sample. None is left out: where a stream would do that, its error is raised.
 

@@ -87,6 +87,20 @@ def test_resuming_between_batches(dataset: Dataset, before: tuple[int, int], aft
     assert [key for batch in resumed for key in batch["__key__"]] == rest[: (_SAMPLES - position) // after[1]]
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_len_counts_what_comes(dataset: Dataset, world_size: int, *, drop_last: bool) -> None:
+    """The length of datasets, views, mixes and streams is that of a loop over them, with batches, too."""
+    mixed = shardtool.mix([dataset, dataset[:9]], weights=[1, 1])
+    for source in (dataset, dataset[:7], mixed):
+        for chain in (source, *(source.select("cls").batch(4, drop_last=drop_last).batch(size) for size in (1, 3))):
+            assert len(chain) == sum(1 for _ in chain)
+            stream = chain.stream(rank=world_size - 1, world_size=world_size, ends="uneven")
+            assert len(stream) == sum(1 for _ in stream)
+    chained = dataset.batch(4)
+    assert (len(chained[:7]), len(chained.take([True] * _SAMPLES)), len(chained.keys)) == (2, len(chained), _SAMPLES)
+
+
 def test_what_stages_leave_out_is_counted(dataset: Dataset) -> None:
     """A stream counts what its stages leave out, by shard and reason, and goes on in the right place."""
     stream = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip").stream(shuffle=False, ends="uneven")
