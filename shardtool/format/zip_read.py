@@ -10,6 +10,7 @@ Source: PKWARE, APPNOTE.TXT 6.3.10.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +36,10 @@ _IN_ZIP64, _ZIP64 = 2**32 - 1, 1  # a number that stands in the extra field of t
 _UNIX = 3  # the system whose file modes a member has
 _MOST_A_BYTE = 1032  # what a byte of a deflate stream can unpack to
 _BLOCK = 2**18
+_SLACK = (
+    2**16
+)  # bytes that a small member may be packed to; a large one to twice its own, of which no packer needs much
+_DESCRIPTOR = 12
 _NAMES_ROOM = 512  # bytes that a name and extra field rarely exceed
 
 
@@ -105,6 +110,30 @@ def members(read: Read, size: int, where: str) -> Iterator[ZipMember]:
         at += _CENTRAL.size + names + extras + comment
 
 
+def payload_start(read: Read, one: ZipMember, where: str) -> int:
+    """Return where the payload of a member starts, whose own header must say of it what the directory says.
+
+    Args:
+        read: Gives the bytes at (offset, length): fewer only at the end of the file.
+        one: The member.
+        where: The archive's name, for messages.
+
+    Raises:
+        CorruptShard: It does not.
+    """
+    head = bytes(read(one.offset, _LOCAL.size + len(one.name)))
+    if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MARK):
+        raise CorruptShard(where, "no header of a member", offset=one.offset)
+    _, _, flags, method, _, _, _, packed, size, names, extra = _LOCAL.unpack_from(head)
+    same = (method, names, head[_LOCAL.size :]) == (one.method, len(one.name), one.name)
+    known = flags & _DESCRIBED or (packed in (one.packed, _IN_ZIP64) and size in (one.size, _IN_ZIP64))
+    if not same or not known:
+        expected = "the name, the method and the sizes that the zip's directory says"
+        raise CorruptShard(where, "a member whose own header tells of another", offset=one.offset, expected=expected)
+    start: int = one.offset + _LOCAL.size + names + extra
+    return start
+
+
 def payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
     """Yield the payload of a stored or deflated member block by block; it is right only where this comes to its end.
 
@@ -120,11 +149,12 @@ def payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
     head = bytes(read(offset, min(_BLOCK, _LOCAL.size + _NAMES_ROOM + size)))
     if len(head) < _LOCAL.size or not head.startswith(_LOCAL_MARK):
         raise CorruptShard(where, "no header of a member", offset=offset)
-    _, _, flags, method, _, _, wanted, _, _, names, extra = _LOCAL.unpack_from(head)
+    _, _, flags, method, _, _, wanted, packed, _, names, extra = _LOCAL.unpack_from(head)
     if method not in (STORED, DEFLATED) or flags & _ENCRYPTED:
         raise CorruptShard(where, "a member that is encrypted, or compressed otherwise than listed", offset=offset)
     start = _LOCAL.size + names + extra
-    source = _Packed(read, head[start:], offset + max(start, len(head)))
+    most = _SLACK + 2 * size if flags & _DESCRIBED or packed == _IN_ZIP64 else packed
+    source = _Packed(read, head[start:], offset + max(start, len(head)), most)
     done = crc = 0
     for block in _inflated(source, size) if method == DEFLATED else _stored(source, size):
         done += len(block)
@@ -134,27 +164,36 @@ def payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
         yield block
     if done < size:
         raise CorruptShard(where, f"a member of {done:,} bytes, not {size:,}", offset=offset)
-    if crc != wanted and not (flags & _DESCRIBED and crc in source.described()):
-        raise CorruptShard(where, "a member that does not have the checksum which stands with it", offset=offset)
+    right = crc == wanted and packed in (source.used, _IN_ZIP64)
+    if not right and not (flags & _DESCRIBED and source.is_described(crc)):
+        raise CorruptShard(
+            where, "a member that does not have the checksum and size which stand with it", offset=offset
+        )
 
 
 class _Packed:
-    """The bytes of a member as they lie in the file, in sequence; `data` are those at hand."""
+    """The bytes of a member as they lie in the file, in sequence; `data` are those at hand, `most` how many it has."""
 
-    def __init__(self, read: Read, data: bytes, at: int) -> None:
-        self._read, self.data, self._at = read, data, at
+    def __init__(self, read: Read, data: bytes, at: int, most: int) -> None:
+        self._read, self.data, self._at, self._start, self._most = read, data, at, at - len(data), most
+
+    @property
+    def used(self) -> int:
+        """How many were taken."""
+        return self._at - self._start - len(self.data)
 
     def more(self) -> bool:
-        """Get bytes where none are at hand; return whether there are any."""
+        """Get bytes where none are at hand; return whether there are any that may be the member's."""
         if not self.data:
             self.data = bytes(self._read(self._at, _BLOCK))
             self._at += len(self.data)
-        return bool(self.data)
+        return bool(self.data) and self.used <= self._most
 
-    def described(self) -> set[int]:
-        """Return what may be the CRC-32 of the descriptor that follows, which may start with a mark."""
-        found = self.data[:8] + bytes(self._read(self._at, 8))
-        return {int.from_bytes(one[:4], "little") for one in (found, found.removeprefix(_DESCRIPTOR_MARK))}
+    def is_described(self, crc: int) -> bool:
+        """Tell whether the descriptor that follows, which may start with a mark, has a CRC-32 and the bytes taken."""
+        found = self.data[:_DESCRIPTOR] + bytes(self._read(self._at, _DESCRIPTOR))
+        said = struct.pack("<LL", crc, self.used & _IN_ZIP64)
+        return said in (found[:8], found.removeprefix(_DESCRIPTOR_MARK)[:8])
 
 
 def _stored(source: _Packed, size: int) -> Iterator[bytes]:
@@ -180,9 +219,14 @@ def _inflated(source: _Packed, size: int) -> Iterator[bytes]:
 def _find_directory(read: Read, size: int, where: str) -> _Directory:
     start = max(0, size - _END.size - _COMMENT_LIMIT)
     tail = bytes(read(start, size - start))
-    at = tail.rfind(_END_MARK, 0, max(0, len(tail) - _END.size + len(_END_MARK)))
-    if at < 0:
+    marks = [found.start() for found in re.finditer(re.escape(_END_MARK), tail[: max(0, len(tail) - _END.size + 4)])]
+    ends = [at for at in marks if at + _END.size + _END.unpack_from(tail, at)[-1] == len(tail)] or marks
+    if not ends:
         raise CorruptShard(where, "no zip, or one that is cut: it has no end", expected="the end of a zip's directory")
+    if len(ends) > 1:
+        several = "several ends, of which one may lie in the comment of another"
+        raise CorruptShard(where, several, expected="a comment that ends with the file")
+    at = ends[0]
     _, disk, first_disk, _, _, length, offset, _ = _END.unpack_from(tail, at)
     end = start + at
     if disk or first_disk:

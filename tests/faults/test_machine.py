@@ -98,7 +98,7 @@ def test_damage_is_still_left_out() -> None:
     """What is wrong with a file itself stays damage: a skipped shard, and the error of a copy."""
     Path("ds/out-003.tar").write_bytes(b"")
     stream = shardtool.open("ds/out.json", on_error="skip").stream()
-    [*stream]
+    list(stream)
     assert stream.skipped.samples == 4
     with pytest.raises(CorruptShard):
         shardtool.copy("ds", "to")

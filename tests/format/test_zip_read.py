@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -110,3 +111,28 @@ def test_every_cut_is_found() -> None:
     for end in range(len(data)):
         with pytest.raises(CorruptShard):
             _files(data[:end])
+
+
+def test_an_end_is_where_its_comment_ends_with_the_file() -> None:
+    """A mark in a comment is no end; two ends that fit the file are refused, for readers would choose differently."""
+    whole = _zip("stored")
+    assert _files(whole[:-2] + b"\x1a\0" + b"PK\5\6" + bytes(18) + b"tail") == _FILES
+    assert _files(whole + b"more") == _FILES
+    with pytest.raises(CorruptShard, match="several ends"):
+        _files(whole[:-2] + b"\x16\0" + b"PK\5\6" + bytes(18))
+
+
+def test_no_more_is_read_than_a_member_may_have() -> None:
+    """Whatever a stream of no bytes goes on with, about its packed bytes are read, or what its size can need."""
+    for flags, packed in ((0, 2), (8, 0)):
+        head = struct.pack("<4s5H3L2H", b"PK\3\4", 20, flags, 8, 0, 0, 0, packed, 0, 1, 0) + b"a"
+        data = head + b"\0\0\0\xff\xff" * 1_000_000 + b"\3\0"
+        got: list[int] = []
+
+        def read(offset: int, length: int, data: bytes = data, got: list[int] = got) -> bytes:
+            got.append(len(found := data[offset : offset + length]))
+            return found
+
+        with pytest.raises(CorruptShard):
+            list(zip_read.payload(read, 0, 0, "z"))
+        assert sum(got) < 10**6

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardtool.dataset.shard_file import ShardFile
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.format import tar_read, zip_read
 from shardtool.names import Names
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.shard_file import PackedFile
+    from shardtool.format.zip_read import ZipMember
     from shardtool.source.folder.scan import ScanRules
 
 _KEPT_A_MEMBER = 128  # bytes, besides its name
 _KEPT_ALWAYS, _KEPT_A_PACKED_BYTE = 2**27, 128  # how much listing a compressed tar may keep
+_LONGEST = 2**13  # bytes of a name: a key and a field, as long as they may be
 _CHUNK = 2**16
 _FOLDER = b"5"
 _LINKS = (b"1", b"2")
@@ -88,11 +91,14 @@ def list_members(file: ShardFile | PackedFile, folder: bytes, rules: ScanRules, 
             continue
         name = name[len(folder) :]
         above, slash, last = name.rpartition(b"/")
-        if is_unsafe(name):
-            path = to_text(name)
+        if is_unsafe(name) or len(name) > _LONGEST:
+            path = to_text(name[:_LONGEST])
             found.skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
             continue
-        if not _takes(above + slash, last, rules, found.part, folders):
+        known = len(folders)
+        is_wanted = _takes(above + slash, last, rules, found.part, folders)
+        kept += (len(folders) - known) * (_KEPT_A_MEMBER + len(above))
+        if not is_wanted:
             continue
         split = split_name(last, rules.dots)
         if split is None:
@@ -129,16 +135,18 @@ def _takes(above: bytes, last: bytes, rules: ScanRules, part: ScanPart, folders:
 
 def _takes_folder(folder: bytes, rules: ScanRules, part: ScanPart, folders: dict[bytes, bool]) -> bool:
     """Tell whether files of a folder may be wanted; `folder` is empty, or ends in a slash."""
-    taken = folders.get(folder)
-    if taken is None:
-        parent, slash, name = folder[:-1].rpartition(b"/")
-        parent, taken = parent + slash, True
-        if folder:
-            taken = _takes_folder(parent, rules, part, folders) and rules.takes_folder(parent, name)
-            if taken and rules.hides(name):
-                pass_over(rules, parent, name, part)
-                taken = False
-        folders[folder] = taken
+    unknown = []
+    while folder and folder not in folders:
+        unknown.append(folder)
+        folder = folder[: folder.rfind(b"/", 0, -1) + 1]
+    taken = folders.get(folder, True)
+    for below in reversed(unknown):
+        name = below[len(folder) : -1]
+        taken = taken and rules.takes_folder(folder, name)
+        if taken and rules.hides(name):
+            pass_over(rules, folder, name, part)
+            taken = False
+        folders[below], folder = taken, below
     return taken
 
 
@@ -151,24 +159,27 @@ def _link() -> tuple[SkipCode, str]:
 
 def _zip_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
     places = array("q")
-    for one in zip_read.members(file.read, file.size, file.path):
-        places.extend((one.offset, one.packed))
-        if one.name.endswith(b"/"):
-            continue
-        problem: tuple[SkipCode, str] | None = None
-        if one.encrypted:
-            problem = "unreadable", "encrypted"
-        elif one.method not in (zip_read.STORED, zip_read.DEFLATED):
-            problem = "unreadable", f"compressed by method {one.method}, which is not read"
-        elif stat.S_ISLNK(one.mode):
-            problem = _link()
-        name = one.name if is_utf8(one.name) else one.name.decode("cp437").encode()
-        yield _Member(name, one.offset, one.size, problem)
+    with ShardFile(file.path) as heads:  # two places of the file, each read in its order
+        for one in zip_read.members(file.read, file.size, file.path):
+            problem = _zip_problem(one)
+            start = one.offset + len(one.name) if problem else zip_read.payload_start(heads.read, one, file.path)
+            places.extend((one.offset, start + one.packed))
+            if not one.name.endswith(b"/"):
+                name = one.name if is_utf8(one.name) else one.name.decode("cp437").encode()
+                yield _Member(name, one.offset, one.size, problem)
     starts = np.array(places[::2], np.int64)
     order = np.argsort(starts)
-    ends = (starts + np.array(places[1::2], np.int64))[order]
-    if np.any(ends[:-1] > starts[order][1:]):
+    if np.any(np.array(places[1::2], np.int64)[order][:-1] > starts[order][1:]):
         raise CorruptShard(file.path, "members that lie in each other: a zip made to unpack to far too much")
+
+
+def _zip_problem(one: ZipMember) -> tuple[SkipCode, str] | None:
+    """Return why a member cannot be packed."""
+    if one.encrypted:
+        return "unreadable", "encrypted"
+    if one.method not in (zip_read.STORED, zip_read.DEFLATED):
+        return "unreadable", f"compressed by method {one.method}, which is not read"
+    return _link() if stat.S_ISLNK(one.mode) else None
 
 
 def _tar_members(file: ShardFile | PackedFile) -> Iterator[_Member]:

@@ -10,6 +10,7 @@ import os
 import struct
 import tarfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from shardtool import CorruptShard, CreateOptions, InvalidRequest, Observer, Sam
 from tests.helpers import members, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 _FILES = {
@@ -148,8 +149,47 @@ def test_zips_that_claim_too_much(tmp_path: Path) -> None:
         with pytest.raises(CorruptShard, match="a member that claims more bytes than there are"):
             _pack(_patched(_pack_up(tmp_path / "x.zip", files), at, number), tmp_path / "out")
     second = _pack_up(tmp_path / "x.zip", files).read_bytes().index(b"PK\3\4", 4)
-    with pytest.raises(CorruptShard, match="members that lie in each other"):
+    with pytest.raises(CorruptShard, match="a member whose own header tells of another"):
         _pack(_patched(tmp_path / "x.zip", 42, second), tmp_path / "out")
+
+
+def _with_extra(names: Sequence[bytes], data: bytes, kernel: bytes, *, described: bool = False) -> bytes:
+    """Return a zip whose members' own headers all lead to the same packed payload."""
+    flags, heads, entries = 8 * described, b"", b""
+    total = sum(30 + len(name) for name in names)
+    for name in names:
+        at = len(heads)
+        extra = total - at - 30 - len(name)
+        numbers = (flags, 8, 0, 0, zlib.crc32(data), len(kernel), len(data), len(name))
+        heads += struct.pack("<4s5H3L2H", b"PK\3\4", 20, *numbers, extra) + name
+        entries += struct.pack("<4s6H3L5H2L", b"PK\1\2", 788, 20, *numbers, 0, 0, 0, 0, 0o100644 << 16, at) + name
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, len(names), len(names), len(entries), len(heads + kernel), 0)
+    return heads + kernel + entries + end
+
+
+def test_no_payload_is_that_of_two_members(tmp_path: Path) -> None:
+    """Payloads are judged by where they truly lie, behind what their own headers say."""
+    pack = zlib.compressobj(wbits=-15)
+    kernel = pack.compress(b"x" * 1000) + pack.flush()
+    archive = tmp_path / "x.zip"
+    archive.write_bytes(_with_extra([b"a.png"], b"x" * 1000, kernel))
+    assert _pack(archive, tmp_path / "one") == {"a.png": b"x" * 1000}
+    for described in (False, True):
+        archive.write_bytes(_with_extra([b"a.png", b"b.png"], b"x" * 1000, kernel, described=described))
+        with pytest.raises(CorruptShard, match="members that lie in each other"):
+            _pack(archive, tmp_path / "out")
+
+
+@pytest.mark.parametrize("ending", [".zip", ".tar"])
+@pytest.mark.parametrize("depth", [1200, 30_000])
+def test_deep_folders(ending: str, depth: int, tmp_path: Path) -> None:
+    """However many folders a member lies in, it is packed or left out by name; so are all others."""
+    name = "d/" * depth + "x.png"
+    archive = _pack_up(tmp_path / f"in{ending}", [(name, b"1"), ("good.png", b"2")])
+    found = _pack(archive, tmp_path / "out", on_error="skip", max_count=1)
+    assert found == {"good.png": b"2", **({name: b"1"} if depth < 4000 else {})}
+    report = verify(tmp_path / "out", VerifyOptions(workers=1))
+    assert not [one for one in report.findings if one.code != "key-unsafe"]
 
 
 def test_a_damaged_member_is_left_out(tmp_path: Path) -> None:
