@@ -86,7 +86,7 @@ def check_together(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) 
         findings.unchecked.append("totals and the fingerprint: not all shards were read")
     elif any(case.survey is None or case.survey.error is not None for case in subject.cases):
         findings.unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
-    elif subject.is_all:
+    elif subject.is_all and len(subject.cases) == len(file.shards):
         _check_totals(findings, subject.name, file, sums)
         _check_fingerprint(findings, subject.name, file, sums)
     return findings

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.check.subject import Subject
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
     from shardtool.interop.export_types import FolderIndex
     from shardtool.values import Dots
@@ -71,9 +72,10 @@ def check_beside(subject: Subject, pool: Pool) -> Findings:
     for place, found in pool.map(compare_beside, iter(tasks.values())):
         findings.add(numbers[place], *found.findings)
         findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
-    for form, once in ONCE.items():
-        findings.take(_of_folder(subject, EXPORTS[form].reader, once))
-    findings.add(-1, *_of_readme(subject, names))
+    if subject.file is not None and subject.is_all:  # what tells of all shards was not named with some of them
+        for form, once in ONCE.items():
+            findings.take(_of_folder(subject, subject.file, EXPORTS[form].reader, once))
+        findings.add(-1, *_of_readme(subject, subject.file, names))
     return findings
 
 
@@ -133,19 +135,19 @@ def _read(path: str, limit: int) -> tuple[bytes, int]:
         return b"", 0
 
 
-def _of_folder(subject: Subject, reader: str, once: FolderIndex) -> Findings:
+def _of_folder(subject: Subject, file: DatasetFile, reader: str, once: FolderIndex) -> Findings:
     """Find what is wrong with a reader's list of the folder's shards, as far as it is about this dataset."""
     findings, folder = Findings(), subject.found.folder
     below = folder_of(once.info)
-    if subject.file is None or (below and not is_url(folder) and below not in folders_in(folder)):
+    if below and not is_url(folder) and below not in folders_in(folder):
         return findings  # not through a link to a folder
     data, _ = _read(join(folder, once.info), 2**28)
     counts = once.counts(data)
-    shards = {shard.name: shard.samples for shard in subject.file.shards if shard.samples}
+    shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():
         return findings
-    for first in subject.file.appends:
-        later = [shard.name for shard in subject.file.shards[first:]]
+    for first in file.appends:
+        later = [shard.name for shard in file.shards[first:]]
         if not counts.keys() & {*later}:
             findings.unchecked.append(f"{reader}'s index of the folder: it covers the first {first:,} shards only")
             shards = {name: samples for name, samples in shards.items() if name not in later}
@@ -158,12 +160,12 @@ def _of_folder(subject: Subject, reader: str, once: FolderIndex) -> Findings:
     return findings
 
 
-def _of_readme(subject: Subject, names: set[str]) -> Iterator[Finding]:
+def _of_readme(subject: Subject, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
     """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
     data, _ = _read(join(subject.found.folder, README), 2**24)
-    if subject.file is None or not is_ours(data):
+    if not is_ours(data):
         return
-    there, shards = {*map(output_text, names)}, {shard.name for shard in subject.file.shards}
+    there, shards = {*map(output_text, names)}, {shard.name for shard in file.shards}
     named = listed(data, there | shards)
     if named & shards and (lacking := sorted(shards - named)):
         yield Finding(CODE, README, f"nothing that names {lacking[0]}", "all shards of the dataset")

@@ -13,12 +13,12 @@ from shardtool.dataset.dataset_file import shard_names
 from shardtool.dataset.find import natural
 from shardtool.dataset.several import recorded_pattern
 from shardtool.dataset.unfinished import EXPECTED, facts_beside, unfinished
-from shardtool.errors import AccessRefused, ShardError
+from shardtool.errors import AccessRefused, listing
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, parse_pattern, sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, sidecar_name
 from shardtool.shard_names import is_shard_name, whole_of
 from shardtool.storage.places import base_name as plain_name
-from shardtool.storage.places import is_url, is_web, join, names_in, read_small
+from shardtool.storage.places import is_web, join, names_in, read_small
 from shardtool.values import counted, output_text, to_bytes
 
 if TYPE_CHECKING:
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
     from shardtool.check.subject import Subject
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.values import Given
 
 _MOST_GAPS = 1000
-_MOST_NAMES = 10**7  # of a closed pattern: each is looked for
-_GLOB = re.compile(r"[*?\[]")
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
@@ -46,19 +43,24 @@ def check_numbering(subject: Subject) -> Findings:
         names = set()
         findings.unchecked.append("files that the dataset file does not list: the store does not let us list")
     if file is not None:
-        listed, there = {one.name for one in file.shards}, {case.name for case in subject.cases}
-        extra = [*_extra(file, names, listed)]
+        listed = {one.name for one in file.shards}
+        extra = [*_extra(file, names, listed)] if subject.is_all else []
         findings.add(-1, *extra)
-        said = listed.union(one.file for one in extra)
+        said, given = listed.union(one.file for one in extra), {case.name for case in subject.cases}
         for number, case in enumerate(subject.cases):
             if case.name not in said:
                 findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
-        findings.add(-1, *(Finding("shard-missing", name, "not there") for name in sorted(listed - there)))
-        findings.add(-1, *_skipped(subject.found.folder, file))
+        if subject.is_all:
+            findings.add(-1, *_skipped(subject.found.folder, file))
+        else:
+            unseen = not names or is_web(subject.found.folder)
+            left = [] if unseen else sorted(listed.difference(map(output_text, names), given))
+            gone = f"; of the others {listing(left)} {'is' if len(left) == 1 else 'are'} not there" if left else ""
+            of = f"{len(subject.cases):,} of its {counted(len(file.shards), 'shard')} were given{gone}"
+            findings.unchecked.append(f"totals and the fingerprint of {subject.name}: {of}")
     elif _sidecars_alone(subject, names):
-        there = {*map(output_text, names)}
         for name, listed in _datasets_beside(subject, names).items():
-            findings.take(_check_rest(subject, name, sorted(listed - there), len(listed)))
+            findings.unchecked.append(f"what {output_text(name)} says: it lists {counted(len(listed), 'shard')}")
     return findings
 
 
@@ -106,19 +108,6 @@ def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
     return found
 
 
-def _check_rest(subject: Subject, name: str, missing: list[str], listed: int) -> Findings:
-    """Report a dataset of which only some shards were given, and those of the others that are not there."""
-    findings, file = Findings(), output_text(name)
-    findings.unchecked.append(f"what {file} says: it lists {counted(listed, 'shard')}")
-    if subject.is_of_several:
-        expected = f"a shard, as {file} says"
-        for one in missing[:_MOST_GAPS]:
-            findings.add(-1, Finding("shard-missing", one, "neither given nor there", expected))
-        if len(missing) > _MOST_GAPS:
-            findings.counts["shard-missing"] += len(missing) - _MOST_GAPS
-    return findings
-
-
 def _dataset_file_missing(subject: Subject) -> Finding | None:
     """Return the finding that sidecars lie beside some of the shards, and no dataset file lists these."""
     names = _names_in(subject) if subject.is_of_several and subject.found.dataset_file is None else set()
@@ -145,16 +134,13 @@ def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Fin
 
 
 def _gaps(subject: Subject) -> Iterator[Finding]:
-    """Yield the shards that a closed pattern asks for and that are not there; else the numbers that are missing."""
+    """Yield the shards of a range that are neither there nor listed; else the numbers that are missing."""
     names = [plain_name(path) for path in subject.found.shards]
+    for name in subject.found.missing:
+        yield Finding("shard-missing", output_text(name), "not there, and of the pattern")
     if subject.file is not None:
-        names = [one.name for one in subject.file.shards]
-    elif wanted := _asked_for(subject.given):
-        there = set(names)
-        for name in [name for name in wanted if name not in there][:_MOST_GAPS]:
-            yield Finding("shard-missing", output_text(name), "not there, and of the pattern")
-        return
-    elif not isinstance(subject.given, (str, os.PathLike)):
+        names = [one.name for one in subject.file.shards] if subject.is_all else []
+    elif subject.found.missing or not isinstance(subject.given, (str, os.PathLike)):
         return
     yield from _lacking_parts(names)
     groups: dict[tuple[str, str, int], list[int]] = {}
@@ -184,25 +170,6 @@ def _lacking_parts(names: list[str]) -> Iterator[Finding]:
         for number in islice(lacking, _MOST_GAPS):
             name = output_text(f"{stem}{number:0{width}d}-of-{many:0{width}d}")
             yield Finding("numbering-gap", name, "not there", f"{counted(many, 'shard')}, as their names say")
-
-
-def _asked_for(given: Given) -> list[str]:
-    """Return the names that a closed pattern asks for; none where it is no such pattern."""
-    if not isinstance(given, (str, os.PathLike)):
-        return []
-    text = os.fspath(given)
-    name = plain_name(text) if is_url(text) else text
-    if (not is_url(text) and os.path.exists(text)) or _GLOB.search(name):
-        return []
-    try:
-        pattern = parse_pattern(name)
-    except ShardError:
-        return []
-    if pattern.names is not None:
-        return list(pattern.names)
-    if pattern.count is None or pattern.count > _MOST_NAMES:
-        return []
-    return [pattern.shard(at) for at in range(pattern.count)]
 
 
 def _skipped(folder: str, file: DatasetFile) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardtool.dataset.find import find_dataset
+from shardtool.dataset.several import of_glob
 from shardtool.errors import InvalidRequest, printable
 from shardtool.request.choices import fits, kinds
 from shardtool.request.options import OF_SOURCE, CreateOptions
@@ -179,5 +180,6 @@ def open_again(run: Recorded, source: object, outputs: Sequence[ShardPattern]) -
             if not isinstance(one, (str, os.PathLike, list, tuple)):
                 found = f"a {type(one).__name__}"
                 raise InvalidRequest(option("source"), found, expected="what it was made from: datasets")
-            find_dataset(one)  # before shards are read, where there is none
+            for dataset in of_glob(one):
+                find_dataset(dataset)  # before shards are read, where there is none
     return open_source(source, replace(run.options, on_error="skip"), outputs)

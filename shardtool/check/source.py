@@ -90,7 +90,7 @@ class Comparison:
             unchecked.append("the source: it is what samples were appended from, which is not compared")
             return
         self.findings.checked.append("the source")
-        if not made.choosing:
+        if not made.choosing and (self.subject.file is None or self.subject.is_all):
             self._missing(entries, np.concatenate((place, appended)))
         self._extra(surveys, place)
         if made.changes:

@@ -103,8 +103,8 @@ class Subject:
 
     @property
     def is_all(self) -> bool:
-        """Whether the shards that were given are all that the dataset file lists."""
-        return self.file is not None and [one.name for one in self.file.shards] == [case.name for case in self.cases]
+        """Whether all shards that the dataset file lists were given, in any order."""
+        return self.file is not None and {one.name for one in self.file.shards} <= {case.name for case in self.cases}
 
     @property
     def is_of_several(self) -> bool:
@@ -124,7 +124,7 @@ def open_subject(given: Given) -> tuple[Subject, Findings]:
         InvalidRequest: There is no such dataset.
         CorruptShard: The dataset file names what lies elsewhere, or is none.
     """
-    found = find_dataset(given)
+    found = find_dataset(given, lacking=True)
     own, file, findings = _read_dataset_file(found)
     entries = {one.name: one for one in file.shards} if file else {}
     cases = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,8 @@ from shardtool.interop.export_formats import EXPORTS
 from shardtool.request.options import OF_WORKERS, ExportOptions, IndexOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardtool.request.observer import Observer
     from shardtool.request.results import IndexResult
 
@@ -81,45 +84,58 @@ def index(
     """
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
+    from shardtool.dataset.several import of_glob
+
+    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
+    made = IndexOptions(output=output, overwrite=overwrite, **options)
+    try:
+        found = [dataset] if merges else of_glob(dataset)
+        givens = [
+            [os.fspath(one)] if isinstance(one, (str, os.PathLike)) else [os.fspath(name) for name in one]
+            for one in found
+        ]
+        done = [_index(one, made, formats, terminal, merges=merges) for one in givens]
+    finally:
+        terminal.close()
+    documents = [document for document, _ in done]
+    if as_json:
+        show_json(documents[0] if len(documents) == 1 else {"datasets": documents})
+    elif not quiet:
+        show("\n".join(line for _, lines in done for line in lines))
+
+
+def _index(
+    dataset: Sequence[str], options: IndexOptions, formats: Sequence[str], terminal: Observer, *, merges: bool
+) -> tuple[dict[str, object], list[str]]:
+    """Index one dataset, and make what other tools want of it; return what was done, as JSON and as lines."""
     from shardtool.errors import printable
     from shardtool.values import counted
     from shardtool.verbs.export import check_names, export
     from shardtool.verbs.index import index as run
 
-    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     document: dict[str, object] = {}
-    lines = []
-    only_export = (
-        bool(formats) and not merges and len(dataset) == 1 and dataset[0].endswith(".json") and not options["checksum"]
-    )
-    file = dataset[0]
-    try:
-        if not only_export:
-            if formats and not merges:
-                check_names(dataset, formats)
-            how_made = IndexOptions(output=output, overwrite=overwrite, **options)
-            result = merge_parts(dataset, how_made, terminal) if merges else run(dataset, how_made, observer=terminal)
-            document, file = result.to_json(), result.dataset_file
-            kept = f" ({result.kept:,} were right already)" if result.kept else ""
-            lines.append(
-                f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}\n"
-                f"dataset file  {printable(result.dataset_file)}"
-            )
-        if formats:
-            how = ExportOptions(output=output, overwrite=overwrite, **{name: options[name] for name in OF_WORKERS})
-            exported = export(file, formats, how, observer=terminal)
-            document = {**document, "export": exported.to_json()} if document else exported.to_json()
-            there = f", {exported.kept:,} of them there already" if exported.kept else ""
-            lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")
-    finally:
-        terminal.close()
-    if as_json:
-        show_json(document)
-    elif not quiet:
-        show("\n".join(lines))
+    lines, file = list[str](), dataset[0]
+    if merges or not formats or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
+        if formats and not merges:
+            check_names(dataset, formats)
+        result = merge_parts(dataset, options, terminal) if merges else run(dataset, options, observer=terminal)
+        document, file = result.to_json(), result.dataset_file
+        kept = f" ({result.kept:,} were right already)" if result.kept else ""
+        lines.append(
+            f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}\n"
+            f"dataset file  {printable(result.dataset_file)}"
+        )
+    if formats:
+        of_workers = {name: getattr(options, name) for name in OF_WORKERS}
+        how = ExportOptions(output=options.output, overwrite=options.overwrite, **of_workers)
+        exported = export(file, formats, how, observer=terminal)
+        document = {**document, "export": exported.to_json()} if document else exported.to_json()
+        there = f", {exported.kept:,} of them there already" if exported.kept else ""
+        lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")
+    return document, lines
 
 
-def merge_parts(pattern: tuple[str, ...], options: IndexOptions, observer: Observer) -> IndexResult:
+def merge_parts(pattern: Sequence[str], options: IndexOptions, observer: Observer) -> IndexResult:
     """Merge the parts of a pattern, which is all that can be asked for then."""
     from shardtool.errors import InvalidRequest
     from shardtool.wording import option

@@ -112,6 +112,8 @@ def _head(summary: Summary, room: int) -> list[str]:
     name = fit(summary.dataset, room)
     lines = [f"{name}: {facts}"] if cells(f"{name}: {facts}") <= room else [name, fit(f"  {facts}", room)]
     rows = [("complete", _complete(summary))]
+    if summary.part_of:
+        rows.append(("part", f"these are {summary.shard_sizes.count:,} of its {counted(summary.part_of, 'shard')}"))
     if summary.fingerprint:
         rows.append(("fingerprint", summary.fingerprint))
     if summary.made:

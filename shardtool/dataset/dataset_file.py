@@ -12,14 +12,16 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from shardtool.dataset.feature import Feature
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.interop.export_types import SplitShards
-from shardtool.pattern import FORMATS, parse_pattern, sidecar_name
+from shardtool.pattern import FORMATS, parse_pattern, sidecar_name, text_of
 from shardtool.request.run_record import RunRecord
 from shardtool.shard_names import format_of, is_shard_name
 from shardtool.wording import made_again
@@ -37,6 +39,7 @@ FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
 _APPENDS = b'\n    "appends": ['
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
+_PATTERN = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
 _CHECKSUM = '  "checksum": "crc32c:'
 _CHECKSUM_SIZE = len(b'01234567"\n}\n')  # of the checksum itself, and what follows it
 _RANGE = re.compile(r"[^{}<>]*\{[0-9]{1,200}\.\.[0-9]{0,200}\}[^{}<>]*")
@@ -96,6 +99,8 @@ class DatasetFile:
         numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
         appends: The number of the first shard of each append, in the order of `appended` in `made`.
         shards_folder: Where the shards lie: below the dataset file's folder, such as `train/tars`; empty: beside it.
+        part_of: How many shards the dataset has of which these are a part; 0: these are all. Of a part nothing is said
+            that only all of them can tell: `field_bytes`, `skipped`, `fingerprint`, and `fields` where some lack one.
     """
 
     name: str
@@ -114,6 +119,34 @@ class DatasetFile:
     numbers: Mapping[str, Number] = field(default_factory=dict)
     appends: tuple[int, ...] = ()
     shards_folder: str = ""
+    part_of: int = 0
+
+    def part(self, names: Sequence[str]) -> DatasetFile:
+        """Return what is said of some of the shards, in this order."""
+        places = {one.name: at for at, one in enumerate(self.shards)}
+        numbers = [places[name] for name in names]
+        if numbers == [*range(len(self.shards))]:
+            return self
+        runs = [bisect_right(self.appends, number) for number in numbers]
+        chosen = replace(
+            self,
+            pattern=text_of(names),
+            shards=tuple(self.shards[number] for number in numbers),
+            appends=tuple(at for at, (before, run) in enumerate(pairwise(runs), 1) if run != before),
+        )
+        if sorted(numbers) == [*range(len(self.shards))]:
+            return chosen
+        samples, total = (sum(one.samples for one in shards) for shards in (chosen.shards, self.shards))
+        known = all(count == total for count in self.fields.values())
+        return replace(
+            chosen,
+            fields=dict.fromkeys(self.fields, samples) if known else {},
+            field_bytes=0,
+            skipped=0,
+            skipped_crc=None,
+            fingerprint="",
+            part_of=len(self.shards),
+        )
 
     def split_shards(self) -> SplitShards:
         """Return the shards as other tools' index files have them."""
@@ -172,6 +205,15 @@ def shard_names(data: bytes) -> list[str] | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
     return [name.encode("utf-8", "replace").decode() for name in names]  # half of a surrogate pair is no name at all
+
+
+def pattern_text(data: bytes) -> str:
+    """Return the pattern that a dataset file records, as far as it can be read; else an empty text."""
+    found = _PATTERN.search(data)
+    try:
+        return str(json.loads(found[1])) if found else ""
+    except ValueError:
+        return ""
 
 
 def _is_rewritten(data: bytes) -> bool:

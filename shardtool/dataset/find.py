@@ -3,6 +3,9 @@
 A dataset is given as its dataset file, a shard pattern, a glob, a folder, or a list of shards, each as a path or an
 address; on the web nothing can be listed, so that a range must have its end. Nothing that such a name or a dataset
 file says makes us read outside of the folder that the user named.
+
+A range and a glob mean those of the shards that are there, or that a dataset file beside them lists, which have such a
+name. So a shard that was lost is one of them, and is missed as it is where the dataset file was given.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import shard_names
+from shardtool.dataset.dataset_file import is_plain_name, pattern_text, shard_names
 from shardtool.dataset.shard_file import FETCH, looks_like
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, MOST_NAMES, parse_pattern, sidecar_name
@@ -35,17 +40,18 @@ from shardtool.storage.places import (
     refuse_near_url,
 )  # fmt: skip
 from shardtool.storage.reading import dangling
-from shardtool.values import output_text, to_bytes
+from shardtool.values import to_bytes
 from shardtool.wording import either
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from shardtool.pattern import ShardPattern
     from shardtool.values import Given
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
+_MOST_MISSING = 1000  # names
 _LOOKED_AT = 8  # files of a series: some may be empty
 _MARKS = "{<%"  # of a range in a pattern
 _GLOB = "*?["
@@ -60,16 +66,21 @@ class Found:
     """The shards of a dataset.
 
     Attributes:
-        shards: Their paths, in order.
-        dataset_file: The path of the dataset file; None where there is none.
+        shards: Their paths, in the order in which they were named; some may not be there.
+        dataset_file: The path of the dataset file, which may list other shards, too; None where there is none.
         folder: Where the dataset file lies, and the shards, or folders that hold them; "" is the current folder.
         own: Whether the dataset file is one of ours, damaged or not: then sidecars lie beside it.
+        whole: Whether the dataset itself was named: by its file or folder, or by a range that is all of it. Then
+            shards that its file does not list are no part of it.
+        missing: Names of a range that are neither there nor listed: the first of them.
     """
 
     shards: tuple[str, ...]
     dataset_file: str | None
     folder: str
     own: bool = False
+    whole: bool = False
+    missing: tuple[str, ...] = ()
 
     @property
     def index_folder(self) -> str | None:
@@ -90,14 +101,27 @@ def sidecar_path(shard: str, folder: str | None) -> str:
     return join(folder_of(shard) if folder is None else folder, sidecar_name(base_name(shard)))
 
 
-def find_dataset(given: Given) -> Found:
+def find_dataset(given: Given, *, lacking: bool = False) -> Found:
     """Return the shards that `given` means.
 
+    Args:
+        given: What the user named.
+        lacking: Whether shards of a range may lack that no dataset file lists; `missing` then names them.
+
     Raises:
-        InvalidRequest: There are none, or several datasets are in a folder.
+        InvalidRequest: There are none, or not all that a range names; or several datasets are in a folder.
         CorruptShard: A dataset file names what is no shard beside it.
     """
     names = [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
+    found = _find(names)
+    if found.missing and not lacking:
+        what = f"no {listing([*map(printable, found.missing)], 3)}"
+        remedy = "Name those that are there: by a range of them, a glob, or the dataset file."
+        raise InvalidRequest(names[0], what, expected="all shards of the range", remedy=remedy)
+    return found
+
+
+def _find(names: list[str]) -> Found:
     if not names:
         raise InvalidRequest("the dataset", "nothing given", expected=EXPECTED)
     if len(names) > 1:
@@ -115,7 +139,7 @@ def find_dataset(given: Given) -> Found:
     if name.endswith(DATASET_SUFFIX):
         return _of_dataset_file(name)
     if os.path.lexists(name) or any(mark in name for mark in _GLOB):
-        return _of_names([name] if os.path.lexists(name) else matches(name) or [name])
+        return _of_names([name]) if os.path.lexists(name) else _of_names(matches(name) or [name], name)
     return _of_pattern(name)
 
 
@@ -144,7 +168,7 @@ def _at_address(name: str) -> Found:
     if not is_web(name) and is_folder(name):
         return _of_folder(name)
     if any(mark in last for mark in _GLOB) and (found := matches(name)):
-        return _of_names(found)
+        return _of_names(found, name)
     if not named and is_file(name) and looks_like(name):
         return _of_names([name])
     if not is_web(name):
@@ -158,17 +182,29 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if at % 2 else (-1, part) for at, part in enumerate(_NUMBER.split(name))]
 
 
-def _of_names(names: list[str]) -> Found:
+def _of_names(names: list[str], text: str = "") -> Found:
+    """Return the shards of these names; of a glob, which is `text`, also those that a dataset file lists."""
     sidecars = {sidecar_path(name, None) for name in names}
     names = [name for name in names if name not in sidecars] or names  # a glob finds them beside `train-00000-of-01024`
-    for name, size in zip(names, plain_sizes(names), strict=True):
+    sizes = [*plain_sizes(names)]
+    for name in names:
         _check_fetched(name)
-        if size is None:
-            raise InvalidRequest(name, "no such file", expected=EXPECTED)
-    if len(names) == 1 and names[0].endswith(DATASET_SUFFIX):
+    if len(names) == 1 and names[0].endswith(DATASET_SUFFIX) and sizes[0] is not None:
         return _of_dataset_file(names[0])
-    folder = folder_of(names[0])
-    file = _dataset_file_of(folder, names)
+    folder, last = folder_of(names[0]), base_name(text)
+    plain = dict.fromkeys(map(base_name, names))
+    file, listed = None, list[str]()
+    if all(folder_of(name) == folder for name in names):
+        there = {base_name(name) for name, size in zip(names, sizes, strict=True) if size is not None}
+        file, listed, _ = _dataset_file_of(
+            folder, there, usual_names([*plain]),
+            lambda names: [name for name in names if name in plain or (text and fnmatchcase(name, last))],
+        )  # fmt: skip
+    for name, size in zip(names, sizes, strict=True):
+        if size is None and base_name(name) not in listed:
+            raise InvalidRequest(name, "no such file", expected=EXPECTED)
+    if lost := [join(folder, name) for name in listed if text and name not in plain]:
+        names = sorted([*names, *lost], key=natural)
     return Found(tuple(names), file, folder, own=file is not None)
 
 
@@ -228,29 +264,47 @@ def _of_pattern(text: str) -> Found:
             what = "no such file" if is_shard_name(base_name(text)) else "no such file or folder"
             raise InvalidRequest(text, what, expected=EXPECTED) from None
         raise error from None
-    found = _existing(pattern)
+    meant, there = partial(_meant, pattern), _there(pattern)
+    if there is None:
+        _check_named(pattern)
+    seen = meant(there or [])
+    file, listed, recorded = _dataset_file_of(pattern.folder, {*seen}, [pattern.dataset_file], meant)
+    if there is None and not listed:  # one that is missing is missed when it is read
+        first, count = join(pattern.folder, pattern.shard(0)), pattern.count or 0
+        seen = [pattern.shard(at) for at in range(count)] if is_file(first) else []
+    elif not seen and not any(mark in text for mark in _MARKS):
+        listed = []
+    found = meant([*seen, *listed])
     if not found:
         what = "no shards of that pattern" if any(mark in text for mark in _MARKS) else "no such file"
         raise InvalidRequest(text, what, expected=EXPECTED)
-    shards = [join(pattern.folder, name) for name in found]
-    file = join(pattern.folder, pattern.dataset_file)
-    own = is_dataset_file(file)
-    return Found(tuple(shards), file if own else None, pattern.folder, own=own)
+    whole = recorded == pattern.text
+    known = set(found)
+    names = () if whole or pattern.count is None else (pattern.shard(at) for at in range(pattern.count))
+    missing = tuple(islice((name for name in names if name not in known), _MOST_MISSING))
+    shards = tuple(join(pattern.folder, name) for name in found)
+    return Found(shards, file, pattern.folder, own=file is not None, whole=whole, missing=missing)
 
 
-def _existing(pattern: ShardPattern) -> list[str]:
+def _there(pattern: ShardPattern) -> Iterable[str] | None:
+    """Return the names in the folder of a pattern; of a list, those of its own that are there; None: not listed."""
+    if pattern.names is None:
+        try:
+            return None if is_web(pattern.folder) else names_in(pattern.folder, needed=True)
+        except AccessRefused:
+            if pattern.count is None:
+                raise
+            return None
+    sizes = plain_sizes([join(pattern.folder, name) for name in pattern.names])
+    return [name for name, size in zip(pattern.names, sizes, strict=True) if size is not None]
+
+
+def _meant(pattern: ShardPattern, names: Iterable[str]) -> list[str]:
+    """Return those of some names that a pattern makes, each once, in its order."""
     if pattern.names is not None:
-        sizes = plain_sizes([join(pattern.folder, name) for name in pattern.names])
-        return [name for name, size in zip(pattern.names, sizes, strict=True) if size is not None]
-    if is_web(pattern.folder):
-        return _named(pattern)
+        known = {*names}
+        return [name for name in pattern.names if name in known]
     numbers = {}
-    try:
-        names = names_in(pattern.folder, needed=True)
-    except AccessRefused:
-        if pattern.count is None:
-            raise
-        return _named(pattern)
     for name in names:
         digits = name[len(pattern.prefix) : len(name) - len(pattern.suffix)]
         if name.startswith(pattern.prefix) and name.endswith(pattern.suffix) and digits.isascii() and digits.isdigit():
@@ -260,16 +314,14 @@ def _existing(pattern: ShardPattern) -> list[str]:
     return [numbers[at] for at in sorted(numbers)]
 
 
-def _named(pattern: ShardPattern) -> list[str]:
-    """Return all names of a pattern, where none can be listed: one that is missing is missed when it is read."""
+def _check_named(pattern: ShardPattern) -> None:
+    """Refuse a range that does not tell all of its names, or too many, where none can be listed."""
     where = join(pattern.folder, pattern.text)
     if pattern.count is None:
         found = "a range without an end on the web, where nothing is listed"
         raise InvalidRequest(where, found, expected=_EXPECTED_WEB)
     if pattern.count > MOST_NAMES:
         raise InvalidRequest(where, f"{pattern.count:,} names", expected=f"at most {MOST_NAMES:,}")
-    first = join(pattern.folder, pattern.shard(0))
-    return [pattern.shard(at) for at in range(pattern.count)] if is_file(first) else []
 
 
 def _of_dataset_file(path: str) -> Found:
@@ -291,7 +343,7 @@ def _of_dataset_file(path: str) -> Found:
     names = [os.fsdecode(to_bytes(name)) for name in names]
     if not is_url(path):  # no links in stores
         check_below(path, {os.path.dirname(name) for name in names})
-    return Found(tuple(join(folder, name) for name in names), path, folder, own=listed is not None)
+    return Found(tuple(join(folder, name) for name in names), path, folder, own=listed is not None, whole=True)
 
 
 def _is_beside(name: str, of_url: str) -> bool:
@@ -328,30 +380,45 @@ def _wids_names(data: bytes) -> list[str] | None:
 
 def is_dataset_file(path: str) -> bool:
     """Tell whether a file is a dataset file of ours, damaged or not."""
+    return _dataset_bytes(path) is not None
+
+
+def _dataset_bytes(path: str) -> bytes | None:
+    """Return the bytes of a dataset file of ours, damaged or not; None: there is none."""
     try:
-        return (is_url(path) or os.path.isfile(path)) and shard_names(read_small(path)) is not None
-    except OSError:
-        return False
-    except AccessRefused:  # said of what is not there, where we may not list
-        return False
+        data = read_small(path) if is_url(path) or os.path.isfile(path) else b""
+    except (OSError, AccessRefused):  # the latter is said of what is not there, where we may not list
+        return None
+    return data if shard_names(data) is not None else None
 
 
 def usual_names(shards: list[str]) -> Iterator[str]:
-    """Yield the names that the dataset file of these shards has by default; one alone may be the first of a range."""
-    yield parse_pattern(shards).dataset_file
+    """Yield the names that the dataset file of these shards has by default; one alone may be any of a range."""
+    with suppress(InvalidRequest):  # names that are no pattern's
+        yield parse_pattern(shards).dataset_file
     if len(shards) == 1 and (found := _NUMBERED.fullmatch(shards[0])):
-        with suppress(InvalidRequest):  # a name that is no pattern's
+        with suppress(InvalidRequest):
             yield parse_pattern(f"{found[1]}{{{found[2]}..}}{found[3]}").dataset_file
 
 
-def _dataset_file_of(folder: str, shards: list[str]) -> str | None:
-    """Return the dataset file that lists exactly these shards; None where there is none.
+def _dataset_file_of(
+    folder: str, there: set[str], usual: Iterable[str], meant: Callable[[Iterable[str]], list[str]]
+) -> tuple[str | None, list[str], str]:
+    """Return the dataset file that lists all shards that are there, which of its shards are meant, and its pattern.
 
-    Elsewhere it is looked for by the name alone that it has by default: a folder there may be large, or not listed.
+    Else the one of the usual name, where it lists some, or is damaged. Elsewhere that name alone is looked for: a
+    folder there may be large, or not listed.
     """
-    wanted = [output_text(base_name(shard)) for shard in shards]
-    for name in usual_names(wanted) if is_url(folder) else names_in(folder):
+    usual, some = [*usual], list[tuple[str, list[str], str]]()
+    others = () if is_url(folder) else (name for name in names_in(folder) if name.endswith(DATASET_SUFFIX))
+    for name in dict.fromkeys((*usual, *others)):
         path = join(folder, name)
-        if name.endswith(DATASET_SUFFIX) and is_dataset_file(path) and shard_names(read_small(path)) == wanted:
-            return path
-    return None
+        if (data := _dataset_bytes(path)) is None:
+            continue
+        listed = [os.fsdecode(to_bytes(one)) for one in shard_names(data) or () if is_plain_name(one)]
+        found = path, meant(listed), pattern_text(data)
+        if found[1] and there.issubset(listed):
+            return found
+        if name in usual and (there.intersection(listed) or not listed):
+            some.append(found)
+    return some[0] if some else (None, [], "")

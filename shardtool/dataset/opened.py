@@ -134,13 +134,32 @@ def open_dataset(given: Given, *, dots: Dots | None = None) -> OpenedDataset:
         InvalidRequest: There is none.
         CorruptShard: Its dataset file is damaged.
     """
-    found, file = find_dataset(given), None
-    if found.dataset_file is not None:
-        data = read_small(found.dataset_file)
-        file = read_dataset(data, found.dataset_file) if shard_names(data) is not None else None
+    found = find_dataset(given)
+    file, paths = said_of(found)
     dots = file.made.dots if file else dots or recorded_dots(found)
-    shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(found.shards))
+    shards = (OpenedShard(path, at, dots, found.index_folder) for at, path in enumerate(paths))
     return OpenedDataset(found, file, tuple(shards))
+
+
+def said_of(found: Found) -> tuple[DatasetFile | None, tuple[str, ...]]:
+    """Return what the dataset file says of just those shards that were found, and these shards, one by one.
+
+    None: there is none of ours, or it does not list all that were named one by one. Of a dataset that was named as a
+    whole, the shards are those that it lists.
+
+    Raises:
+        CorruptShard: It is damaged.
+    """
+    data = b"" if found.dataset_file is None else read_small(found.dataset_file)
+    if found.dataset_file is None or shard_names(data) is None:
+        return None, found.shards
+    file = read_dataset(data, found.dataset_file)
+    names = {path: output_text(base_name(path)) for path in found.shards}
+    listed = {one.name for one in file.shards}
+    paths = tuple(path for path in found.shards if names[path] in listed)
+    if not found.whole and len(paths) < len(found.shards):
+        return None, found.shards
+    return file.part([names[path] for path in paths]), paths
 
 
 @dataclass(frozen=True)

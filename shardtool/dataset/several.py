@@ -72,6 +72,14 @@ def given_datasets(given: Given) -> list[Given]:
     return [*{_place(one): one for one in found}.values()]
 
 
+def of_glob(given: Given) -> list[Given]:
+    """Return the datasets whose files or folders a glob names, each of its own; whatever else is given is one."""
+    names = [given] if isinstance(given, (str, os.PathLike)) else [*given]
+    if len(names) == 1 and any(mark in os.fspath(names[0]) for mark in "*?["):
+        return given_datasets(names[0])
+    return [given]
+
+
 def recorded_pattern(file: DatasetFile) -> ShardPattern | None:
     """Return the pattern that a dataset file records; None where that is none of a range."""
     if not _PATTERN.fullmatch(file.pattern):
@@ -104,9 +112,9 @@ def _is_named(name: str) -> bool:
 
 
 def _is_shard_file(name: str) -> bool:
-    """Tell whether a name of a list is that of a file, and of no dataset file."""
-    if is_url(name):
-        return is_shard_name(base_name(name)) and not any(mark in base_name(name) for mark in "*?[{<")
+    """Tell whether a name of a list is that of a file, and of no dataset file; or of a shard that is not there."""
+    if is_url(name) or not os.path.lexists(name):
+        return is_shard_name(base_name(name)) and not any(mark in base_name(name) for mark in "*?[{<%")
     return os.path.isfile(name) and not name.endswith(DATASET_SUFFIX)
 
 
@@ -179,7 +187,7 @@ def _of_split(name: str) -> list[Given]:
 def _is_there(name: str) -> bool:
     """Tell whether there is something of that name: a file, or shards of that pattern."""
     try:
-        return (not is_url(name) and os.path.lexists(name)) or bool(find_dataset(name).shards)
+        return (not is_url(name) and os.path.lexists(name)) or bool(find_dataset(name, lacking=True).shards)
     except InvalidRequest:
         return False
     except StoreFailed:
@@ -205,7 +213,7 @@ def _is_beside_shards(name: str) -> bool:
 def _listed(name: str) -> set[str]:
     """Return the shards of a dataset file or folder."""
     try:
-        return {_full(path) for path in find_dataset(name).shards}
+        return {_full(path) for path in find_dataset(name, lacking=True).shards}
     except StoreFailed:
         raise
     except ShardError:

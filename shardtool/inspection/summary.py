@@ -142,6 +142,7 @@ class Summary:
         splits: Split to how many samples have it.
         siblings: The other splits' dataset files, beside this one: split to file name.
         columns: The metadata.
+        part_of: How many shards the dataset has of which some were named; None: all of it was.
         datasets: Where several were given, the summary of each. Of what is above, all of them have sizes and counts,
             `complete` and `problems`; the rest is in `datasets`.
     """
@@ -167,6 +168,7 @@ class Summary:
     splits: Mapping[str, int] = field(default_factory=dict)
     siblings: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, ColumnSummary] = field(default_factory=dict)
+    part_of: int | None = None
     datasets: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -176,7 +178,8 @@ class Summary:
             found |= {"problems": [asdict(one) for one in self.problems]}
             return {"summary_version": _SUMMARY_VERSION, **found, "datasets": [one.to_json() for one in self.datasets]}
         found = asdict(self)
-        del found["datasets"]
+        for name in ("datasets", *(("part_of",) if self.part_of is None else ())):
+            del found[name]
         return {"summary_version": _SUMMARY_VERSION, **found}
 
 
@@ -202,7 +205,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         format=file.format if file else opened.format,
         samples=counts.total,
         size=sizes.total,
-        field_bytes=file.field_bytes if file else payloads,
+        field_bytes=file.field_bytes if file and not file.part_of else payloads,
         skipped=file.skipped if file else 0,
         complete=not problems if file else None,
         problems=problems,
@@ -217,6 +220,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         splits=_splits(overview),
         siblings=_siblings(opened),
         columns={name: column.summary(_MOST_OF_COLUMN) for name, column in overview.columns.items()},
+        part_of=(file.part_of or None) if file else None,
     )
 
 
@@ -224,14 +228,12 @@ def _missing(opened: OpenedDataset) -> Iterator[Problem]:
     """Yield what the dataset file lists and is not there, or not of the size that it lists."""
     if opened.file is None:
         return
-    listed = {entry.name: entry for entry in opened.file.shards}
-    entries = [listed.get(output_text(shard.name)) for shard in opened.shards]
-    there = [shard for shard, entry in zip(opened.shards, entries, strict=True) if entry is not None]
-    sizes = for_each(_size, [path for shard in there for path in (shard.path, shard.sidecar)])
-    for shard, entry in zip(opened.shards, entries, strict=True):
-        if entry is None:  # a pattern found it beside those of the dataset
-            yield Problem("extra-shard", shown(shard.path), "not in the dataset file")
-            continue
+    listed = {shard.path for shard in opened.shards}
+    for path in opened.found.shards:
+        if path not in listed:  # a range found it beside those of the dataset
+            yield Problem("extra-shard", shown(path), "not in the dataset file")
+    sizes = for_each(_size, [path for shard in opened.shards for path in (shard.path, shard.sidecar)])
+    for shard, entry in zip(opened.shards, opened.file.shards, strict=True):
         for what, path, size in (("shard", shard.path, entry.size), ("sidecar", shard.sidecar, entry.sidecar_size)):
             found = next(sizes)
             if isinstance(found, str):

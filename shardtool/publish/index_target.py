@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
@@ -91,7 +91,7 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
         CorruptShard: A shard is not there, or no plain file.
         OutputExists: Other shards own these names, or there is a dataset file that may not be replaced.
     """
-    found = find_dataset(dataset)
+    found = _in_its_order(find_dataset(dataset))
     shard_kind = _format_of(found)
     size = sum(_sizes(found.shards))
     names = [base_name(path) for path in found.shards]
@@ -115,6 +115,15 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     own = data is not None and old is not None
     recorded: Dots = recorded_dots(found) if old is None else old.made.dots
     return IndexTarget(found.shards, names, pattern, size, shard_kind, folder, shards_folder, name, old, own, recorded)
+
+
+def _in_its_order(found: Found) -> Found:
+    """Return the shards of a dataset in the order in which its file lists them, however they were named."""
+    listed = shard_names(read_small(found.dataset_file)) if found.own and found.dataset_file else None
+    paths = {output_text(base_name(path)): path for path in found.shards}
+    return (
+        found if listed is None or {*listed} != {*paths} else replace(found, shards=tuple(paths[one] for one in listed))
+    )
 
 
 def read_there(path: str) -> bytes | None:

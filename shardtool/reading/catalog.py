@@ -163,11 +163,14 @@ def open_catalog(given: Given) -> Catalog:
         InvalidRequest: There are none.
         CorruptShard: A dataset file is damaged, or a shard that has no sidecar cannot be read.
     """
-    opened = [_anywhere(open_dataset(one, dots="first")) for one in given_datasets(given)]
+    opened = [open_dataset(one, dots="first") for one in given_datasets(given)]
     if not opened:
         find_dataset(given)
         raise InvalidRequest(str(given), "no dataset")
-    return joined([_catalog(one) for one in opened])
+    for one in opened:
+        if more := sorted({*one.found.shards} - {shard.path for shard in one.shards}) if one.file else []:
+            _log.warning("%s does not list %s, left out.", one.found.dataset_file, listing(more))
+    return joined([_catalog(one) for one in map(_anywhere, opened)])
 
 
 def _anywhere(opened: OpenedDataset) -> OpenedDataset:

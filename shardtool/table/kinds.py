@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from typing import TYPE_CHECKING
 
-from shardtool.storage.places import base_name, is_url, is_web, join
+from shardtool.storage.places import base_name, folder_of, is_file, is_url, is_web, join, names_in
 from shardtool.storage.reading import entries_in
 from shardtool.storage.sources import objects_below
 
@@ -36,11 +37,21 @@ def table_ending(path: str) -> str:
     return ending if ending in text or (not packed and ending in (PARQUET, *ARROW)) else ""
 
 
+def is_glob(path: str) -> bool:
+    """Tell whether a path names several Parquet files, and no file is called so; only its last part may be a glob."""
+    several = any(mark in base_name(path) for mark in "*?[") and table_ending(path) == PARQUET and not is_web(path)
+    return several and not is_file(path)
+
+
 def parquet_files(folder: str) -> list[str]:
-    """Return the files of a folder and below, sorted, where all are Parquet; else none.
+    """Return the files of a folder and below, sorted, where all are Parquet, else none; or those of a glob.
 
     Names that start with a dot or an underscore are a writer's own, such as `_SUCCESS`.
     """
+    if is_glob(folder):
+        above = folder_of(folder)
+        names = fnmatch.filter(names_in(above), base_name(folder))
+        return [join(above, name) for name in sorted(names, key=os.fsencode) if name[0] != "."]
     if is_url(folder):
         return _parquet_objects(folder)
     found, folders = [], [folder]

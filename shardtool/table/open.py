@@ -19,7 +19,7 @@ from shardtool.storage import places
 from shardtool.table import arrays
 from shardtool.table.columns import PATH_NAMES, check_names
 from shardtool.table.files import ArrowTable, ParquetTable, base_name, folder_of, readable
-from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, parquet_files, table_ending
+from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, is_glob, parquet_files, table_ending
 from shardtool.table.limits import check_shape
 from shardtool.table.row_names import Rows, mixed_types
 from shardtool.table.text import DelimitedTable, read_json_lines, read_list
@@ -85,6 +85,8 @@ def _open_path(path: str, named: Collection[str]) -> Table:
     if path == "-":
         return _standard_input(sys.stdin.buffer.read(), named)
     is_remote = places.is_url(path)
+    if is_glob(path) and (files := parquet_files(path)):
+        return ParquetTable(path, files)
     if not is_remote and not os.path.exists(path):
         raise InvalidRequest(path, "no such file or folder", expected="a table")
     if table_ending(path) if is_remote else not os.path.isdir(path):

@@ -110,7 +110,8 @@ def open_origin(given: Given) -> Origin:
     names = {output_text(base_name(shard)) for shard in found.shards}
     if lacking := [shard.name for shard in file.shards if shard.name not in names]:
         what = f"{counted(len(names), 'shard')}, without {listing(lacking, 3)}"
-        raise InvalidRequest(path, what, expected=f"all {len(file.shards):,} that it lists", remedy="Give that file.")
+        remedy = "Give that file to copy them all; `reshard` makes a dataset of some shards."
+        raise InvalidRequest(path, what, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
     folder = folder_of(path)
     below = join(folder, local_name(file.shards_folder)) if file.shards_folder else folder
     pairs = tuple(

@@ -44,7 +44,7 @@ def test_ways_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
         assert found.sidecar(wanted[0]) == wanted[0].removesuffix(".tar") + ".index"
         assert given_datasets(given) == [given]
     one = find_dataset(wanted[1])
-    assert (one.shards, one.dataset_file) == ((wanted[1],), None)
+    assert (one.shards, one.dataset_file) == ((wanted[1],), f"{at}/x%20y%23.json")
     assert [path.rpartition("/")[2] for path in find_dataset(f"{at}/x%20y%23.json?token=1").shards] == [
         f"{name}?token=1" for name in names
     ]

@@ -122,7 +122,7 @@ def numbers(gathered: Gathered) -> list[tuple[str, str]]:
         name, label = next(iter(summary.labels.items()))
         what = _noun(label.distinct, "label" if gathered.overview.rank(name) <= 1 else "value")
         rows.append((f"{what} in {shorten(name, 24)}", f"{label.distinct:,}"))
-    if gathered.overview.dataset.file:
+    if (file := gathered.overview.dataset.file) and not file.part_of:
         rows.append(("left out", f"{summary.skipped:,}"))
     return rows
 
@@ -263,6 +263,8 @@ def made(gathered: Gathered) -> list[tuple[str, str]]:
         rows.append((name.replace("_", " "), shown))
     rows += [(name, _plain(one)) for name, one in run.items() if name not in (*first, "options", "appended")]
     rows += [("appended", command_line(one)) for one in file.made.appended[:_MOST_OPTIONS]]
+    if file.part_of:
+        return [*rows, ("part", f"{counted(len(file.shards), 'shard')} of {file.part_of:,}")]
     rows.append(("left out", f"{file.skipped:,}" + (", listed in its .skipped file" if file.skipped else "")))
     rows.append(("payload", show_size(file.field_bytes)))
     return [*rows, ("fingerprint", file.fingerprint)]

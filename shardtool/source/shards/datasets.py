@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import read_dataset, shard_names
+from shardtool.dataset.dataset_file import shard_names
 from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import find_dataset
+from shardtool.dataset.opened import said_of
 from shardtool.dataset.shard_file import shard_format
 from shardtool.dataset.unfinished import check_finished
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX
 from shardtool.source.shards.shard_columns import Shard, stat_shard
 from shardtool.storage.open_file import file_fact
 from shardtool.storage.places import base_name, folder_of, for_each, is_file, is_url, join, names_in, read_small
@@ -42,7 +42,7 @@ class Dataset:
 
     Attributes:
         name: For people and the dataset file: no folder.
-        file: What its dataset file says; None where it has none of ours.
+        file: What its dataset file says of these shards; None where it has none of ours.
         shards: In order.
         notes: What the user should know.
     """
@@ -55,7 +55,7 @@ class Dataset:
     @property
     def whole(self) -> bool:
         """Whether these are all the shards that a dataset file lists."""
-        return self.file is not None and len(self.shards) == len(self.file.shards)
+        return self.file is not None and not self.file.part_of
 
 
 def open_datasets(givens: Sequence[Given], seen: Seen) -> list[Dataset]:
@@ -74,27 +74,20 @@ def open_datasets(givens: Sequence[Given], seen: Seen) -> list[Dataset]:
 
 def _open(given: Given, number: int, seen: Seen) -> Dataset:
     found = find_dataset(given)
-    path = found.dataset_file or _beside(found)
-    file = None
-    if path is not None:
-        data = read_small(path)
-        if shard_names(data) is not None:
-            seen.add(path, file_fact(path))
-            file = read_dataset(data, path)
-    shards, notes = found.shards, list[str]()
-    listed: dict[str, ShardEntry] = {}
+    path, notes = found.dataset_file, list[str]()
+    file, shards = said_of(found)
     if file is not None and path is not None:
-        listed = {shard.name: shard for shard in file.shards}
-        shards = tuple(one for one in shards if _name(one) in listed)
-        if more := [_name(one) for one in found.shards if _name(one) not in listed]:
+        seen.add(path, file_fact(path))
+        if more := [_name(one) for one in found.shards if one not in shards]:
             name = output_text(base_name(path))
             notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
-        _check_missing(given, file, {_name(one) for one in shards}, path)
     elif path is None:
+        _check_of_one(found)
         notes += _unfinished(found)
+    entries = [None] * len(shards) if file is None else file.shards
     opened = tuple(
-        replace(_shard(one, fact, number, file, listed.get(_name(one))), index_folder=found.index_folder)
-        for one, fact in zip(shards, _facts(shards, seen), strict=True)
+        replace(_shard(one, fact, number, file, entry), index_folder=found.index_folder)
+        for one, fact, entry in zip(shards, _facts(shards, seen), entries, strict=True)
     )
     return Dataset(_called(given, found, file), file, opened, tuple(notes))
 
@@ -126,22 +119,16 @@ def _shard(path: str, fact: FileFact, dataset: int, file: DatasetFile | None, en
     return Shard(place, _name(path), dataset, kind, entry, file.made.dots if file else "first", kinds, numbers)
 
 
-def _beside(found: Found) -> str | None:
-    """Return the dataset file of ours that lists shards which are not all that it lists; None where there is none."""
+def _check_of_one(found: Found) -> None:
+    """Refuse shards of several datasets as one: what their numbers of classes stand for would be lost."""
     wanted = {_name(shard) for shard in found.shards}
     if {folder_of(shard) for shard in found.shards} != {found.folder}:
-        return None
-    some = []
-    for name, listed in _listings(found.folder):
-        if wanted <= listed:
-            return join(found.folder, name)
-        if wanted & listed:
-            some.append(name)
-    if len(some) > 1:  # what their numbers of classes stand for would be lost
+        return
+    some = [name for name, listed in _listings(found.folder) if wanted & listed]
+    if len(some) > 1:
         problem = f"shards of {len(some)} datasets: {listing(some)}"
         remedy = f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}."
         raise InvalidRequest(found.folder or ".", problem, expected="those of one", remedy=remedy)
-    return None
 
 
 def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
@@ -155,24 +142,6 @@ def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
                 and (listed := shard_names(read_small(path))) is not None
             ):
                 yield name, {*listed}
-
-
-def _check_missing(given: Given, file: DatasetFile, there: set[str], path: str) -> None:
-    """Check that all shards are there which a dataset file lists and a pattern or glob means."""
-    rest = [shard.name for shard in file.shards if shard.name not in there]
-    if not rest or not isinstance(given, (str, os.PathLike)):
-        return
-    text = output_text(base_name(os.fspath(given)))
-    try:
-        pattern = parse_pattern(text if is_url(os.fspath(given)) else os.fspath(given))
-    except InvalidRequest:
-        missing = [name for name in rest if fnmatchcase(name, text)]
-    else:
-        names = None if pattern.count is None else {output_text(pattern.shard(at)) for at in range(pattern.count)}
-        missing = [name for name in rest if (pattern.owns(name) if names is None else name in names)]
-    if missing:
-        found = f"{counted(len(missing), 'shard')} that it lists not there: {listing(missing)}"
-        raise CorruptShard(path, found, remedy=_REMEDY)
 
 
 def _name(path: str) -> str:

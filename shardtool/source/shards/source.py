@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.several import of_glob
 from shardtool.errors import InvalidRequest, listing
 from shardtool.request.python_types import pairs
 from shardtool.select import order
@@ -45,7 +46,8 @@ class ShardSource(Source):
     asks_for_taken_keys = True
 
     def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
-        self._datasets = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
+        given = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
+        self._datasets = [dataset for one in given for dataset in of_glob(one)]
         if not self._datasets:
             raise InvalidRequest(
                 "the datasets", "none given", expected="a dataset file, a pattern, a folder, or shards"
