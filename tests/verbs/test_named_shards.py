@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import shardtool
@@ -267,3 +269,38 @@ def test_a_lost_shard_is_missed_alike(here: Stored) -> None:
         report = verify(given, _HOW)
         assert [(one.code, one.file) for one in report.findings] == [("shard-missing", "out-002.tar")], way
         assert [one.code for one in inspect(given).problems] == ["missing-shard"], way
+
+
+def test_globs_of_dataset_files(small_once: Path, tmp_path: Path) -> None:
+    """A glob of dataset files is each of these datasets: `reshard` makes one of them, and `index` indexes each."""
+    create(small_once, f"{tmp_path}/{{split}}-{{0..}}.tar", CreateOptions(split={"a": 0.5, "b": 0.5}, workers=1))
+    glob, files = f"{tmp_path}/*.json", [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]
+    for name, given in {"glob": glob, "files": files}.items():
+        reshard(given, f"{tmp_path}/{name}/x-{{0..}}.tar", ReshardOptions(workers=1))
+        assert verify(f"{tmp_path}/{name}/x.json", replace(_HOW, source=given)).sound
+    assert read_tree(tmp_path / "glob") == read_tree(tmp_path / "files")
+    before = read_tree(tmp_path)
+    ran = typed("index", glob, "--json", "--workers", "1")
+    assert [one["dataset_file"] for one in json.loads(ran.out)["datasets"]] == files
+    assert read_tree(tmp_path) == before
+    (tmp_path / "b-0.index").unlink()
+    assert "right already" in typed("index", glob, "--overwrite", "--workers", "1").out
+    assert verify(glob, _HOW).sound
+
+
+def test_a_glob_of_parquet_files_is_one_table(tmp_path: Path) -> None:
+    """A glob of Parquet files is one manifest, in the order of their names, as a folder of them is."""
+    (tmp_path / "meta").mkdir()
+    for part in (1, 0, 2):
+        table = pa.table({"key": [f"k{part}{at}" for at in range(3)], "txt": [f"text {part} {at}" for at in range(3)]})
+        pq.write_table(table, tmp_path / "meta" / f"part-{part}.parquet")
+    for way, given in {"glob": "meta/part-*.parquet", "one": "meta/part-[1].parquet", "folder": "meta"}.items():
+        ran = typed(
+            "create", tmp_path / given, f"{way}/x-{{0..}}.tar", "--field", "txt=txt", "--workers", "1", cwd=tmp_path
+        )
+        assert ran.code == 0, ran.err
+    keys = [key for key, _ in members(tmp_path / "glob" / "x-0.tar")]
+    assert keys == [f"k{part}{at}.txt" for part in range(3) for at in range(3)]
+    assert members(tmp_path / "one" / "x-0.tar") == members(tmp_path / "glob" / "x-0.tar")[3:6]
+    assert (tmp_path / "folder" / "x-0.tar").read_bytes() == (tmp_path / "glob" / "x-0.tar").read_bytes()
+    assert typed("create", "none-*.parquet", "none/x-{0..}.tar", cwd=tmp_path).code == 2
