@@ -187,10 +187,14 @@ class _Mending:
                 what = f"shards are missing. Finish the run that made them: its own command with {resume}"
             self._leave(f"the dataset file: {what}")
             return
+        from shardtool.dataset.find import find_dataset
         from shardtool.request.options import OF_WORKERS, IndexOptions
         from shardtool.verbs.index import index
 
         given = self.seen.found.dataset_file or self.seen.found.shards
+        if {*find_dataset(given).shards} - {*self.seen.found.shards}:
+            self._leave("the dataset file: only some of its shards were given. Name the dataset file")
+            return
         try:
             overwrite = "dataset-file-damaged" in self.codes
             same = {name: getattr(self.options, name) for name in OF_WORKERS}

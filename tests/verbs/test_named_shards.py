@@ -216,9 +216,15 @@ def test_a_part_is_repaired_in_its_dataset(here: Stored) -> None:
     assert report.repaired
     assert len(here.wanted([*range(_SHARDS)])) == _SHARDS
     assert verify(here.folder, _HOW).sound
-    assert {name: data for name, data in read_tree(here.folder).items() if name.endswith(".tar")} == {
+    after = read_tree(here.folder)
+    assert {name: data for name, data in after.items() if name.endswith(".tar")} == {
         name: data for name, data in before.items() if name.endswith(".tar")
     }
+    flip(here.folder / "out.json", -5)
+    report = verify(here.ways(1, 2)["range"], VerifyOptions(workers=1, repair=True))
+    assert (report.counts, report.repaired) == ({"dataset-file-damaged": 1}, ())
+    assert "only some of its shards were given" in report.unchecked[-1]
+    assert verify(here.folder, VerifyOptions(workers=1, repair=True)).sound
 
 
 def test_what_is_named_and_not_there(stored: Stored, tmp_path: Path) -> None:
