@@ -60,6 +60,7 @@ LATE = {
     "source.kinds": {"source.manifest.options"},
     "source.open": {"source.archive.source", "source.folder.several", "source.folder.source"},
     "source.selecting": {"dataset.classes"},
+    "storage.remote.retry": {"random"},
     "verbs.repair": {"dataset.walk", "request.options", "verbs.create", "verbs.index"},
     "verbs.verify": {"verbs.repair"},
     "write.scatter": {"dataset.shard_file"},

@@ -3,7 +3,8 @@
 The exception is raised wherever the program is, which may be inside of a library that drops it: in a destructor, or
 in an import that goes on without what it could not import. So a timer looks again until the exception is seen at work:
 where nothing is being unwound, it is raised once more. While workers are killed and temporary files are removed,
-nothing disturbs that, but for a limit: once a second signal has come, the process ends after `_PATIENCE_S`.
+nothing disturbs that, but for two limits: requests to stores end after `_LOCKS_S`, and once a second signal has come,
+the process ends after `_PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from shardtool.errors import Interrupted
+from shardtool.storage.remote.retry import end_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SOON_S, _AGAIN_S = 0.02, 0.2
+_LOCKS_S = 1.0  # for locks in stores to be given back: those that stay, the next run takes over
 _PATIENCE_S = 2.0  # for what is removed after an interrupt, once the user asks again
 
 
@@ -68,6 +71,7 @@ class Signals:
                 signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)
             return
         self._first = signum
+        end_requests(_LOCKS_S)
         signal.signal(signal.SIGALRM, self._on_alarm)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
         raise Interrupted(signum)

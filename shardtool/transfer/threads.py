@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
+from shardtool.storage.remote.retry import Stopped, until
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -15,15 +17,15 @@ Result = TypeVar("Result")
 _TICK_S = 0.2  # between two looks at how many bytes there are
 
 
-class Stopped(Exception):
-    """The run has ended: nobody wants what this thread would make."""
-
-
 class Meter:
-    """The bytes that threads have dealt with, and the word that they are to stop."""
+    """The bytes that threads have dealt with, and the word that they are to stop.
+
+    Attributes:
+        stopped: Set when the run has ended: threads end at their next block, and requests wherever they are.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._bytes, self._stopped = threading.Lock(), 0, False
+        self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
 
     def took(self, size: int) -> None:
         """Count bytes.
@@ -33,7 +35,7 @@ class Meter:
         """
         with self._lock:
             self._bytes += size
-        if self._stopped:
+        if self.stopped.is_set():
             raise Stopped
 
     def taken(self) -> int:
@@ -41,10 +43,6 @@ class Meter:
         with self._lock:
             size, self._bytes = self._bytes, 0
         return size
-
-    def stop(self) -> None:
-        """Have every thread end at its next block."""
-        self._stopped = True
 
 
 def side_by_side(
@@ -63,12 +61,17 @@ def side_by_side(
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
     meter, left = Meter(), iter(tasks)
+
+    def carry_out(task: Task) -> Result:
+        with until(meter.stopped):
+            return work(task, meter)
+
     with ThreadPoolExecutor(threads, "shardtool-copy") as pool:
         running: dict[Future[Result], Task] = {}
         try:
             while True:
                 while len(running) < 2 * threads and (task := next(left, None)) is not None:
-                    running[pool.submit(work, task, meter)] = task
+                    running[pool.submit(carry_out, task)] = task
                 if not running:
                     return
                 done, _ = wait(running, _TICK_S, FIRST_COMPLETED)
@@ -76,5 +79,5 @@ def side_by_side(
                 for one in [one for one in running if one in done]:
                     yield running.pop(one), one.result()
         finally:
-            meter.stop()
+            meter.stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)

@@ -12,7 +12,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
 from shardtool.storage import places
-from shardtool.storage.remote import address, client, objects, retry
+from shardtool.storage.remote import address, objects, retry
 from shardtool.storage.remote.blob import Blob
 from tests.servers.faults import Fault
 
@@ -32,8 +32,7 @@ NAMES = ["plain.tar", "a b#ü?%.tar", "100%25.tar", "+&=;:@,$!'()*.tar", "日本
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait little between tries, and for an answer."""
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=20))
-    monkeypatch.setattr(client, "_READ_S", 0.5)
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.05, whole_s=2, over_s=0.5))
 
 
 @pytest.fixture(params=STORES)
@@ -146,7 +145,7 @@ def test_faults_that_pass(faulty: FaultyProxy, fault: Fault) -> None:
 
 @pytest.mark.parametrize("do", ["status", "refuse", "cut"])
 def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
-    """What fails each time is an error that names the object and holds no secret, after a bounded number of tries."""
+    """What fails each time is an error that names the object and holds no secret, after a bounded time."""
     where = address.join(faulty.server.new_prefix(), "a b#1.tar")
     objects.put(where, DATA)
     blob = Blob(where)
@@ -157,7 +156,7 @@ def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
         with pytest.raises(StoreFailed) as caught:
             ask()
         _check_error(caught.value, faulty.server, where)
-        assert len(faulty.log().asked) == retry.POLICY.tries
+        assert 2 < len(faulty.log().asked) < 100
 
 
 def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:

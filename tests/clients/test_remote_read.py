@@ -13,7 +13,7 @@ import pytest
 
 import shardtool
 from shardtool.errors import AccessRefused, ShardError
-from shardtool.storage.remote import address, client, objects, retry, together
+from shardtool.storage.remote import address, objects, retry, together
 from tests.clients.packed import PHOTOS
 from tests.clients.remote import REPO, local, start, stored, tool
 from tests.servers.faults import Fault
@@ -60,8 +60,7 @@ def proxy(
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait little between tries, and for an answer."""
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=20))
-    monkeypatch.setattr(client, "_READ_S", 0.5)
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=20, over_s=0.5))
 
 
 def _all(samples: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:

@@ -95,7 +95,7 @@ def test_children_read(method: str, listing: str, stored: tuple[str, FaultyProxy
 def test_faults_are_survived_or_named(stored: tuple[str, FaultyProxy], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that fail now and then are made again; an object that changes is named."""
     at, proxy = stored
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(tries=20, first_s=0.01))
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=5))
     data = shardtool.open(f"{at}/a b#%ü.json")
     wanted = list(data.stream(**_ORDER))
     harm = [Fault(do, method="GET", times=None, chance=0.1) for do in ("status", "cut", "reset")]

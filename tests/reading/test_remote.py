@@ -56,10 +56,9 @@ def tar(proxy: FaultyProxy) -> tuple[Made, str]:
 @pytest.fixture(autouse=True)
 def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.set()
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(tries=3, first_s=0.01))
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.5))
 
 
-@pytest.mark.slow
 def test_samples_are_those_that_lie_there(made: tuple[Made, str]) -> None:
     """Streams, batches and single samples are those of the same files here, in the same order, with all options."""
     near, far = made
@@ -104,7 +103,7 @@ def test_faults_that_pass_are_not_seen(do: str, tar: tuple[Made, str], proxy: Fa
     """An answer that is an error, cut or lost is asked for again, and the samples are the same."""
     data = open_data(tar[1])
     proxy.set(Fault(do, path="tar", times=None, chance=0.3), seed=4)
-    retry.POLICY = retry.Policy(tries=20, first_s=0.01)
+    retry.POLICY = retry.Policy(first_s=0.01, whole_s=5)
     assert list(data.stream(**_ORDER)) == list(tar[0].open().stream(**_ORDER))
     assert any(one.fault for one in proxy.log().asked)
 
@@ -133,7 +132,7 @@ def test_a_server_that_fails_ends_the_reading(on_error: str, tar: tuple[Made, st
     data = open_data(tar[1], on_error=on_error)  # type: ignore[arg-type]
     shard = data.fetcher.catalog.shards[1]
     proxy.set(Fault("status", path=shard.name, times=None))
-    with pytest.raises(StoreFailed, match=f"{shard.path}: the server answers 503, 3 times"):
+    with pytest.raises(StoreFailed, match=f"{shard.path}: the server answers 503, [0-9]+ times"):
         list(data.stream(**_ORDER))
     proxy.set(Fault("status", path=shard.name, times=None, status=403))
     with pytest.raises(AccessRefused, match=shard.name):

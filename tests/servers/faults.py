@@ -22,13 +22,15 @@ class Fault:
             bit; `silent` never answers, `hang` only once the server has done it. Of the server's answer `cut` ends
             the body early, `reset` resets it there, `stall` sends no more, `flip` changes one bit, `length` says one
             byte more than there is, `etag` says another ETag, `gzip` compresses unasked. `whole` sends no Range on,
-            so that all comes with status 200; `shift` asks for the range one byte on.
+            so that all comes with status 200; `shift` asks for the range one byte on. `drip` sends the rest a byte
+            at a time; `raw` answers `body`, whatever it is, and then `to` for ever, if that is any.
         method: A regular expression of the whole method.
         path: One that is searched for in path and query, as sent: escaped.
         first: The first matching request that is harmed, counted from 1.
         times: How many from there on are; None for all.
         chance: Of each of those to be harmed.
         at: The byte of the body at which it happens; by default the middle.
+        every_s: Seconds between two pieces of what `drip` and `raw` send.
     """
 
     do: str
@@ -42,6 +44,7 @@ class Fault:
     body: str = ""
     to: str = ""
     at: int | None = None
+    every_s: float = 0.05
 
 
 @dataclass

@@ -110,6 +110,8 @@ class _Exchange:
         """Do it, and return whether the client's connection stays."""
         if self._do in ("status", "redirect"):
             return await self._refuse(reader, writer)
+        if self._do == "raw":
+            return await self._send_raw(writer)
         if self._do == "refuse":
             raise _Lost
         if self._do == "silent":
@@ -140,6 +142,15 @@ class _Exchange:
         body = self._fault.body.encode() if self._request.first[0] != "HEAD" else b""
         writer.write(answer(status, len(self._fault.body.encode()), headers).encoded() + body)
         return True
+
+    async def _send_raw(self, writer: asyncio.StreamWriter) -> bool:
+        assert self._fault is not None
+        writer.write(self._fault.body.encode("latin-1"))
+        while self._fault.to:
+            writer.write(self._fault.to.encode("latin-1"))
+            await writer.drain()
+            await asyncio.sleep(self._fault.every_s)
+        return False
 
     async def _forward(self, reader: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
         changed: dict[str, str | None] = {"Connection": "close", "Expect": None}
@@ -188,10 +199,16 @@ class _Exchange:
         async for piece in body:
             here = at - done
             done += len(piece)
-            if do not in ("cut", "reset", "stall", "flip") or not 0 <= here < len(piece):
+            if do not in ("cut", "reset", "stall", "flip", "drip") or not 0 <= here < len(piece):
                 yield piece
             elif do == "flip":
                 yield piece[:here] + bytes([piece[here] ^ 1]) + piece[here + 1 :]
+            elif do == "drip":
+                yield piece[:here]
+                for byte in piece[here:]:
+                    assert self._fault is not None
+                    await asyncio.sleep(self._fault.every_s)
+                    yield bytes([byte])
             else:
                 yield piece[:here]
                 if do == "cut":

@@ -43,7 +43,7 @@ def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> Fault
 @pytest.fixture(autouse=True)
 def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.set()
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(tries=20, first_s=0.01))
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=5))
 
 
 @pytest.fixture

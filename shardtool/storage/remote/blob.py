@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
-from shardtool.storage.remote.client import object_md5, send
-from shardtool.storage.remote.failures import lost
+from shardtool.storage.remote.client import drop, length_of, object_md5, send
+from shardtool.storage.remote.failures import answering
 from shardtool.storage.remote.retry import Attempts, Passing, retried
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PIECE = 2**20
 _WHOLE = 2**24  # bytes that are read as one: a join of pieces would copy them
-_RANGE = re.compile(r"bytes (?:(\d+)-(-?\d+)|\*)/(\d+)")  # of an empty blob azurite says 0--1/0
+_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{1,18})")  # of an empty blob azurite says 0--1/0
 
 
 class Blob:
@@ -117,9 +117,9 @@ class Blob:
         """Return the size, the version, and whether ranges can be had: by its first byte, for HEAD may be forbidden."""
         answer = send("GET", self.address, {"Range": "bytes=0-0"})
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            _drop(answer)
+            drop(answer)
             answer = send("GET", self.address)  # an empty object, where not all servers say so
-        _drop(answer) if "Content-Range" in answer.headers else answer.close()  # the body may be the whole object
+        drop(answer)
         version = answer.headers.get("ETag", "")
         if "Content-Range" in answer.headers:
             if where := _RANGE.fullmatch(answer.headers["Content-Range"]):
@@ -129,10 +129,9 @@ class Blob:
         return self._length(answer), version, False
 
     def _length(self, answer: urllib3.BaseHTTPResponse) -> int:
-        length = answer.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
+        if (length := length_of(answer)) is None:
             raise StoreFailed(self._where, "the server does not say how large it is")
-        return int(length)
+        return length
 
     def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
         """Return the answer to a request for a range, checked; its body is not read yet."""
@@ -199,12 +198,12 @@ def read_whole(address: str, check: Callable[[int], None]) -> bytes:
 
     def once() -> bytes:
         answer = send("GET", address)
-        length = answer.headers.get("Content-Length", "")
+        length = length_of(answer)
         try:
-            if not (length.isascii() and length.isdigit()) or "Content-Encoding" in answer.headers:
+            if length is None or "Content-Encoding" in answer.headers:
                 return Blob(address).read(0, 2**62)  # which says what is wrong
-            check(int(length))
-            return b"".join(_body(answer, address, int(length)))
+            check(length)
+            return b"".join(_body(answer, address, length))
         finally:
             answer.close()
 
@@ -244,28 +243,22 @@ def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: int
     Raises:
         Passing: It ends early.
     """
-    from urllib3.exceptions import HTTPError
-
-    got, whole = 0, False
+    got = 0
     try:
-        while got < length and (piece := answer.read(min(most, length - got))):
+        while got < length and (piece := _piece(answer, address, min(most, length - got))):
             got += len(piece)
             yield piece
-        whole = got == length
-    except HTTPError as error:
-        raise lost(address, error) from None
     finally:
-        answer.release_conn() if whole else answer.close()
-    if not whole:
-        raise Passing(f"the answer ends {length - got:,} bytes early")
+        answer.close()  # of one that was read to its end, the connection is given back already
+    if got < length:
+        raise Passing(f"the answer ends {length - got:,} bytes early", answered=True)
+
+
+def _piece(answer: urllib3.BaseHTTPResponse, address: str, most: int) -> bytes:
+    with answering(address):
+        return answer.read(most)
 
 
 def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
     if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise StoreFailed(where, f"the server packs it on the way ({packed})", expected="the file as it is")
-
-
-def _drop(answer: urllib3.BaseHTTPResponse) -> None:
-    """Read what little an answer holds, so that its connection can be used again."""
-    answer.drain_conn()
-    answer.release_conn()

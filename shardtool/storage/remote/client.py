@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 
 from shardtool.errors import StoreFailed, without_secrets
 from shardtool.storage.remote.address import is_web, shown
-from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal
+from shardtool.storage.remote.failures import WRONG_PLACE, answering, refusal
 from shardtool.storage.remote.network import (
     DECIDING,
     is_same_server,
@@ -26,7 +26,7 @@ from shardtool.storage.remote.network import (
     without_user,
 )
 from shardtool.storage.remote.objects import signed
-from shardtool.storage.remote.retry import retried
+from shardtool.storage.remote.retry import Passing, retried
 from shardtool.storage.remote.stores import not_installed
 
 if TYPE_CHECKING:
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     import urllib3
 
 MOST_CONNECTIONS = 64  # that are kept for one server
-_CONNECT_S, _READ_S = 10, 60
+_CONNECT_S, _SEND_S = 10, 60  # how long an answer takes is for `line`
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
-_REASON = 4096  # bytes of an error's answer that are looked at
+_REASON = 4096  # bytes of an answer that is not wanted that are looked at, or read to keep a connection
+_DIGITS = 18  # of a length: no file has more bytes
 _USER_AGENT = "shardtool"
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -47,14 +48,19 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 def _pool_of(_pid: int, proxy: str | None, _environment: tuple[str | None, ...]) -> urllib3.PoolManager:
     import urllib3
 
-    timeout = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
+    from shardtool.storage.remote.line import POOLS
+
+    timeout = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S)
     options: dict[str, Any] = {"maxsize": MOST_CONNECTIONS, "retries": False, "timeout": timeout}
     if (context := tls()) is not None:
         options["ssl_context"] = options["proxy_ssl_context"] = context
     if proxy is None:
         options.pop("proxy_ssl_context", None)
-        return urllib3.PoolManager(**options)
-    return urllib3.ProxyManager(proxy, proxy_headers=of_proxy(proxy), **options)
+        made = urllib3.PoolManager(**options)
+    else:
+        made = urllib3.ProxyManager(proxy, proxy_headers=of_proxy(proxy), **options)
+    made.pool_classes_by_scheme = POOLS
+    return made
 
 
 def _pool(url: str) -> urllib3.PoolManager:
@@ -81,8 +87,8 @@ def send(
         body: What to send.
 
     Returns:
-        The answer, of the status 200, 201, 204, 206, or 416 for a range behind the end. Give its connection back
-        by `release_conn`, or `close` it.
+        The answer, of the status 200, 201, 204, 206, or 416 for a range behind the end. Read it to its end, which
+        gives its connection back, `drop` it, or `close` it.
 
     Raises:
         Passing: What may pass: ask again.
@@ -94,20 +100,15 @@ def send(
     all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
     target = signed(address, method)
     connections, known = _pool(target), web_headers(target) if is_web(address) else {}
-    from urllib3.exceptions import HTTPError
-
     for _ in range(_MOST_REDIRECTS + 1):
-        try:
+        with answering(address, target):
             answer = connections.request(
                 method, without_user(target), headers={**all_headers, **known}, body=body, preload_content=False,
                 decode_content=False, redirect=False, retries=False,
             )  # fmt: skip
-        except HTTPError as error:
-            raise lost(address, error, target) from None
         if answer.status not in _REDIRECTS or "Location" not in answer.headers:
             break
-        answer.drain_conn()
-        answer.release_conn()
+        drop(answer)
         there = _redirected(address, target, answer.headers["Location"])
         if not is_same_server(target, there):
             known = {}
@@ -164,19 +165,34 @@ def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _start_of(answer: urllib3.BaseHTTPResponse) -> bytes:
     """Return the first bytes of an answer that is not wanted, and close it."""
-    from urllib3.exceptions import HTTPError
-
     try:
-        return answer.read(_REASON)
-    except HTTPError:
+        with answering(""):
+            return answer.read(_REASON)
+    except (Passing, StoreFailed):
         return b""
     finally:
         answer.close()
 
 
+def drop(answer: urllib3.BaseHTTPResponse) -> None:
+    """Be done with an answer that is not wanted: a short one is read, so that its connection can be used again."""
+    if (length_of(answer) or _REASON) < _REASON:
+        _start_of(answer)
+    answer.close()
+
+
+def length_of(answer: urllib3.BaseHTTPResponse) -> int | None:
+    """Return how long an answer says that it is; None: it does not say, or no number that a file has."""
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if length.isascii() and length.isdigit() and len(length) <= _DIGITS else None
+
+
 def _redirected(address: str, now: str, location: str) -> str:
     """Return where a redirect leads: never from https to http, and from a store nowhere, for requests are signed."""
-    there = urljoin(now, location)
+    try:
+        there = urljoin(now, location)
+    except ValueError:
+        raise StoreFailed(shown(address), "redirected to what is no address", expected="an address") from None
     if not is_web(there) or (now.startswith("https:") and not there.startswith("https:")):
         raise StoreFailed(shown(address), f"redirected to {_in_message(there)}", expected="an address of https")
     if not is_web(address):

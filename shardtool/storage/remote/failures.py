@@ -10,6 +10,7 @@ import re
 import time
 from contextlib import contextmanager
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -83,7 +84,7 @@ def _generic(where: str, message: str, *, lists: bool) -> Passing | StoreFailed:
     if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
         status = int(found[1] or found[2])
         if status in BUSY:
-            return Passing(f"the store answers {status}")
+            return Passing(f"the store answers {status}", answered=True)
         code = _code_in(message.encode())
         if code in _EXPIRED:
             return _expired(where, status, code)
@@ -148,6 +149,22 @@ def lost(address: str, error: Exception, url: str = "") -> Passing | StoreFailed
     return Passing(f"{proxy}{found}{'' if not server or server in address else f' ({server})'}")
 
 
+@contextmanager
+def answering(address: str, url: str = "") -> Iterator[None]:
+    """Turn what urllib3 says of a request without an answer, or a whole one, into our errors; as `lost` does."""
+    from urllib3.connection import BaseSSLError
+    from urllib3.exceptions import HTTPError, SSLError
+
+    try:
+        yield
+    except HTTPError as error:
+        raise lost(address, error, url) from None
+    except BaseSSLError as error:  # a connection without a pool raises it as it is
+        raise lost(address, SSLError(error), url) from None
+    except (ValueError, ArithmeticError, HTTPException):
+        raise StoreFailed(shown(address), "no valid address, or an answer that is no HTTP") from None
+
+
 class Answer(Protocol):
     """What a server has answered."""
 
@@ -182,7 +199,8 @@ def refusal(address: str, method: str, answer: Answer, body: bytes = b"") -> Exc
         found = f"the server answers {status}{said}: not allowed, or not there"
         return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
     if status in BUSY:
-        return Passing(f"the server answers {status}", retry_after(answer.headers.get("Retry-After", "")))
+        wait_s = retry_after(answer.headers.get("Retry-After", ""))
+        return Passing(f"the server answers {status}", wait_s, answered=True)
     remedy = WRONG_PLACE if code in _ELSEWHERE else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable, reason
 from shardtool.storage.remote.address import join, parse_address, shown
-from shardtool.storage.remote.client import request
-from shardtool.storage.remote.failures import writing
+from shardtool.storage.remote.client import send
+from shardtool.storage.remote.failures import answering, writing
 from shardtool.storage.remote.objects import delete, listed, put, version_in
+from shardtool.storage.remote.retry import Stopped, retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -165,15 +166,21 @@ class Lease:
             return
         self._ended.set()
         self._thread.join(_END_S)
-        if self.lost is None:
-            with suppress(ShardError, OSError):  # it ends by itself
-                found = _read(self._address)
-                if found is not None and found.holder.token == self._holder.token:
-                    _remove(self._address)
+        if self.lost is not None:
+            return
+        try:
+            found = _read(self._address)
+            if found is not None and found.holder.token == self._holder.token:
+                _remove(self._address)
+        except Stopped:  # a signal: the next run on this machine takes it over
+            pass
+        except (ShardError, OSError) as error:
+            _say_left(self._address, error)
 
     def _keep(self) -> None:
-        while self.lost is None and not self._ended.wait(_RENEW_S):
-            self._renew()
+        with suppress(Stopped):
+            while self.lost is None and not self._ended.wait(_RENEW_S):
+                self._renew()
 
     def _is_late(self) -> bool:
         return _now() - self._renewed > LEASE_S - _RENEW_S
@@ -305,14 +312,19 @@ def _put(address: str, holder: Holder, expected: str, renewals: int = 0) -> str:
 
 def _read(address: str) -> _Found | None:
     """Return the lock that is there; None: there is none."""
-    try:
-        answer = request("GET", address)
-    except FileNotFoundError:
-        return None
-    data = answer.read(_MOST)
-    answer.drain_conn()
-    answer.release_conn()
-    return _Found(parse_holder(data), version_in(address, answer.headers), age_s(answer.headers))
+
+    def once() -> _Found:
+        answer = send("GET", address)
+        try:
+            with answering(address):
+                data = answer.read(_MOST)
+        finally:
+            answer.close()
+        return _Found(parse_holder(data), version_in(address, answer.headers), age_s(answer.headers))
+
+    with suppress(FileNotFoundError):
+        return retried(shown(address), once)
+    return None
 
 
 def _refused(address: str, found: _Found) -> OutputExists:
@@ -320,6 +332,15 @@ def _refused(address: str, found: _Found) -> OutputExists:
     left = LEASE_S if found.age_s is None else max(1, LEASE_S - int(found.age_s))
     remedy = f"Wait for it to end, or write elsewhere. If it was killed, its lock ends by itself in {left} seconds."
     return OutputExists(shown(address), what, remedy=remedy)
+
+
+def _say_left(address: str, error: ShardError | OSError) -> None:
+    """Say that a lock stays: the work is done all the same."""
+    from logging import getLogger
+
+    why = error.found if isinstance(error, ShardError) else reason(error)
+    cure = f"Remove it (that needs permission to read and delete), or let {LEASE_S} seconds pass before the next run."
+    getLogger("shardtool").warning("%s: the lock of this run stays there: %s. %s", shown(address), why, cure)
 
 
 def _remove(address: str) -> None:

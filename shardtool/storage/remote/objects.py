@@ -18,7 +18,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import WEB, parse_address, shown
 from shardtool.storage.remote.azure import signed_with_key
 from shardtool.storage.remote.failures import store_failures
-from shardtool.storage.remote.retry import Attempts, Passing, retried
+from shardtool.storage.remote.retry import Attempts, Passing, apart, retried
 from shardtool.storage.remote.stores import endpoint_of_all, store_of
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _check_process(address: str) -> None:
 def _page(address: str, pages: Any) -> list[Listed]:
     _check_process(address)
     with store_failures(address, lists=True):
-        return [_one(meta) for meta in next(pages, ())]
+        return [_one(meta) for meta in apart(lambda: next(pages, ()))]
 
 
 def put(address: str, data: bytes, expected: str | None = None) -> str:
@@ -209,6 +209,6 @@ def _asked(address: str, ask: Callable[[], Any], *, lists: bool = False) -> Any:
 
     def once() -> Any:
         with store_failures(address, lists=lists):
-            return ask()
+            return apart(ask)
 
     return retried(shown(address), once)

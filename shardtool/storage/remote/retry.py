@@ -1,33 +1,43 @@
-"""Requests are made again when what stopped them may pass: one policy for all of them."""
+"""Requests are made again when what stopped them may pass: one policy for all of them, and one way to stop them all.
+
+A thread of requests never waits where it cannot be told to stop: it waits in slices of `SLICE_S`, and calls into
+libraries that know no slices are made apart, in threads that are left alone when nobody wants what they bring.
+"""
 
 from __future__ import annotations
 
-import random
+import os
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from shardtool.errors import StoreFailed
+from shardtool.errors import InvalidRequest, StoreFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Result = TypeVar("Result")
 
+RETRY_FOR, LEAST_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # environment variables: so workers have them
+MOST = 1e9  # of any of these numbers
+SLICE_S = 0.2  # between two looks at whether anybody waits
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How often, and how long.
+    """How often, how long, and how slowly.
 
     Attributes:
-        tries: Requests in all.
+        tries: Requests in all, until a first one of this process was answered: an endpoint may be none.
         first_s: Seconds of the first wait, at most; each later one may be twice as long.
-        longest_s: Seconds that a wait has at most, also where the server asks for more.
+        longest_s: Seconds that a wait has at most, but where the server asks for more.
         whole_s: Seconds after which no other request is begun.
-        silent_s: The same, until a first request of this process was answered: an endpoint that is none may be silent.
+        silent_s: The same, until a first request was answered: an endpoint that is none may be silent.
         notice_s: Seconds after which a first request that waits says so.
+        least: Bytes a second that must come, or go.
+        over_s: Seconds of waiting over which that is counted.
     """
 
     tries: int = 7
@@ -36,11 +46,17 @@ class Policy:
     whole_s: float = 300.0
     silent_s: float = 60.0
     notice_s: float = 10.0
+    least: float = 1000.0
+    over_s: float = 60.0
 
 
 POLICY = Policy()
 _answered = threading.Event()  # in this process, or before it was forked
 _one_waits = threading.Lock()  # of requests at the same time, one speaks
+_wanted_by = threading.local()  # what says that the requests of this thread are not wanted any more
+_ends_at: list[float] = []  # when the last request of this process must have ended, once a signal has come
+_told: list[Callable[[str], None]] = []  # who hears of requests that are made again
+_counted: list[int] = [0]  # requests that were made again, by this process and its workers
 
 
 class Passing(Exception):
@@ -49,11 +65,83 @@ class Passing(Exception):
     Attributes:
         found: What happened, without secrets.
         wait_s: Seconds that the server asks for; None: it does not say.
+        answered: Whether there is a server, which has said so.
     """
 
-    def __init__(self, found: str, wait_s: float | None = None) -> None:
+    def __init__(self, found: str, wait_s: float | None = None, *, answered: bool = False) -> None:
         super().__init__(found)
-        self.found, self.wait_s = found, wait_s
+        self.found, self.wait_s, self.answered = found, wait_s, answered
+
+
+class Stopped(Exception):
+    """Nobody wants what this thread would bring."""
+
+
+@contextmanager
+def until(stop: threading.Event) -> Iterator[None]:
+    """Stop the requests of this thread, wherever they are, once an event is set."""
+    before = getattr(_wanted_by, "stop", None)
+    _wanted_by.stop = stop
+    try:
+        yield
+    finally:
+        _wanted_by.stop = before
+
+
+def end_requests(within_s: float) -> None:
+    """Stop all requests of this process, which is about to end; the main thread may give back its locks until then."""
+    _ends_at.append(time.monotonic() + within_s)
+
+
+def check_wanted() -> None:
+    """See that this thread is to go on.
+
+    Raises:
+        Stopped: It is not.
+    """
+    stop = getattr(_wanted_by, "stop", None)
+    if stop is not None and stop.is_set():
+        raise Stopped
+    if _ends_at and (time.monotonic() > _ends_at[0] or threading.current_thread() is not threading.main_thread()):
+        raise Stopped
+
+
+def apart(ask: Callable[[], Result]) -> Result:
+    """Return what `ask` returns, which cannot be stopped: a thread calls it, and is left alone if this one is stopped.
+
+    Raises:
+        Stopped: This thread is.
+    """
+    found: list[Result] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(ask())
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            failed.append(error)
+
+    check_wanted()
+    thread = threading.Thread(target=run, name="shardtool-apart", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(SLICE_S)
+        check_wanted()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def pause(seconds: float) -> None:
+    """Wait.
+
+    Raises:
+        Stopped: Nobody waits for this thread.
+    """
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        check_wanted()
+        time.sleep(min(left, SLICE_S))
 
 
 class Attempts:
@@ -65,33 +153,90 @@ class Attempts:
 
     def __init__(self, where: str) -> None:
         self._where, self._failed, self._began = where, 0, time.monotonic()
+        self._waited_s, self._was_begun = 0.0, False
 
     def later(self) -> None:
-        """Let the time count from now on, and not the tries: what was tried may have taken long until it failed."""
-        self._began = time.monotonic()
+        """Let the waits count, and not what was tried: that may have taken long until it failed."""
+        self._began, self._was_begun = time.monotonic() - self._waited_s, True
 
     def progress(self) -> None:
         """Note that something arrived: the count starts anew."""
-        self._failed, self._began = 0, time.monotonic()
+        self._failed, self._began, self._waited_s = 0, time.monotonic(), 0.0
         _answered.set()
 
     def failed(self, error: Passing) -> None:
         """Wait, with jitter, until it may be tried again.
 
         Raises:
-            StoreFailed: It was tried often enough.
+            StoreFailed: It was tried for long enough.
         """
+        import random
+
         self._failed += 1
-        wait = random.uniform(0, POLICY.first_s * 2 ** (self._failed - 1))  # noqa: S311 - no secret depends on it
-        wait = min(max(wait, error.wait_s or 0), POLICY.longest_s)
-        if error.wait_s is not None:
+        if error.answered or error.wait_s is not None:
             _answered.set()
-        whole_s = POLICY.whole_s if _answered.is_set() else POLICY.silent_s
-        if self._failed >= POLICY.tries or time.monotonic() - self._began + wait > whole_s:
-            times = f", {self._failed} times" if self._failed > 1 else ""
+        known, whole_s, spent = _answered.is_set(), retry_for(), time.monotonic() - self._began
+        left = (whole_s if known else min(whole_s, POLICY.silent_s)) - spent
+        is_counted = not known or (self._was_begun and not error.answered)
+        if left <= 0 or (is_counted and self._failed >= POLICY.tries):
+            times = f", {self._failed} times in {spent:,.0f} s" if self._failed > 1 else ""
             remedy = "Try again when the server can be reached."
             raise StoreFailed(self._where, f"{error.found}{times}", remedy=remedy) from None
-        time.sleep(wait)
+        wait = random.uniform(0, min(POLICY.longest_s, POLICY.first_s * 2 ** min(self._failed - 1, 30)))  # noqa: S311 - no secret depends on it
+        wait = min(max(wait, error.wait_s or 0), left)
+        tell(f"{self._where}: {error.found}; asked again in {wait:.1f} s")
+        self._waited_s += wait
+        pause(wait)
+
+
+def tell(text: str) -> None:
+    """Count a request that is made again, and tell who wants to hear of it."""
+    _counted[0] += 1
+    for hear in _told:
+        hear(text)
+
+
+def hear(of: Callable[[str], None]) -> None:
+    """Have `of` called for each request that is made again, in the thread that makes it."""
+    _told.append(of)
+
+
+def asked_again() -> int:
+    """Return how many requests this process, and its workers on this machine, have made again."""
+    return _counted[0]
+
+
+def retry_for() -> float:
+    """Return for how many seconds what fails is asked for again.
+
+    Raises:
+        InvalidRequest: The environment says no number.
+    """
+    text = os.environ.get(RETRY_FOR, "")
+    return _numbers(RETRY_FOR, text, "seconds, such as 300")[0] if text else POLICY.whole_s
+
+
+def least_speed() -> tuple[float, float]:
+    """Return how many bytes a second must come or go, and over how many seconds of waiting that is counted.
+
+    Raises:
+        InvalidRequest: The environment says no such numbers.
+    """
+    text = os.environ.get(LEAST_SPEED, "")
+    if not text:
+        return POLICY.least, POLICY.over_s
+    least, *over_s = _numbers(LEAST_SPEED, text, "bytes a second, and over how many seconds: 1000/60")
+    return least, (over_s[0] if over_s else POLICY.over_s)
+
+
+def _numbers(name: str, text: str, expected: str) -> list[float]:
+    try:
+        found = [float(part) for part in text.split("/", 1)]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= one <= MOST for one in found):
+        raise InvalidRequest(name, repr(text[:40]), expected=expected)
+    return found
 
 
 def retried(where: str, ask: Callable[[], Result]) -> Result:

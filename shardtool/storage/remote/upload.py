@@ -20,8 +20,8 @@ from shardtool.errors import Bug, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.blob import Blob
-from shardtool.storage.remote.client import google_hashes, request, stored_md5
-from shardtool.storage.remote.failures import WRONG_PLACE, lost, refusal, writing
+from shardtool.storage.remote.client import drop, google_hashes, request, stored_md5
+from shardtool.storage.remote.failures import WRONG_PLACE, answering, refusal, writing
 from shardtool.storage.remote.network import of_proxy, proxy_of, tls
 from shardtool.storage.remote.objects import signed
 from shardtool.storage.remote.retry import Attempts, Passing
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
     from urllib3.connection import HTTPConnection
 
+    from shardtool.storage.remote.line import Line
+
 Made = TypeVar("Made")
 
 LARGEST = 5 * 10**9  # bytes of one PUT: S3 takes 5 GiB, Azure 5000 MiB
-_CONNECT_S, _ANSWER_S = 10, 60
+_CONNECT_S = 10
 _TLS_PORT = 443
 _GO_ON_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
 _LINE = 65536
+_MOST_REFUSED = 2**18  # bytes of an answer before the body
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 
 
@@ -69,13 +72,16 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
     """
     attempts = Attempts(shown(address))
     while True:
+        begun = False
         try:
             with Upload(address, size) as one:
+                begun = True
                 made = fill(one)
                 one.finish()
                 return made
         except Passing as error:
-            attempts.later()
+            if begun:
+                attempts.later()
             attempts.failed(error)
 
 
@@ -112,8 +118,10 @@ class Upload:
             raise Bug(shown(self._address), f"more than the {self._size:,} bytes that were planned")
         self._md5.update(data)
         self._crc = crc32c(data, self._crc)
+        rest = memoryview(data)
         try:
-            self._connection.send(data)
+            while rest:
+                rest = rest[self._line.write(rest) :]
         except OSError:
             raise self._stopped() from None
         self._left -= size
@@ -141,12 +149,12 @@ class Upload:
             AccessRefused: The store does not let us.
             StoreFailed: It takes no object here.
         """
-        from urllib3.connection import BaseSSLError
-        from urllib3.exceptions import HTTPError, SSLError
+        from shardtool.storage.remote.line import Line, peer_of
 
         connection = self._connection
         try:
-            connection.connect()
+            with answering(self._address, self._url):
+                connection.connect()
             connection.putrequest("PUT", target)
             for name, value in headers.items():
                 connection.putheader(name, value)
@@ -157,13 +165,10 @@ class Upload:
                 connection.putheader("x-ms-blob-type", "BlockBlob")
             connection.putheader("Expect", "100-continue")
             connection.endheaders()
-        except HTTPError as error:
-            raise lost(self._address, error, self._url) from None
-        except BaseSSLError as error:  # a connection without a pool raises it as it is
-            raise lost(self._address, SSLError(error), self._url) from None
         except OSError:
             raise Passing("the connection was lost") from None
-        if (answer := _refusal(connection)) is not None:
+        self._line, peer = Line(connection.sock, peer_of(connection)), peer_of(connection)
+        if (answer := _refusal(Line(connection.sock, peer, _GO_ON_S))) is not None:
             _check(self._address, answer)
             raise Passing("the store answered before it had the object")
 
@@ -174,7 +179,7 @@ class Upload:
         try:
             answer = http.client.HTTPConnection.getresponse(self._connection)
             body = answer.read(_LINE)
-        except (OSError, http.client.HTTPException):
+        except (OSError, ValueError, http.client.HTTPException):
             raise Passing("no answer, once all was sent") from None
         return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()), body)
 
@@ -211,8 +216,7 @@ def stored_crc(address: str) -> int | None:
     if parse_address(address).scheme != "gs":
         return None
     answer = request("GET", address, {"Range": "bytes=0-0"})
-    answer.drain_conn()
-    answer.release_conn()
+    drop(answer)
     given = google_hashes(answer.headers).get("crc32c", "")
     try:
         return int.from_bytes(base64.b64decode(given, validate=True), "big") if given else None
@@ -223,8 +227,10 @@ def stored_crc(address: str) -> int | None:
 def _connection(url: str) -> tuple[HTTPConnection, str, dict[str, str]]:
     """Return a connection that leads to the server of a signed address, not made yet; what to ask for, and headers."""
     try:
-        from urllib3.connection import HTTPConnection, HTTPSConnection, ProxyConfig
+        from urllib3.connection import ProxyConfig
         from urllib3.util import parse_url
+
+        from shardtool.storage.remote.line import Connection, SecureConnection
     except ImportError:
         raise not_installed("urllib3") from None
     options: dict[str, Any] = {"timeout": _CONNECT_S}
@@ -232,42 +238,39 @@ def _connection(url: str) -> tuple[HTTPConnection, str, dict[str, str]]:
     target = f"{server.path}?{server.query}" if server.query else server.path
     if (proxy := proxy_of(url)) is None:
         if server.scheme == "http":
-            return HTTPConnection(server.hostname or "", server.port, **options), target, {}
-        return HTTPSConnection(server.hostname or "", server.port, ssl_context=tls(), **options), target, {}
+            return Connection(server.hostname or "", server.port, **options), target, {}
+        return SecureConnection(server.hostname or "", server.port, ssl_context=tls(), **options), target, {}
     between, headers, context = urlsplit(proxy), of_proxy(proxy), tls()
     options |= {"proxy": parse_url(proxy), "proxy_config": ProxyConfig(context, False, None, None)}  # noqa: FBT003
     if "https" not in (server.scheme, between.scheme):
-        return HTTPConnection(between.hostname or "", between.port, **options), url, headers
-    connection = HTTPSConnection(between.hostname or "", between.port, ssl_context=context, **options)
+        return Connection(between.hostname or "", between.port, **options), url, headers
+    connection = SecureConnection(between.hostname or "", between.port, ssl_context=context, **options)
     if server.scheme == "http":
         return connection, url, headers
     connection.set_tunnel(server.hostname or "", server.port or _TLS_PORT, headers, between.scheme)
     return connection, target, {}
 
 
-def _refusal(connection: HTTPConnection) -> _Answer | None:
+def _refusal(line: Line) -> _Answer | None:
     """Return a server's answer where it refuses before the body; None: it wants it, or says nothing for a while.
 
     http.client takes `100 Continue` for nothing, and goes on to wait for the answer.
     """
     from urllib3 import HTTPHeaderDict
 
-    connection.sock.settimeout(_GO_ON_S)
-    with connection.sock.makefile("rb", 0) as file:
-        try:
-            line = file.readline(_LINE)
-        except TimeoutError:
-            return None
-        except OSError:
-            raise Passing("the connection was lost") from None
-        finally:
-            connection.sock.settimeout(_ANSWER_S)
-        try:
-            headers = HTTPHeaderDict(http.client.parse_headers(file).items())
-            body = file.read(min(_LINE, int(headers.get("Content-Length", "0")))) or b""
-        except (OSError, ValueError, http.client.HTTPException):
-            raise Passing("the connection was lost") from None
-    if not (found := _STATUS.match(line)):
+    line.most = _MOST_REFUSED
+    try:
+        first = line.readline(_LINE)
+    except TimeoutError:
+        return None
+    except OSError:
+        raise Passing("the connection was lost") from None
+    try:
+        headers = HTTPHeaderDict(http.client.parse_headers(line).items())
+        body = line.read(max(0, min(_LINE, int(headers.get("Content-Length", "0"))))) or b""
+    except (OSError, ValueError, http.client.HTTPException):
+        raise Passing("the connection was lost") from None
+    if not (found := _STATUS.match(first)):
         raise Passing("the connection was lost")
     return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), headers, body)
 

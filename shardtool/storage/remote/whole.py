@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
-from shardtool.storage.remote.client import object_md5, send
-from shardtool.storage.remote.failures import lost
+from shardtool.storage.remote.client import length_of, object_md5, send
+from shardtool.storage.remote.failures import answering
 from shardtool.storage.remote.retry import Passing, retried
 
 if TYPE_CHECKING:
@@ -57,28 +57,22 @@ def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
 
 
 def _read(address: str, into: memoryview) -> tuple[int, ObjectFact]:
-    from urllib3.exceptions import HTTPError
-
     answer = send("GET", address)
-    whole, got = False, 0
+    got = 0
     try:
-        fact = _fact(address, answer.headers.get("Content-Length", ""), answer.headers.get("ETag", ""))
-        if fact.st_size != len(into):
+        if (size := length_of(answer)) is None:
+            raise StoreFailed(shown(address), "the server does not say how large it is")
+        fact = ObjectFact(size, version_number(answer.headers.get("ETag", "")))
+        if size != len(into):
             return 0, fact
-        while got < fact.st_size and (piece := answer.read(fact.st_size - got)):
-            into[got : got + len(piece)] = piece
-            got += len(piece)
-        whole = got == fact.st_size
-    except HTTPError as error:
-        raise lost(address, error) from None
+        with answering(address):
+            while got < size and (piece := answer.read(size - got)):
+                into[got : got + len(piece)] = piece
+                got += len(piece)
     finally:
-        if whole:
-            answer.drain_conn()
-            answer.release_conn()
-        else:
-            answer.close()
-    if not whole:
-        raise Passing(f"the answer ends {fact.st_size - got:,} bytes early")
+        answer.close()  # of one that was read to its end, the connection is given back already
+    if got < size:
+        raise Passing(f"the answer ends {size - got:,} bytes early", answered=True)
     if (md5 := object_md5(address, answer.headers)) is not None:
         _compare(address, md5, hashlib.md5(into, usedforsecurity=False))
     return got, fact
@@ -93,12 +87,6 @@ def _compare(address: str, md5: str, read: Any) -> None:
     if read.hexdigest() != md5:
         found = f"bytes with the MD5 {read.hexdigest()}, where the store says {md5}"
         raise OSError(errno.EBADMSG, found, shown(address))
-
-
-def _fact(address: str, length: str, etag: str) -> ObjectFact:
-    if not (length.isascii() and length.isdigit()):
-        raise StoreFailed(shown(address), "the server does not say how large it is")
-    return ObjectFact(int(length), version_number(etag))
 
 
 def object_blocks(blob: Blob, into: memoryview) -> Iterator[int | ObjectFact]:

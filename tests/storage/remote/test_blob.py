@@ -13,8 +13,7 @@ from shardtool.storage import places
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.ahead import Ahead, ObjectSpans
 from shardtool.storage.remote.blob import Blob
-from shardtool.storage.remote.ranges import read_places
-from shardtool.storage.remote.together import together
+from shardtool.storage.remote.together import read_places, together
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def object_at(proxy: FaultyProxy) -> str:
 @pytest.fixture(autouse=True)
 def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.set()
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(tries=4, first_s=0.01))
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.3))
 
 
 def test_places(object_at: str, proxy: FaultyProxy) -> None:
@@ -97,7 +96,7 @@ def test_what_passes_is_tried_again(do: str, object_at: str, proxy: FaultyProxy)
         (Fault("length", times=None), "an answer of"),
         (Fault("whole", times=None), "whole files only"),
         (Fault("gzip", times=None), ""),
-        (Fault("cut", times=None), "4 times"),
+        (Fault("cut", times=None), " times in "),
     ],
 )
 def test_lies_are_noticed(fault: Fault, found: str, object_at: str, proxy: FaultyProxy) -> None:

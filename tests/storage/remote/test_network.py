@@ -35,6 +35,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in network.DECIDING:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SHARDTOOL_ENDPOINT")
+    monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "1")
 
 
 @pytest.fixture

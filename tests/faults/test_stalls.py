@@ -1,0 +1,98 @@
+"""Promise 10: a signal ends every verb, whatever a server does; one that is silent or drips is given up, and named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CreateOptions, create
+from tests import warm
+from tests.faults.helpers import REPO, Run, hidden, settles
+from tests.helpers import write_tree
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+_PROMPTLY_S = 5  # promised: 2; a loaded machine gets more
+_HEAD = "HTTP/1.1 200 OK\r\nX-Head: "
+FAULTS = {
+    "stall": Fault("stall", times=None),
+    "drip": Fault("drip", times=None),
+    "silent": Fault("silent", times=None),
+    "head": Fault("raw", times=None, body=_HEAD, to="x"),
+    "continue": Fault("raw", times=None, body="", to="HTTP/1.1 100 Continue\r\n\r\n"),
+}
+VERBS = {
+    "copy": ("copy", "{at}/out.json", "{place}/to"),
+    "verify": ("verify", "{at}/out.json", "--workers", "2"),
+    "verify-here": ("verify", "{at}/out.json", "--workers", "1"),
+    "inspect": ("inspect", "{at}/out.json", "--read-speed"),
+    "reshard": ("reshard", "{at}/out.json", "{place}/to/new-{{0..}}.tar", "--workers", "1"),
+    "create": ("create", "{at}/list.csv", "{place}/to/new-{{0..}}.tar", "--workers", "1"),
+    "create-workers": ("create", "{at}/list.csv", "{place}/to/new-{{0..}}.tar", "--workers", "2"),
+}
+
+
+@pytest.fixture(scope="module")
+def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
+    """Give a server that makes faults."""
+    return proxies(http_files)
+
+
+@pytest.fixture
+def at(proxy: FaultyProxy, tmp_path: Path) -> str:
+    """Give the address of a dataset of six shards, and of a manifest of files."""
+    at = proxy.server.new_prefix()
+    folder = proxy.server.local(at)
+    samples = {f"{number:02}.bin": os.urandom(9000) for number in range(12)}
+    source = write_tree(tmp_path / "in", samples)
+    create(source, f"{folder}/out-{{000..}}.tar", CreateOptions(max_count=2, workers=1))
+    write_tree(folder / "files", samples)
+    (folder / "list.csv").write_text("file\n" + "".join(f"files/{name}\n" for name in samples))
+    return at
+
+
+def _run(verb: str, at: str, place: Path, **environment: str) -> Run:
+    words = [word.format(at=at, place=place) for word in VERBS[verb]]
+    environment = {"PYTHONPATH": str(REPO), **os.environ, **environment}
+    if warm.POSSIBLE:
+        return Run(warm.Warm(words, cwd=REPO, env=environment))
+    command = [sys.executable, "-m", "shardtool", *words]
+    pipe = subprocess.PIPE
+    return Run(subprocess.Popen(command, cwd=REPO, env=environment, start_new_session=True, stdout=pipe, stderr=pipe))
+
+
+def _harm(proxy: FaultyProxy, fault: str) -> None:
+    one = FAULTS[fault]
+    proxy.set(Fault(**{**one.__dict__, "path": r"\.tar|\.bin"}))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """SIGTERM and SIGINT end a verb that waits for a server; the next run finds nothing in its way."""
+    place = tmp_path / "place"
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        _harm(proxy, fault)
+        run = _run(verb, at, place)
+        assert settles(lambda: any(one.fault for one in proxy.log().asked))
+        run.signal(signum)
+        begun = time.monotonic()
+        assert run.end().code == 128 + signum, run.err
+        assert time.monotonic() - begun < _PROMPTLY_S
+        assert "Traceback" not in run.err
+        assert run.all_gone()
+        assert not (place / "to").exists() or not hidden(place / "to")
+    proxy.set()
+    assert _run(verb, at, place).end().code == 0
