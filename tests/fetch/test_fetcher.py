@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shardtool.errors import OutputFailed
 from shardtool.fetch.failure import FetchFailed
 from shardtool.fetch.options import FetchOptions
+from tests.faults.helpers import settles
 from tests.fetch.conftest import fetching
 from tests.fetch.server import BOMB, body, web_server
 
@@ -186,13 +187,12 @@ def test_a_bomb_takes_no_memory(web: WebServer) -> None:
     assert time.process_time() - begun < 2
 
 
-@pytest.mark.parametrize(("path", "options"), [("stall/a", {"timeout_s": 0.2}), ("drip/a", {"max_time_s": 0.2})])
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "options"), [("stall/a", {"timeout_s": 2}), ("drip/a", {"max_time_s": 2})])
 def test_time_is_limited(web: WebServer, path: str, options: dict[str, float]) -> None:
     """A server that is silent, or sends a byte now and then, is given up; files of others arrive meanwhile."""
     with fetching(**options) as fetcher:
-        begun = time.monotonic()
         assert _all(fetcher, [web.url(path), web.url("ok/a")]) == ["timeout", body("a")]
-        assert time.monotonic() - begun < 5
 
 
 def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +210,10 @@ def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.001)
     begun = time.monotonic()
     assert _one(web.url("later_than/1"), retries=1) == "http-429"
-    assert 1 <= time.monotonic() - begun < 6
+    assert time.monotonic() - begun >= 1
     assert _one(web.url("later_than/3600"), retries=1) == "http-429"
     assert _one(web.url("later_than/Wed, 21 Oct 2099 07:28:00 GMT"), retries=1) == "http-429"
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 60  # "at once"; it would be an hour, and years
     assert [*web.asked.values()] == [2, 1, 1]
 
 
@@ -240,21 +240,21 @@ def test_memory_is_limited(web: WebServer) -> None:
     size, memory = 50_000, 200_000
     with fetching(connections=32, memory=memory, timeout_s=5) as fetcher:
         fetcher.begin([web.url("sized/50000")] * 40)
+        assert settles(lambda: fetcher.held > memory // 2)
         most = 0
         for number in range(40):
-            time.sleep(0.005)
             most = max(most, fetcher.held)
             assert fetcher.take(number) == bytes(size)
         assert memory // 2 < most <= memory + size
-        time.sleep(0.02)
-        assert fetcher.held == 0
+        assert settles(lambda: fetcher.held == 0)
 
 
+@pytest.mark.slow
 def test_waiting_for_memory_takes_no_time(web: WebServer) -> None:
     """The clock of a file stands still while it waits for others to be taken."""
-    with fetching(connections=8, memory=60_000, max_time_s=0.2, timeout_s=5) as fetcher:
+    with fetching(connections=8, memory=60_000, max_time_s=2, timeout_s=5) as fetcher:
         fetcher.begin([web.url("sized/50000")] * 6)
-        time.sleep(0.4)
+        time.sleep(2.5)
         assert [len(fetcher.take(number)) for number in range(6)] == [50_000] * 6
 
 

@@ -32,7 +32,7 @@ ESCAPED = "a%20b%23%C3%BC%3F%25.tar"
 @pytest.fixture
 def pool() -> Iterator[urllib3.PoolManager]:
     """Give a client that tries once."""
-    with urllib3.PoolManager(retries=False, timeout=5) as client:
+    with urllib3.PoolManager(retries=False, timeout=60) as client:
         yield client
 
 

@@ -68,7 +68,7 @@ def test_each_row_ends_in_one_place(web: WebServer, tmp_path: Path, ending: str)
     rows = _mixed(web)
     source = _manifest(tmp_path / "in", [url for url, _ in rows])
     result = _create(
-        source, tmp_path / "out", ending=ending, require="image", max_file_size=BOMB // 50, timeout=1, max_count=4
+        source, tmp_path / "out", ending=ending, require="image", max_file_size=BOMB // 50, timeout=3, max_count=4
     )
     keys = [f"{at:09}" for at in range(len(rows))]
     packed = [name.removesuffix(".jpg") for name, _ in members(*shards(tmp_path / "out")) if name.endswith(".jpg")]
