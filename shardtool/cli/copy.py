@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli.options import Whole, endpoint, progress
+from shardtool.cli.options import Whole, chosen, endpoint, progress
+from shardtool.request.options import CopyOptions
 
 if TYPE_CHECKING:
     from shardtool.request.results import CopyResult
+    from shardtool.values import Trust
 
 
 @click.command(no_args_is_help=True)
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 @click.option("--overwrite", is_flag=True, help="Replace another dataset of the same name, and files of its names.")
 @click.option("--dry-run", is_flag=True, help="Compare, and print what would be copied; write nothing.")
 @click.option("--workers", type=Whole("workers"), metavar="N", help="Shards at a time. [default: 4]")
+@chosen(
+    CopyOptions,
+    "trust",
+    "Know shards that are there, with their sidecars, by times (folder to folder), or by sizes, unread.",
+)
 @endpoint
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @click.option("--quiet", is_flag=True, help="No progress, no summary, no notes.")
@@ -30,6 +37,7 @@ def copy(
     overwrite: bool,
     dry_run: bool,
     workers: int | None,
+    trust: Trust | None,
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -57,13 +65,14 @@ def copy(
 
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
-    from shardtool.request.options import CopyOptions
     from shardtool.verbs.copy import copy as run
 
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     work = partial(run, dataset[0] if len(dataset) == 1 else dataset, dest)
     try:
-        result = work(CopyOptions(overwrite=overwrite, dry_run=dry_run, workers=workers), observer=terminal)
+        result = work(
+            CopyOptions(overwrite=overwrite, dry_run=dry_run, workers=workers, trust=trust), observer=terminal
+        )
     finally:
         terminal.close()
     if as_json:

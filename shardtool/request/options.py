@@ -588,11 +588,14 @@ class CopyOptions:
             missing is copied, and shards that were appended are added without it.
         dry_run: Only compare, and say what would be copied.
         workers: Shards at a time; None: 4.
+        trust: A shard that is there, with its sidecar, is known without reading it by its `size`, or by its `time`,
+            which a copy from a folder into another has of its source; None: it is read.
     """
 
     overwrite: bool = False
     dry_run: bool = False
     workers: int | None = None
+    trust: Trust | None = None
 
     def __post_init__(self) -> None:
         check_choices(self)

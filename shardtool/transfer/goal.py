@@ -20,6 +20,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage.copying import blocks_of
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import folder_of, is_url, is_web
+from shardtool.storage.reading import file_stat
 from shardtool.storage.staging import check_facts
 from shardtool.transfer.origin import local_name
 from shardtool.values import counted
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import FileFact
     from shardtool.transfer.origin import Origin, Pair
     from shardtool.transfer.threads import Meter
+    from shardtool.values import Trust
 
 _BLOCK = 2**20
 
@@ -158,12 +160,14 @@ def look(origin: Origin, where: str) -> Goal:
     return Goal(origin, folder, below, facts, data, old, old_below)
 
 
-def state_of(goal: Goal, pair: Pair, meter: Meter) -> State:
-    """Return what is there of a shard and its sidecar."""
+def state_of(goal: Goal, pair: Pair, meter: Meter, trust: Trust | None = None) -> State:
+    """Return what is there of a shard and its sidecar; `trust`: by what a shard of the right size is known unread."""
     sidecar = _is_right(goal.folder, goal.facts[0], pair.sidecar, meter)
     fact = goal.facts[1].get(pair.shard.name)
     if fact is None or fact.size != pair.shard.size:
         return State(None if fact is None else False, sidecar)
+    if sidecar and trust and _is_trusted(goal, pair.shard, fact, trust, meter):
+        return State(shard=True, sidecar=True)
     if pair.shard.crc is not None and (goal.below.hides or sidecar is None):  # a kill leaves a shard before its sidecar
         return State(_is_right(goal.below, goal.facts[1], pair.shard, meter), sidecar)
     return State(bool(sidecar) and _is_same_object(goal.below, pair.shard, meter), sidecar)
@@ -232,6 +236,13 @@ def _is_right(folder: OutputFolder, facts: Mapping[str, FileFact], original: Ori
                 meter.took(got)
         return crc == original.crc
     return False
+
+
+def _is_trusted(goal: Goal, shard: Original, fact: FileFact, trust: Trust, meter: Meter) -> bool:
+    """Tell whether a shard of the right size is known without reading it; two stores are asked for its MD5."""
+    if is_url(shard.path):
+        return trust == "size" and (goal.below.hides or _is_same_object(goal.below, shard, meter))
+    return trust == "size" or (goal.below.hides and fact.mtime_ns == file_stat(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: OutputFolder, original: Original, meter: Meter) -> bool:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Staged
     from shardtool.transfer.origin import Origin, Pair
     from shardtool.transfer.threads import Meter
+    from shardtool.values import Trust
 
 _THREADS = 4
 _SPACE_FOR_INDEXES = 1.01
@@ -89,7 +90,7 @@ def _compared(goal: Goal, options: CopyOptions, notes: Notes) -> Todo:
         sizes = [goal.facts[1][one.shard.name].size for one in there if one.shard.name in goal.facts[1]]
         notes.observer.phase("comparing", sum(sizes))
     threads = options.workers or _THREADS
-    for pair, state in side_by_side(partial(_state_in, goal), there, threads, notes.observer):
+    for pair, state in side_by_side(partial(_state_in, goal, options.trust), there, threads, notes.observer):
         states[pair.shard.name] = state
     todo = decide(goal, states, overwrite=options.overwrite)
     if todo.mended:
@@ -98,8 +99,8 @@ def _compared(goal: Goal, options: CopyOptions, notes: Notes) -> Todo:
     return todo
 
 
-def _state_in(goal: Goal, pair: Pair, meter: Meter) -> State:
-    return state_of(goal, pair, meter)
+def _state_in(goal: Goal, trust: Trust | None, pair: Pair, meter: Meter) -> State:
+    return state_of(goal, pair, meter, trust)
 
 
 def _check_space(goal: Goal, todo: Todo) -> None:

@@ -91,6 +91,32 @@ def test_there_and_back(server: Server, packed: Path, tmp_path: Path) -> None:
         assert (again.copied, again.kept, again.copied_size) == (0, 4, 0)
 
 
+def test_a_trusted_size_reads_no_shard(
+    slow: tuple[Server, FaultyProxy], packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `trust="size"` nothing new reads no shard, here or there; but two stores are asked for the MD5 of each."""
+    moto, proxy = slow
+    _use(proxy.server, monkeypatch)
+    first, second, asked = moto.new_prefix(), moto.new_prefix(), CopyOptions(trust="size")
+    copy(packed, first)
+    copy(first, second)
+    copy(first, tmp_path / "back")
+    monkeypatch.setattr("shardtool.transfer.goal.blocks_of", None)
+    monkeypatch.setattr("shardtool.storage.copying.blocks_of", None)
+    proxy.set()
+    for source, where in ((packed, first), (first, second), (first, tmp_path / "back")):
+        again = copy(source, where, asked).datasets[0]
+        assert (again.copied, again.kept) == (0, 4)
+    assert sum(one.sent for one in proxy.log().asked if ".tar" in one.path) < 100  # a first byte here and there
+    monkeypatch.undo()
+    _use(proxy.server, monkeypatch)
+    folder = open_folder(second)
+    with folder.stage("out-001.tar") as file:
+        file.write(bytes(folder.facts(["out-001.tar"])["out-001.tar"].size))
+        folder.publish(file.finish())
+    assert copy(first, second, asked).datasets[0].copied == 1
+
+
 def test_a_whole_bucket(packed: Path, tmp_path: Path, moto: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket itself is a place, with and without a slash; names may hold what needs escaping."""
     _use(moto, monkeypatch)

@@ -25,12 +25,16 @@ from shardtool import (
     reshard,
     verify,
 )
+from shardtool.pattern import sidecar_name
 from shardtool.storage.staging import Folder, StagedFile
 from shardtool.transfer import run
 from tests.helpers import flip, identity, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from shardtool.values import Trust
 
 FILES = {f"{at:02}.{field}": f"{field}{at}".encode() * (at + 1) for at in range(12) for field in ("txt", "bin")}
 OVERWRITE = CopyOptions(overwrite=True)
@@ -223,6 +227,38 @@ def test_a_damaged_copy_is_mended(packed: Path, tmp_path: Path) -> None:
         copy(packed, tmp_path / "copy")
     assert copy(packed, tmp_path / "copy", OVERWRITE).datasets[0].kept == 4
     assert read_tree(tmp_path / "copy") == read_tree(packed)
+
+
+@pytest.mark.parametrize("trust", ["size", "time"])
+def test_what_is_trusted_is_not_read(
+    trust: Trust, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that are there are known by size or time unread; one of another size, time or sidecar is not."""
+    asked, there = CopyOptions(trust=trust), tmp_path / "copy"
+    copy(packed, there)
+    read, blocks = list[str](), Folder.blocks
+
+    def noted(self: Folder, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
+        read.append(name)
+        return blocks(self, name, into)
+
+    monkeypatch.setattr(Folder, "blocks", noted)
+    names = [path.name for path in shards(there)]
+    assert copy(packed, there, asked).datasets[0].kept == 4
+    assert {*names}.isdisjoint(read)
+    with (there / names[0]).open("ab") as shard:
+        shard.write(b"x")
+    flip(there / sidecar_name(names[1]), 100)
+    (there / names[2]).unlink()
+    fact = (there / names[3]).stat()
+    flip(there / names[3], 100)  # what only reading shows, where the time is the old one
+    os.utime(there / names[3], ns=(fact.st_mtime_ns, fact.st_mtime_ns))
+    assert copy(packed, there, asked).datasets[0].copied == 3
+    assert (there / names[3]).read_bytes() != (packed / names[3]).read_bytes()
+    os.utime(there / names[3], ns=(fact.st_mtime_ns, fact.st_mtime_ns + 1))
+    assert copy(packed, there, asked).datasets[0].copied == (trust == "time")
+    copy(packed, there)
+    assert read_tree(there) == read_tree(packed)
 
 
 def test_no_link_is_written_through(packed: Path, tmp_path: Path) -> None:
