@@ -3,12 +3,17 @@
 PYTHON ?= python3
 PIP_INSTALL = -m pip install -qq --disable-pip-version-check
 ARGS ?=
+# Tests wait for disks, servers and processes now and then: one worker more than there are cores.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(1 + len(os.sched_getaffinity(0)))' 2>/dev/null || echo auto)
+# Those with other tools wait for half of their time.
+CLIENT_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + len(os.sched_getaffinity(0)))' 2>/dev/null || echo auto)
+PYTEST = -m pytest -q --dist worksteal --ignore=tests/clients -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench soak interop clean
+.PHONY: help demo test test-all lint bench soak interop clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
 demo: export PATH := $(CURDIR)/.venv/bin:$(PATH)
 demo: .venv/.installed  ## pack the sample photographs into ./demo, show what that makes, and make other shards of it
@@ -29,8 +34,11 @@ demo: .venv/.installed  ## pack the sample photographs into ./demo, show what th
 	@echo
 	shardtool verify demo/shuffled.json
 
-test: .venv/.dev  ## run the tests; ARGS='-k name' picks some
-	PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -q -n auto --dist worksteal --ignore=tests/clients $(ARGS)
+test: .venv/.dev  ## run the tests, but for those that take long; ARGS='-k name' picks some
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python $(PYTEST) -m 'not slow' $(ARGS)
+
+test-all: .venv/.dev  ## run all tests; ARGS='-m slow' runs those that `make test` leaves out
+	PYTHONDONTWRITEBYTECODE= .venv/bin/python $(PYTEST) $(ARGS)
 
 lint: .venv/.dev  ## check style, formatting and types
 	.venv/bin/ruff check .
@@ -45,7 +53,7 @@ soak: .venv/.dev  ## put a cache under load, with kills, for two minutes; ARGS='
 
 interop: export PATH := $(PATH):$(CURDIR)/.venv-clients/azurite/node_modules/.bin
 interop: .venv-clients/.installed .venv-clients/azurite/.installed  ## read our shards with other tools: tar, webdataset, wids, datasets, DuckDB, TensorFlow, DALI ...
-	.venv-clients/bin/python -m pytest -q -n auto -m clients --confcutdir=tests/clients tests/clients $(ARGS)
+	.venv-clients/bin/python -m pytest -q -n $(CLIENT_WORKERS) --dist loadfile --no-loadscope-reorder -m clients --confcutdir=tests/clients tests/clients $(ARGS)
 
 clean:  ## remove all that is made here, the environments too
 	rm -rf .venv .venv-clients benchmarks/.venv-wds benchmarks/.venv-tf demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["http_files", "proxies", "use"]  # fixtures
 
-for profile, examples in (("few", 25), ("many", 100)):  # for each law that does not name its own number
+for profile, examples in (("few", 10), ("many", 100)):  # for each law that does not name its own number
     settings.register_profile(
         profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )

@@ -74,6 +74,7 @@ def _swallowing(path: Path) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_nothing_swallows_a_lack_of_memory() -> None:
     """No `except` or `suppress` of the package takes a MemoryError, pyarrow's too, for damage or a bad request."""
     edge = {"cli/__init__.py", "execute/local.py"}  # turn it into an exit code; end a forked child
@@ -148,6 +149,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit_kb", "as_json"), [(200_000, False), (300_000, True)])
 def test_the_command_line_out_of_memory(limit_kb: int, as_json: bool, table: Path) -> None:  # noqa: FBT001 - a parameter
     """In the parent, out of the table library or Python, it is exit code 7, and one line or one JSON document."""

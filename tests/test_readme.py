@@ -81,6 +81,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_code_in_a_document_runs_and_prints_what_stands_below_it(document: str, place: Path) -> None:
     """Whoever types a document's code, in order, sees what the document shows."""

@@ -3,6 +3,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.cache.helpers import python
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ print(run(Load(writers=2, readers=2, seconds=1, kill_s=0.8, epochs=8), Path(sys.
 """
 
 
+@pytest.mark.slow
 def test_under_load(tmp_path: Path) -> None:
     """Under load and kills, no reader sees a short or wrong sample, the bound holds, and no file is left behind.
 

@@ -264,6 +264,7 @@ def test_a_full_stdout(run: str, place: Path) -> None:
     assert (place / "x.json").exists() == (run.startswith("create s") and "dry" not in run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [*_RUNS, "create nowhere 'x-{0..}.tar' --json", "create --nope --json"])
 def test_a_closed_stdout(run: str, place: Path) -> None:
     """With a closed stdout, or a reader that has seen enough, the outcome is the same, and no file gets its number."""
@@ -277,6 +278,7 @@ def test_a_closed_stdout(run: str, place: Path) -> None:
     assert "Traceback" not in (place / "notes").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "code"),
     [

@@ -104,6 +104,7 @@ _IN_A_DESTRUCTOR = """    class One:
 _SLOW_END = "    try:\n        time.sleep(60)\n    finally:\n        time.sleep(60)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", _VERBS)
 @pytest.mark.parametrize("code", [_SWALLOWED, _IN_A_DESTRUCTOR], ids=["swallowed", "in a destructor"])
 def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
@@ -115,6 +116,7 @@ def test_an_interrupt_is_not_lost(code: str, verb: str, place: Path) -> None:
     assert took_s < _PATIENCE_S / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signals", [(2, 2), (2, 15), (15, 1)])
 def test_a_second_signal_is_not_ignored(signals: tuple[int, int], place: Path) -> None:
     """Where removing what is left takes too long, a second signal of any kind ends the process soon."""
@@ -133,6 +135,7 @@ def test_a_second_signal_waits_for_what_is_removed(place: Path) -> None:
     assert err.splitlines()[0] == "removed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("verb", _VERBS)
 def test_how_to_go_on_after_an_interrupt(verb: str, as_json: bool, place: Path) -> None:  # noqa: FBT001 - a parameter
@@ -216,6 +219,7 @@ go_on(0)
 """
 
 
+@pytest.mark.slow
 def test_nothing_imports_pandas(place: Path) -> None:
     """A command line without a query never imports pandas: it takes a while, and an interrupt in it was lost."""
     ran = subprocess.run(
@@ -226,6 +230,7 @@ def test_nothing_imports_pandas(place: Path) -> None:
     assert told == ["0 [] False False", *["0 [] True True"] * len(_COMMON)], ran.stderr
 
 
+@pytest.mark.slow
 def test_a_query_has_its_pandas(place: Path) -> None:
     """`--where`, and a module of the user's that imports pandas, work under the command line."""
     (place / "theirs.py").write_text("import pandas as pd\ndef same(sample):\n    pd.Series([1])\n    return sample\n")

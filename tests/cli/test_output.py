@@ -205,6 +205,7 @@ def test_a_dataset_is_its_own_in_any_locale(source: Path, tmp_path: Path) -> Non
     assert ran.code == 0, ran.err
 
 
+@pytest.mark.slow
 def test_names_are_judged_alike_in_any_locale(tmp_path: Path) -> None:
     """A dataset whose names are not ASCII is read, checked and indexed from above under a locale that is no UTF-8."""
     write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(3)})

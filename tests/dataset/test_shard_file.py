@@ -96,6 +96,7 @@ def test_an_xz_file_that_claims_much_memory(tmp_path: Path) -> None:
         file.read(0, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", PACKERS)
 def test_compressed_shards(ending: str, tmp_path: Path) -> None:
     """A compressed shard is read in sequence; back beyond the window it is not; its end is its end."""

@@ -129,6 +129,7 @@ def _crcs(raw: bytes) -> list[int] | None:
     return None if found is None else found.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", [".crc32c", ".offset", ".length", ".name"])
 def test_a_flipped_byte_shows(column: str, packed: Path) -> None:
     """A flipped byte in a page of the fields is an error when they are read, never another value or another error."""

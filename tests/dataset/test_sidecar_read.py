@@ -276,6 +276,7 @@ _BOMBED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "verbs"), _BOMBED, ids=BOMBS)
 def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset: Path, memory: _Memory) -> None:
     """A sidecar of some kilobytes that unfolds to gigabytes is refused before it does, by every verb alike."""
@@ -293,6 +294,7 @@ def test_small_sidecars_take_little_memory(what: str, verbs: list[str], dataset:
     assert memory.peak() < _MOST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LIES)
 def test_sidecars_that_lie(what: str, dataset: Path) -> None:
     """A sidecar with nulls, bytes that are no text, or one payload for many fields is refused by name by each verb."""
@@ -381,6 +383,7 @@ _TIMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _TIMES)
 def test_times_that_python_does_not_know(what: str, tmp_path: Path) -> None:
     """A time beyond the year 9999 in the metadata is shown as text by every verb, and goes along into other shards."""

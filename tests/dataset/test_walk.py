@@ -198,6 +198,7 @@ def _took(path: Path) -> tuple[Survey, int]:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz"])
 def test_an_example_of_too_many_features(name: str, tmp_path: Path) -> None:
     """An Example of more features than a sample has fields is damage, found before memory is taken for them."""
@@ -216,6 +217,7 @@ def test_as_many_features_as_a_sample_has(tmp_path: Path) -> None:
     assert (found.error, len(found.names)) == (None, 2**16 - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [tfrecords.BYTES, tfrecords.INT64])
 def test_a_list_of_many_values(kind: int, tmp_path: Path) -> None:
     """A list of many empty values takes no object each."""
@@ -225,6 +227,7 @@ def test_a_list_of_many_values(kind: int, tmp_path: Path) -> None:
     assert took < 10 * 2**20
 
 
+@pytest.mark.slow
 def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a small compressed file that unfolds to endless names of keys and fields, only so much is kept."""
     monkeypatch.setattr(survey_module, "_KEPT_ALWAYS", 2**20)
@@ -240,6 +243,7 @@ def test_what_a_walk_keeps_is_bounded_by_the_shard(tmp_path: Path, monkeypatch: 
         assert took < 16 * 2**20, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
 def test_a_tar_sample_of_too_many_fields(name: str, tmp_path: Path) -> None:
     """A sample of more members than any that we write is damage."""

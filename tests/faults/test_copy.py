@@ -68,6 +68,7 @@ def test_file_size_limit(place: Path) -> None:
     assert read_tree(place / "copy") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted(signum: signal.Signals, place: Path) -> None:
     """An interrupt ends a copy soon, with its exit code and no temporary file; the same command finishes it."""

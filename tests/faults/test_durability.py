@@ -97,6 +97,7 @@ def test_new_folders_are_durable(strace: str, small: Path, place: Path) -> None:
     assert {("sync", ""), ("sync", "new")} <= set(events[:first])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 4, 6, 7])
 def test_killed_at_a_rename(strace: str, number: int, small: Path, expected: dict[str, str], place: Path) -> None:
     """Killed at any of the renames, what has a final name is whole, and resume makes the same bytes."""
@@ -116,6 +117,7 @@ def test_killed_at_a_rename(strace: str, number: int, small: Path, expected: dic
     assert contents(out) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
@@ -148,6 +150,7 @@ def test_failing_call(
     assert contents(out) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 def test_source_read_error(strace: str, on_error: str, small: Path, place: Path) -> None:
     """A read that fails with EIO, as of a bad sector, fails that sample by name; no zeros take its place."""

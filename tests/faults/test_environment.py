@@ -82,6 +82,7 @@ def foreign_expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
     return contents(folder / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_same_bytes(name: str, foreign: Path, foreign_expected: dict[str, str], place: Path) -> None:
     """Start method, workers, locale, hash seed, time zone, closed streams and limits change no byte of any file."""
@@ -171,6 +172,7 @@ def _in_own_mounts(mounts: str) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mounts", "start_method"),
     [

@@ -68,6 +68,7 @@ def test_kill_and_resume(made: str, count: int, place: Path, request: pytest.Fix
     _resume(place / "out", bulk)
 
 
+@pytest.mark.slow
 def test_kill_at_any_instant(bulk: Bulk, place: Path) -> None:
     """Killed again and again while it resumes, each run goes on from the last and the end is the same bytes."""
     folder = place / "out"
@@ -99,6 +100,7 @@ def test_parts_side_by_side_one_of_them_killed(bulk: Bulk, place: Path) -> None:
     assert contents(place / "out") == bulk.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_parent_killed_while_workers_are_stopped(bulk: Bulk, place: Path, start_method: str) -> None:
     """A worker that was stopped when its parent died ends as soon as it goes on, and never publishes."""
@@ -127,6 +129,7 @@ def test_worker_ends_in_the_middle_of_its_task(place: Path, start_method: str) -
     assert part.stat().st_size < 1000 * MEBIBYTE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "start_method", "count"),
     [("bulk", "fork", 0), ("bulk", "fork", 7), ("bulk", "spawn", 7), ("bulk_records", "fork", 7)],

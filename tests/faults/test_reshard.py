@@ -130,6 +130,7 @@ def _reach(run: Run, folder: Path, temp: Path, when: int) -> None:
     assert run.process.poll() is None, "the run was over too soon to be disturbed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "when", "start_method"),
     [("gather", 7, "spawn"), ("scatter", -1, "fork"), ("scatter", -1, "spawn"), ("scatter", 11, "fork")],
@@ -150,6 +151,7 @@ def test_kill_and_resume(method: str, when: int, start_method: str, large: Datas
     _nothing_left(out, temp)
 
 
+@pytest.mark.slow
 def test_kill_at_any_instant(large: Dataset, place: Path) -> None:
     """Killed again and again, each run goes on from the last with another method, and the end is the same bytes."""
     out = place / "out"
@@ -167,6 +169,7 @@ def test_kill_at_any_instant(large: Dataset, place: Path) -> None:
     _nothing_left(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [-1, 4])
 def test_killed_worker_ends_the_run(when: int, large: Dataset, place: Path) -> None:
     """A worker killed in either pass ends the run with 7, named, and nothing temporary is left."""
@@ -225,6 +228,7 @@ def _state(run: Run) -> str:
 # Appending.
 
 
+@pytest.mark.slow
 def test_append_killed_anywhere(large: Dataset, little: Dataset, place: Path) -> None:
     """An append killed at any instant leaves the old files as they were; resumed, it is what an undisturbed one is."""
     base, whole = place / "base", place / "whole"

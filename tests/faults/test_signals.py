@@ -35,6 +35,7 @@ def _ends_well(run: Run, signum: int, folder: Path) -> None:
     assert not folder.exists() or not hidden(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", SIGNALS, ids=lambda one: one.name)
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "group"])
 def test_signal_in_the_middle(bulk: Bulk, place: Path, signum: int, group: bool) -> None:  # noqa: FBT001 - a parameter

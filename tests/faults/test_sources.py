@@ -72,6 +72,7 @@ def _mend(source: Path, good: Path) -> None:
     subprocess.run(["cp", "-a", str(good), str(source)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [name for name in FAULTS if name not in {"is emptied", "becomes a link"}])
 def test_stop(fault: str, small: Path, expected: dict[str, str], place: Path) -> None:
     """A file that is not what the plan saw ends the run with 6, by name; mended, resume makes the same bytes."""
@@ -178,6 +179,7 @@ def test_a_folder_vanishes(place: Path) -> None:
 _AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
@@ -207,6 +209,7 @@ def test_unreadable(on_error: str, when: str, small: Path, place: Path) -> None:
     assert not hidden(place / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "on_error"),
     [("appended", "stop"), ("truncated", "stop"), ("overwritten", "stop"), ("appended", "skip"), ("truncated", "skip")],

@@ -64,6 +64,7 @@ def _resume(folder: Path, slow: Slow, *more: str) -> None:
     assert contents(folder) == slow.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slow", "count", "group"), [("tar", 1, False), ("tar", -2, True), ("tfrecord", -2, False)], indirect=["slow"]
 )
@@ -78,6 +79,7 @@ def test_kill_and_resume(slow: Slow, count: int, place: Path, *, group: bool) ->
     _resume(place / "out", slow, *(["--workers", "1"] if group else []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["tar"], indirect=True)
 def test_killed_worker_ends_the_run(slow: Slow, place: Path) -> None:
     """A killed worker ends the run with 7; what is finished is kept, and nothing temporary is left."""
@@ -93,6 +95,7 @@ def test_killed_worker_ends_the_run(slow: Slow, place: Path) -> None:
     _resume(place / "out", slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["tar"], indirect=True)
 def test_kill_between_two_splits(slow: Slow, place: Path) -> None:
     """A run killed after its first split is resumed to the same bytes, and leaves that split's shards as they were."""
@@ -127,6 +130,7 @@ def _expressions(folder: Path, odd: str) -> Path:
     return source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("odd", "said"),
     [("os._exit(3)", "status 3"), ("os.kill(os.getpid(), 11)", "SIGSEGV")],
@@ -157,6 +161,7 @@ def test_a_function_that_exits(place: Path) -> None:
     assert "SystemExit" in run.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("odd", "signum"), [("endless", signal.SIGTERM), ("stubborn", signal.SIGINT), ("tried", signal.SIGINT)]
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_kill_and_resume(count: int, tmp_path: Path) -> None:
     """Killed after any number of shards, a run is finished by the next: each URL is in a shard or in the list."""

@@ -170,6 +170,7 @@ def test_the_address_that_is_connected_to_is_checked(web: WebServer, monkeypatch
     assert not web.asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["sized/2000", "endless/a", "bomb/a", "gzip/abc"])
 def test_a_file_is_not_larger_than_the_limit(web: WebServer, path: str) -> None:
     """A file over the limit is given up while it is read, as sent and as unpacked; nothing of it stays held."""
@@ -205,6 +206,7 @@ def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.Monkey
     assert [web.asked[f"/{path}"] for path in paths] == [3, 3, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry-After is obeyed; where it asks for more than the time that is left, the file is given up at once."""
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.001)
@@ -217,6 +219,7 @@ def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPa
     assert [*web.asked.values()] == [2, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("connections", "per_host", "most"), [(4, 64, 4), (16, 3, 3), (1, 1, 1)])
 def test_requests_at_once_are_limited(web: WebServer, connections: int, per_host: int, most: int) -> None:
     """No more requests go on at once than may, nor to one host; one more for the file that is asked for next."""

@@ -111,6 +111,7 @@ QUERIES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_query_takes_what_reshard_takes(query: str, packed: Path, tmp_path: Path) -> None:
     """`--where` of `inspect` and of `reshard` choose the same samples, for keys, samples and tables."""

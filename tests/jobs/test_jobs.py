@@ -82,6 +82,7 @@ def test_no_job_takes_many_commands(job: Path) -> None:
     assert 1 <= len(used) <= _MOST
 
 
+@pytest.mark.slow
 def test_imagenet(tmp_path: Path) -> None:
     """Each image that can be decoded is packed as it is, with its class's number; all others are listed, or junk."""
     inputs.imagenet(tmp_path)
@@ -108,6 +109,7 @@ def test_imagenet(tmp_path: Path) -> None:
     assert size_of((tmp_path / "shards/train.png").read_bytes()) > (100, 100)
 
 
+@pytest.mark.slow
 def test_coco(tmp_path: Path) -> None:
     """Each image stands with its mask and what COCO says of it, polygons and run lengths unchanged."""
     inputs.coco(tmp_path)
@@ -125,6 +127,7 @@ def test_coco(tmp_path: Path) -> None:
             assert json.loads(sample["json"]) == image | {"annotations": objects}
 
 
+@pytest.mark.slow
 def test_data_frame(tmp_path: Path) -> None:
     """Each row of the frame is in one split, with its image and the numbers of both labels, in the shares asked for."""
     shutil.copytree(REPO / "sample_data", tmp_path / "sample_data")
@@ -150,6 +153,7 @@ def test_data_frame(tmp_path: Path) -> None:
     assert all(abs(keys["val"][label] - count / 5) < 1 for label, count in Counter(photos.multi).items())
 
 
+@pytest.mark.slow
 def test_partition_and_labels(tmp_path: Path) -> None:
     """Each name is in the split that `partition` says, with its array and the number that `labels` says."""
     inputs.partition(tmp_path)
@@ -192,6 +196,7 @@ def check_foreign(place: Path) -> None:
     assert index["__key__"].tolist() == list(found)
 
 
+@pytest.mark.slow
 def test_nightly(tmp_path: Path) -> None:
     """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte.
 

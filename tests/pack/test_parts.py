@@ -85,6 +85,7 @@ def _no_merge(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{}, {"shuffle": True, "max_count": 1}, {"ending": "tfrecord", "place": "hash", "max_count": None, "shards": 4}],

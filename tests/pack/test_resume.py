@@ -270,6 +270,7 @@ def test_trust_by_size_reads_nothing(place: Path) -> None:
     assert _pack(place, "resume").kept == 9  # which reads, and mends the shard that was emptied
 
 
+@pytest.mark.slow
 def test_a_compared_shard_is_trusted_from_then_on(tmp_path: Path) -> None:
     """A shard that was found right by reading its source gets the time of that, so the next run need not read it."""
     source = Path(wsgiref.__file__).parent  # old, and imported by nothing that runs here

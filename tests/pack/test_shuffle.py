@@ -211,6 +211,7 @@ SIZES = st.lists(
 SHARES = st.sampled_from([MEMORY, MEMORY // 3, 100_000, 8_000, 1000])
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=SIZES, seed=st.none() | st.integers(0, 9), files=st.integers(1, 5), share=SHARES,
@@ -431,6 +432,7 @@ def _all(source: Source) -> None:
     _removed(source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [_flipped, _touched, _removed, _cut, _all])
 @pytest.mark.parametrize("share", [MEMORY, 3000])
 def test_the_same_is_left_out(place: Path, pool: LocalPool, damage: Callable[[Source], None], share: int) -> None:
@@ -476,6 +478,7 @@ def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[S
     assert raised.value.where in map(str, source.paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["stop", "skip"])
 @pytest.mark.parametrize("ending", ENDINGS[1:])
 def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on_error: OnError) -> None:
@@ -586,6 +589,7 @@ def _children() -> set[int]:
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "size"), [(1200, 80_000), (100_000, 10)])
 def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both passes take no more of each worker than its share, for many small payloads and for one above all memory."""

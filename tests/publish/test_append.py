@@ -295,6 +295,7 @@ def holed(old: Path, tmp_path: Path) -> Path:
     return _create(source, f"{tmp_path}/out/{STEM}.tar", on_error="skip")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rename", [1, 2, 3, 4, 5, 6])
 def test_killed_anywhere(gaps: Path, holed: Path, tmp_path: Path, rename: int) -> None:
     """Killed at any rename, the old dataset is whole, an append is refused, and `--resume` gives the same bytes."""
@@ -326,6 +327,7 @@ def test_killed_anywhere(gaps: Path, holed: Path, tmp_path: Path, rename: int) -
     assert len(skipped(holed)) == 3
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(gaps: Path, holed: Path, tmp_path: Path) -> None:
     """However often an append is killed and resumed, the end is the same bytes."""
     output = f"{tmp_path}/out/{STEM}.tar"

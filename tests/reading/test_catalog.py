@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.reading.catalog import open_catalog
@@ -55,6 +56,7 @@ def _large(folder: Path) -> Path:
     return large / "out.json"
 
 
+@pytest.mark.slow
 def test_a_hundred_million_samples(tmp_path: Path) -> None:
     """10,000 shards of 10,000 samples open in a second and 200 MB, and travel as 250 bytes a shard."""
     large = _large(tmp_path / "set")

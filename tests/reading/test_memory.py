@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from shardtool import ShardWriter
 from tests.helpers import ENVIRONMENT, PATIENCE_S
 
@@ -96,6 +98,7 @@ def _run(code: str, *words: object) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.slow
 def test_a_stream_holds_its_buffer(tmp_path: Path) -> None:
     """A stream of small samples takes 50 MB beside its buffer, at most, whatever the order, and all in one shard."""
     with ShardWriter(tmp_path / "out-{000..}.tar") as writer:

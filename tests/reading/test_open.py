@@ -310,6 +310,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_in_processes(tmp_path: Path) -> None:
     """Processes that are forked, spawned, or forked by a server read the same samples."""
     packed(tmp_path / "set")

@@ -59,6 +59,7 @@ def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.5))
 
 
+@pytest.mark.slow
 def test_samples_are_those_that_lie_there(made: tuple[Made, str]) -> None:
     """Streams, batches and single samples are those of the same files here, in the same order, with all options."""
     near, far = made

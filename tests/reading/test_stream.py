@@ -42,6 +42,7 @@ def test_an_epoch_gives_each_sample_once(made: Made, *, shuffle: bool, buffer: i
     assert got == made.samples
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(taken=st.integers(0, SAMPLES), shuffle=st.booleans(), buffer=st.sampled_from([None, 1, 130]))
 def test_a_state_goes_on_at_the_exact_sample(made: Made, *, taken: int, shuffle: bool, buffer: int | None) -> None:

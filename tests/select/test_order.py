@@ -220,6 +220,7 @@ QUERIES: list[tuple[str, Callable[[Sample], bool]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("query", "means"), QUERIES)
 @given(samples=sample_lists(keys=st.text("ab", min_size=1, max_size=2)))
 def test_queries_see_the_table(samples: list[Sample], query: str, means: Callable[[Sample], bool]) -> None:

@@ -368,6 +368,7 @@ print(refused == len(HOSTILE))
 """
 
 
+@pytest.mark.slow
 def test_nothing_of_a_query_runs() -> None:
     """No query, hostile or not, executes code, imports, opens a file or starts a program."""
     done = subprocess.run(

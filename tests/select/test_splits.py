@@ -416,6 +416,7 @@ print(*{"pandas", "pyarrow"} & {*sys.modules})
 """
 
 
+@pytest.mark.slow
 def test_keys_are_divided_in_little_memory() -> None:
     """A million keys take well under 100 bytes each and a few seconds, and import neither pyarrow nor pandas."""
     done = subprocess.run(

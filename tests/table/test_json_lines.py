@@ -90,6 +90,7 @@ def test_deep_nesting_is_refused(pair: str) -> None:
     assert read_json_lines("t", lambda: io.BytesIO(line.encode())).num_rows == 1
 
 
+@pytest.mark.slow
 def test_names_are_bounded() -> None:
     """Names that most rows lack take room in a table for every row: they are in proportion to the file, or refused."""
     wide = {f"k{at}": at for at in range(MOST_COLUMNS)}

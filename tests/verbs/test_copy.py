@@ -129,6 +129,7 @@ def _kill(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, at: int) ->
     monkeypatch.setattr(owner, name, counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize(
     ("owner", "name"), [(StagedFile, "write"), (StagedFile, "finish"), (Folder, "publish"), (run, "copy_indexes")]

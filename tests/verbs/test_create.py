@@ -179,6 +179,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @pytest.mark.parametrize("age", ["young", "aged"])
 @pytest.mark.parametrize("change", CHANGES)
@@ -242,6 +243,7 @@ def test_resume_with_other_options(options: dict[str, Any], ending: str, small: 
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @pytest.mark.parametrize("age", ["young", "aged"])
 @pytest.mark.parametrize("name", ["out-001.shard", "out-002.index", "out.json"])

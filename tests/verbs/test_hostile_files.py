@@ -73,6 +73,7 @@ def _run(words: list[str], **places: object) -> int:
     return cli._run([word.format(**places) for word in words], Signals(print))  # noqa: SLF001 - the entry of a process
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
 def test_any_shard(data: st.DataObject, made: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -206,6 +206,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out.json"
 
 
+@pytest.mark.slow
 def test_a_shard_of_many_samples(many: Path) -> None:
     """However many row groups a sidecar has, each way to read it gives all of it; no shard is walked instead."""
     summary = inspect(many)
@@ -422,6 +423,7 @@ def test_text_fits_the_terminal(tabled: Path) -> None:
             assert max(map(cells, sample_text(view(sample), room).splitlines())) <= room
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_output_survives_a_terminal_without_unicode(photos: Path) -> None:
     """Bars and names are written as the terminal's encoding can."""
@@ -437,6 +439,7 @@ def test_the_choice_of_samples_is_a_matter_of_the_seed(photos: Path) -> None:
     assert inspect(photos, InspectOptions(looks=0)).images == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_a_damaged_footer_cannot_end_the_process(photos: Path, tmp_path: Path) -> None:
     """Any flipped byte of a sidecar is damage that is told, not an abort inside pyarrow."""
@@ -460,6 +463,7 @@ def test_a_damaged_footer_cannot_end_the_process(photos: Path, tmp_path: Path) -
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
 def test_damage_anywhere_is_an_error_of_ours_or_none(

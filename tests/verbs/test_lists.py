@@ -250,6 +250,7 @@ def test_the_fingerprint_is_that_of_the_content(place: Path) -> None:
     assert read_tree(place / "a") == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["gather", "scatter"])
 def test_large_lists(method: str, place: Path) -> None:
     """A sample larger than any buffer is streamed: numbers alone, lists, and what follows them are right."""

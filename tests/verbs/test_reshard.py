@@ -262,6 +262,7 @@ BOUNDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=14)
 @given(
     ours=st.sampled_from(["tar", "tfrecord", ""]), others=st.booleans(), ending=st.sampled_from(["tar", "tfrecord"]),
@@ -302,6 +303,7 @@ def _told(dataset_file: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounds", [{"max_size": 12_000}, {"pattern": "out-{000..003}"}], ids=str)
 @pytest.mark.parametrize("of", ["tar", "tfrecord"])
 def test_the_bounds_of_create_give_its_shards(
@@ -557,6 +559,7 @@ def test_duplicates_of_sources(rule: str, place: Path) -> None:
 # Splits.
 
 
+@pytest.mark.slow
 def test_splits_are_those_of_create(ending: str, made: Made, place: Path) -> None:
     """A dataset is divided as the manifest that it was made of, by shares, with and without strata and groups."""
     ways: list[dict[str, Any]] = [{}, {"stratify": "label"}, {"group_by": "group"}, {"seed": 3}]
@@ -625,6 +628,7 @@ SUBSETS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     more=st.sampled_from(ORDERS), bounds=st.sampled_from([*BOUNDS, {"oversize": "skip", "max_size": 9000}]),
@@ -657,6 +661,7 @@ def test_a_dry_run_tells_what_is_then_written(
 # Resume and overwrite.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "more"),
     [("tar", {}), ("tar", {"shuffle": True, "method": "scatter"}), ("tfrecord", {"shuffle": True, "method": "gather"})],
@@ -1025,6 +1030,7 @@ def _payloads(folder: Path) -> list[tuple[Path, str, str, int, int]]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=14)
 @given(
     of=st.sampled_from(["tar", "tfrecord"]), ending=st.sampled_from(["tar", "tfrecord"]), order=st.sampled_from(ORDERS),
@@ -1067,6 +1073,7 @@ def test_a_flipped_byte_is_never_copied(  # noqa: PLR0913 - a law over all of th
         is_sound(out / "out.json")
 
 
+@pytest.mark.slow
 def test_a_shard_may_lose_all_its_samples(ending: str, made: Made, place: Path) -> None:
     """A shard of which nothing is left is sound, and can be read again."""
     shutil.copytree(made.file().parent, place / "src")
@@ -1312,6 +1319,7 @@ def _order(folder: Path) -> NDArray[np.int64]:
     return np.array([int(name.removesuffix(".txt")) for shard in plain(folder) for name, _ in shard])
 
 
+@pytest.mark.slow
 def test_a_shuffle_is_uniform(many: Path, place: Path) -> None:
     """Where a sample comes to lie tells nothing of where it was; both methods and all workers agree, seeds do not."""
     orders = []

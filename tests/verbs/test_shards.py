@@ -61,6 +61,7 @@ def test_more_names_than_samples(source: Path, tmp_path: Path, ending: str) -> N
     assert list(map(len, sound(tmp_path / "o" / "out.json"))) == [60, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["{000..}", "{000..999}", "%03d", "<000..006>"])
 def test_exactly_so_many(names: str, source: Path, tmp_path: Path, ending: str) -> None:
     """`--shards` makes exactly so many under any pattern; it is recorded, resumed, repaired and resharded to."""
@@ -129,6 +130,7 @@ def test_samples_that_grow(place: Any, tmp_path: Path) -> None:
 # By hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "seed": 1}], ids=["by key", "shuffled"])
 @pytest.mark.parametrize("number", [{}, {"shards": 6, "max_size": None}], ids=["as many as it takes", "six"])
 def test_a_new_file_changes_one_shard(

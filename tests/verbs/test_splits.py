@@ -70,6 +70,7 @@ def plain(scenes: Path, ending: str, tmp_path_factory: pytest.TempPathFactory) -
     return folder, result.fingerprint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"seed": 5}, {"group_by": "folder"}, {"stratify": "folder"}, {"shuffle": True}, {"max_count": 100},
@@ -363,6 +364,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["resume-overwrite", "overwrite"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_over_an_earlier_run(name: str, how: str, earlier: Path, scenes: Path, tmp_path: Path) -> None:
@@ -375,6 +377,7 @@ def test_over_an_earlier_run(name: str, how: str, earlier: Path, scenes: Path, t
 _TRANSFORMS: list[dict[str, Any]] = [{}, {"map": "tests.mapped:noted"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("packed", "transform"), [*zip(_TRANSFORMS, _TRANSFORMS, strict=True)], ids=["plain", "map"], indirect=["packed"]
 )

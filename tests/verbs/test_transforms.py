@@ -273,6 +273,7 @@ def test_a_range_that_is_a_capacity(names: str, pictures: Path, whole: Path, end
 # The same bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "start"), [(2, "fork"), (5, "fork"), (2, "spawn")])
 def test_the_same_bytes(workers: int, start: str, *, ending: str, pictures: Path, whole: Path, tmp_path: Path) -> None:
     """Any number of workers, forked or spawned, writes the same bytes into every file."""
@@ -280,6 +281,7 @@ def test_the_same_bytes(workers: int, start: str, *, ending: str, pictures: Path
     assert read_tree(tmp_path) == read_tree(whole)
 
 
+@pytest.mark.slow
 def test_the_same_bytes_of_a_function(tmp_path: Path) -> None:
     """So it is where a function makes several samples, or none, and from the command line."""
     asked = {f"{n:03}": [None, 700, [600, 50], [], 3000][n * 7 % 5] for n in range(60)}
@@ -332,6 +334,7 @@ GONE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", GONE, ids=lambda gone: "+".join(gone) or "nothing")
 def test_resume_makes_what_is_missing(gone: list[str], pictures: Path, ending: str, copy: Path) -> None:
     """`--resume` makes what is missing, also of what went after the last planned shard, and touches nothing else."""
@@ -391,6 +394,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERWISE)
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)
 def test_resume_with_other_options(name: str, pictures: Path, ending: str, copy: Path, tmp_path: Path) -> None:
@@ -413,6 +417,7 @@ BOUNDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDS)
 def test_resume_with_other_bounds(name: str, tmp_path: Path) -> None:
     """`--resume` with another bound is held to that, though the plan, which only guesses, is the same as before."""
@@ -474,6 +479,7 @@ def test_resume_with_another_function(tmp_path: Path, monkeypatch: pytest.Monkey
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["content", "size", "gone", "new"])
 def test_resume_takes_in_a_changed_source(change: str, tmp_path: Path) -> None:
     """Over a changed source, `--resume` equals a fresh run, and keeps the shards that the change leaves alone."""

@@ -62,6 +62,7 @@ def _mixed(web: WebServer) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_each_row_ends_in_one_place(web: WebServer, tmp_path: Path, ending: str) -> None:
     """Each URL is in a shard or, with its reason, in the list; keys are the rows' numbers, in the table's order."""

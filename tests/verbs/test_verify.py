@@ -144,6 +144,7 @@ def _case(dataset: Path, number: int) -> Case:
     return case
 
 
+@pytest.mark.slow
 def test_any_byte_of_a_shard(dataset: Path) -> None:
     """Any flipped, removed or added byte of a shard is found: at every thirteenth place, to be done in time."""
     shard = dataset / _case(dataset, 0).name
@@ -169,6 +170,7 @@ def test_any_byte_of_a_sidecar(dataset: Path) -> None:
             list(shardchecks.read_case_rows(case))
 
 
+@pytest.mark.slow
 def test_any_byte_of_any_file(single: Path) -> None:
     """So is it of each file, the dataset file included, when all of the dataset is verified, however it is given."""
     rng = random.Random(6)  # noqa: S311 - a test
@@ -467,6 +469,7 @@ def test_other_checksums_in_a_sealed_sidecar(dataset: Path) -> None:
     assert (one.code, one.key, one.expected[:8]) == ("payload-checksum", "a/006", "00000001")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 @pytest.mark.parametrize("what", ["rows", "fields", "key", "names"])
 def test_sidecars_that_unfold(what: str, dataset: Path) -> None:

@@ -89,6 +89,7 @@ _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 _BOUNDS = st.sampled_from([{}, {"max_count": 2}, {"max_size": 12_000}, {"max_size": 9000, "max_count": 3}])
 
 
+@pytest.mark.slow
 @given(
     keys=st.lists(_KEYS, min_size=1, max_size=9, unique=True),
     data=st.data(),
@@ -211,6 +212,7 @@ def test_values(tmp_path: Path) -> None:
     assert texts == {"a": b"0.1", "b": b"3", "c": b'[1,{"x":null}]', "d": b"raw", "e": b"1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
@@ -306,6 +308,7 @@ def _write_or_die(pattern: Path, kill_at: int) -> None:
             writer.write({"__key__": f"k{n:03}", "jpg": bytes(n * 70), "cls": n, "score": n / 7}, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
 def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: str) -> None:
     """A writer that was killed is resumed after its last shard, and what comes out is as if it had not been."""
@@ -443,6 +446,7 @@ def test_wrong_options(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_memory_a_sample(tmp_path: Path) -> None:
     """What is kept of a sample, once its shard is published, is a hash: 100 bytes or so, however long its key."""
     import tracemalloc

@@ -123,6 +123,7 @@ def photo_page(photos: Path) -> _Page:
     return _page(photos, samples=40)
 
 
+@pytest.mark.slow
 def test_nothing_is_fetched(photo_page: _Page) -> None:
     """No element points outside of the page: pictures are data, links are anchors, and there is no style attribute."""
     for tag, attributes in photo_page.reader.tags:
@@ -166,6 +167,7 @@ def test_pictures_and_numbers_need_no_script(photo_page: _Page) -> None:
         assert said in photo_page.text
 
 
+@pytest.mark.slow
 def test_same_dataset_same_page(photos: Path, tmp_path: Path) -> None:
     """The same dataset gives the same bytes wherever it lies and whenever it is looked at; another seed others."""
     moved = tmp_path / "elsewhere"
@@ -354,6 +356,7 @@ def _dataset(kind: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folders", "tfrecord", "classes", "columns", "species", "foreign"])
 def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Totals, fields, labels, splits and columns on the page are those of `inspect`, on the terminal and as JSON."""

@@ -57,6 +57,7 @@ def _pack(source: Any, folder: Path, **options: Any) -> dict[str, bytes]:
     return dict(members(*shards(folder)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", _ENDINGS)
 def test_the_same_bytes_as_from_the_folder(ending: str, tmp_path: Path) -> None:
     """Shards, sidecars and what was left out are those of the folder; only the source's name differs."""

@@ -736,6 +736,7 @@ def test_a_field_twice(tmp_path: Path) -> None:
         listed(tmp_path / "x.tfrecord")
 
 
+@pytest.mark.slow
 def test_too_many_fields(tmp_path: Path) -> None:
     """More fields than can be counted are refused, of a sample and of all."""
     names = [f"f{at:05}" for at in range(2**16)]
