@@ -25,15 +25,16 @@ _DOOMED = 2  # no more than one half of what is there makes room for writers at 
 class CacheShards(Sequence[str]):
     """The paths of the finished shards of a cache, held until `close`, or until nothing refers to this any more.
 
-    In another process that gets it, it holds those that are still there.
+    Another process that gets it has the same paths, and holds those that are still there.
 
     Args:
         locks: The leases.
+        paths: Of the shards; None: of those that are leased.
     """
 
-    def __init__(self, locks: Sequence[Lock]) -> None:
+    def __init__(self, locks: Sequence[Lock], paths: Sequence[str] | None = None) -> None:
         self._locks = [*locks]
-        self._paths = [lock.path for lock in locks]
+        self._paths = [lock.path for lock in locks] if paths is None else [*paths]
 
     @overload
     def __getitem__(self, which: int) -> str: ...
@@ -50,7 +51,7 @@ class CacheShards(Sequence[str]):
         return f"CacheShards({self._paths!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _leased, (self._paths,)
+        return _leased_again, (self._paths,)
 
     def open(self, shard: OpenedShard) -> CachedShard:
         """Return one of the shards, which is held already."""
@@ -75,13 +76,18 @@ class CacheShards(Sequence[str]):
             lock.close()
 
 
-def _leased(paths: Sequence[str]) -> CacheShards:
+def _leased(paths: Sequence[str]) -> list[Lock]:
     locks = []
     for path in paths:
         with suppress(FileNotFoundError):
             if lock := take_lock(path, shared=True):
                 locks.append(lock)
-    return CacheShards(locks)
+    return locks
+
+
+def _leased_again(paths: Sequence[str]) -> CacheShards:
+    """Return the shards that another process took: of one that is gone since, who reads it is told."""
+    return CacheShards(_leased(paths), paths)
 
 
 def take_shards(space: Space, max_bytes: int | None) -> CacheShards:
@@ -104,7 +110,8 @@ def take_shards(space: Space, max_bytes: int | None) -> CacheShards:
             for one in doomed:
                 space.evict([one], one.size)
         written = [one for one in space.in_order(found.residents) if one.folder == WRITTEN and one not in doomed]
-        shards = _leased([os.path.join(space.folder, WRITTEN, one.name) for one in sorted(written, key=_age)])
+        paths = [os.path.join(space.folder, WRITTEN, one.name) for one in sorted(written, key=_age)]
+        shards = CacheShards(_leased(paths))
         shards.used(time.time_ns())  # all of them, so that each may be evicted from now on
         if max_bytes is not None:
             shards.keep(max_bytes)

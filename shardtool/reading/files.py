@@ -70,6 +70,7 @@ class CopyingCache(ShardCache, Protocol):
         """Remove the copy of a shard, which was found damaged and is held no more."""
 
 
+@runtime_checkable
 class TakenShards(ShardCache, Protocol):
     """The paths of shards that a growing cache holds, for as long as something refers to this."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool import Cache, InvalidRequest, OutputFailed
+from shardtool import Cache, InvalidRequest, OutputFailed, ShardError
 from shardtool.cache import writer as writing
 from tests.cache.conftest import made_shards
 from tests.cache.helpers import KILLING, python, read_all
@@ -184,6 +184,32 @@ def test_shards_travel(tmp_path: Path, noting: Noting) -> None:
     again.close()
     assert read_all(small, slow) == [True]
     assert not any(os.path.exists(path) for path in again)
+
+
+def test_what_was_taken_is_one_dataset_in_any_process(tmp_path: Path, noting: Noting) -> None:
+    """What a process took opens, there and in others, as the shards of then: held as long as a dataset reads them.
+
+    Of one that was evicted meanwhile, each process is told; none goes on with fewer.
+    """
+    cache = Cache(tmp_path / "cache", "1MB", "oldest")
+    small = Cache(tmp_path / "cache", SIZE, "oldest", observer=noting)
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, range(14))
+        writer.publish()
+        data = pickle.dumps(cache.refresh())
+        dataset = shardtool.open(pickle.loads(data))  # noqa: S301 - our own
+        grow(writer, range(14, 28))
+    assert len(shardtool.open(cache)) == 28
+    cache.refresh().close()
+    slow = made_shards(tmp_path, 1)
+    assert read_all(small, slow) == [False]
+    assert [int(sample["__key__"]) for sample in dataset] == [*range(14)]
+    again = shardtool.open(pickle.loads(data))  # noqa: S301 - our own
+    assert (again.fingerprint, [*again]) == (dataset.fingerprint, [*dataset])
+    del dataset, again
+    assert read_all(small, slow) == [True]
+    with pytest.raises(ShardError, match=r"\.tar: (missing|no such file)"):
+        shardtool.open(pickle.loads(data), on_error="skip")  # noqa: S301 - our own
 
 
 @pytest.mark.parametrize(
