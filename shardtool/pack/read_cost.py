@@ -32,6 +32,7 @@ _HEAD = 4096  # bytes of each: a file's first come with it
 _SLOW_S = 0.5e-3  # a thread costs a tenth of that a file, and a disk of this machine answers before
 _READS = 16  # files that one worker reads at the same time
 _ALL_READS = 64  # that all workers read: more is of no use to most servers, and takes memory
+REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # of a store, as a rule: until an answer begins; and a byte of it
 REMOTE_READS = 32  # of a store or server, where nearly all of the time is waiting
 _LONG = 9.95  # from there on, two digits stand before the point
 

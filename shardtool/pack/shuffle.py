@@ -21,7 +21,8 @@ import numpy as np
 
 from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
-from shardtool.pack.read_cost import PROBES, Cost, probe, show_time
+from shardtool.pack.read_cost import PROBES, REMOTE_BYTE_S, REQUEST_S, Cost, probe, show_time
+from shardtool.storage.sources import is_place
 from shardtool.storage.spool import spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
 from shardtool.wording import option
@@ -68,7 +69,8 @@ def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool,
     """Return how the samples of `plans` should be read.
 
     Where it is not plain, some samples are read where they lie, and some megabytes in sequence, to learn what costs
-    less. That may differ from machine to machine; what is written does not.
+    less. That may differ from machine to machine; what is written does not. In a store nothing is measured, for one
+    request says little of the next: requests and bytes are weighed, so that the same job is done in the same way.
 
     Args:
         plans: Of the same samples, in whose order they are wanted.
@@ -223,6 +225,11 @@ def _cheaper(plans: list[Plan], files: Sequence[SpanFile], lie: _Lying, size: in
     samples = sum(map(len, plans))
     if samples <= PROBES or not size:
         return Method("gather")
+    read = min(size + samples * GAP, sum(file.size for file in files))  # through what is not wanted
+    if is_place(files[0].path):
+        figure = f"{samples:,} requests, one a sample, are weighed as {show_time(REQUEST_S)} each"
+        cost = Cost(REQUEST_S + size / samples * REMOTE_BYTE_S, REMOTE_BYTE_S)
+        return _chosen(size, figure, gathers=gathering_pays(samples, size, read, 1, cost))  # both run in all workers
     chance = random.Random(0)  # noqa: S311 - seeded: the same places each time
     orders = [order[lie.sizes[order] > 0] for order in map(_which, plans)]
     chosen = [int(order[chance.randrange(len(order))]) for order in orders for _ in range(PROBES) if len(order)]
@@ -232,9 +239,12 @@ def _cheaper(plans: list[Plan], files: Sequence[SpanFile], lie: _Lying, size: in
         cost = probe(places, size // samples, opening=len(files) > OPEN_FILES)
     except (OSError, Failed):
         return Method("gather")  # packing will meet that too, and say so
-    read = min(size + samples * GAP, sum(file.size for file in files))  # through what is not wanted
     figure = f"a sample costs {show_time(cost.sample_s)} to read at random here"
-    if gathering_pays(samples, size, read, workers, cost):
+    return _chosen(size, figure, gathers=gathering_pays(samples, size, read, workers, cost))
+
+
+def _chosen(size: int, figure: str, *, gathers: bool) -> Method:
+    if gathers:
         return Method("gather", f"shuffled by gathering: {figure}")
     return Method("scatter", f"shuffled in two passes over {show_size(size)}: {figure}")
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleF
 from shardtool.execute.local import LocalPool
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
+from shardtool.pack import shuffle
 from shardtool.pack.read_cost import Cost, show_time
 from shardtool.pack.shuffle import SpoolRoom, choose_method, gathering_pays, scatter
 from shardtool.pattern import parse_pattern
@@ -706,6 +707,22 @@ def test_a_source_that_cannot_be_measured_is_gathered(place: Path) -> None:
     source = made_source(place, [(10, 10)] * 100)
     _removed(source)
     assert _method(source).name == "gather"
+
+
+@pytest.mark.parametrize(("size", "name"), [(10_000, "scatter"), (5_000_000, "gather")])
+def test_in_a_store_requests_are_weighed(size: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of shards in a store nothing is measured: the same job is always done in the same way, which a note says."""
+    monkeypatch.setattr(shuffle, "probe", None)
+    source = made_source(place, [(10, 10)] * 100)
+    plan, spans, rows = plan_of(source.entries), source.entries.known_spans, source.entries.rows
+    files = tuple(one._replace(path=b"s3://bucket/%d.tar" % at, size=100 * size) for at, one in enumerate(spans.files))
+    sizes = np.where(rows.kind == SPAN, size, rows.size)
+    far = replace(source.entries, rows=replace(rows, size=sizes), spans=replace(spans, files=files))
+    plans = [replace(plan, entries=far)]
+    found = [choose_method(plans, memory=MEMORY, workers=workers, packed=False, asked="auto") for workers in (1, 64)]
+    assert found[0] == found[1]
+    assert found[0].name == name
+    assert "100 requests, one a sample, are weighed as 30 ms each" in found[0].note
 
 
 @pytest.mark.parametrize(
