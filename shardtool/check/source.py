@@ -8,6 +8,7 @@ is compared; and what came of a table of `--join` is not. Order and sharding do 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,15 @@ from shardtool.check.findings import Finding, Findings
 from shardtool.check.recorded_run import open_again, recorded_run
 from shardtool.check.shard import column
 from shardtool.check.source_checksums import inline_payloads, source_sums
+from shardtool.dataset.find import find_dataset
+from shardtool.dataset.several import recorded_pattern
 from shardtool.dataset.walk import walked_text
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.publish.skipped_file import read_skipped
+from shardtool.source.folder.source import FolderSource
 from shardtool.storage.places import base_name, join, read_small
 from shardtool.values import FILE, INLINE, URL, counted, output_text, to_bytes
 from shardtool.wording import option
@@ -46,6 +50,9 @@ if TYPE_CHECKING:
     Surveys = Mapping[int, Survey]
 
 
+_OF_SOURCES = ("root", "allow_outside", "symlinks", "map")  # what `verify` has, too, about a source
+
+
 class Comparison:
     """A dataset and its source; if samples of others were appended, the shards and the source of the first run.
 
@@ -62,7 +69,11 @@ class Comparison:
         self.subject, self.observer = subject, observer
         self.made = recorded_run(subject.file, options)
         outputs = [parse_pattern([join(subject.found.folder, case.name) for case in subject.cases])]
-        self.source = open_again(self.made, options.source, outputs)
+        if subject.file is not None and (pattern := recorded_pattern(subject.file)) is not None:  # the name of all
+            outputs.append(replace(pattern, folder=outputs[0].folder))
+        with self._words_of_verify():
+            self.source = open_again(self.made, options.source, outputs)
+        self._given = options.source
         self.findings = Findings()
 
     def run(self, all_surveys: Surveys, pool: Pool) -> Findings:
@@ -75,7 +86,8 @@ class Comparison:
         if made.map:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
             return
-        listed = self._listed(pool)
+        with self._words_of_verify():
+            listed = self._listed(pool)
         entries = listed.entries
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
@@ -89,6 +101,8 @@ class Comparison:
         if np.any(appended >= 0) and not np.any(place >= 0):
             unchecked.append("the source: it is what samples were appended from, which is not compared")
             return
+        if not np.any(place >= 0):
+            self._check_no_dataset()
         self.findings.checked.append("the source")
         if not made.choosing and (self.subject.file is None or self.subject.is_all):
             self._missing(entries, np.concatenate((place, appended)))
@@ -97,6 +111,40 @@ class Comparison:
             unchecked.append(f"payloads against the source: {option('resize')} or {option('encode')} changed them")
             return
         self._compare_fields(entries, surveys, place, pool)
+
+    @contextmanager
+    def _words_of_verify(self) -> Iterator[None]:
+        """Advise what `verify` has, where an error of a source advises what `create` or `reshard` has."""
+        try:
+            yield
+        except InvalidRequest as error:
+            if any(option(name) in error.remedy for name in _OF_SOURCES):
+                raise
+            raise InvalidRequest(
+                error.where, error.found, expected=error.expected, remedy=f"{self._made_from}."
+            ) from None
+
+    def _check_no_dataset(self) -> None:
+        """Refuse a folder that holds a dataset, and no sample of this one.
+
+        Raises:
+            InvalidRequest: The source is such.
+        """
+        if not isinstance(self.source, FolderSource) or not isinstance(self._given, str | os.PathLike):
+            return
+        folder = os.fspath(self._given)
+        try:
+            is_dataset = find_dataset(folder).own
+        except ShardError:
+            return
+        if is_dataset:
+            raise InvalidRequest(folder, "a dataset", expected="a folder of samples", remedy=f"{self._made_from}.")
+
+    @property
+    def _made_from(self) -> str:
+        file = self.subject.file
+        made = f", as its dataset file says: {file.made.verb} {file.made.source}" if file and file.made.source else ""
+        return f"{option('source')} takes what the dataset was made from{made}"
 
     @property
     def _of_table(self) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli.options import Whole, chosen, endpoint, progress
+from shardtool.cli.options import PLACE, Whole, chosen, endpoint, progress
 from shardtool.request.options import CopyOptions
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command(no_args_is_help=True)
-@click.argument("dataset", type=click.Path(), nargs=-1, required=True)
-@click.argument("dest", type=click.Path())
+@click.argument("arguments", type=PLACE, nargs=-1, required=True, metavar="DATASET... DEST")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset of the same name, and files of its names.")
 @click.option("--dry-run", is_flag=True, help="Compare, and print what would be copied; write nothing.")
 @click.option("--workers", type=Whole("workers"), metavar="N", help="Shards at a time. [default: 4]")
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 @progress
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 def copy(
-    dataset: tuple[str, ...],
-    dest: str,
+    arguments: tuple[str, ...],
     *,
     overwrite: bool,
     dry_run: bool,
@@ -67,6 +65,10 @@ def copy(
     from shardtool.cli.results_text import Terminal
     from shardtool.verbs.copy import copy as run
 
+    *dataset, dest = arguments
+    if not dataset:
+        message = "no DEST: put the folder, or the prefix, that DATASET is copied into last."
+        raise click.UsageError(message)
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     work = partial(run, dataset[0] if len(dataset) == 1 else dataset, dest)
     try:

@@ -37,6 +37,7 @@ Value = TypeVar("Value")
 
 FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
+_HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS = b'\n    "appends": ['
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _PATTERN = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
@@ -216,6 +217,13 @@ def pattern_text(data: bytes) -> str:
         return ""
 
 
+def no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
+    """Return what is wrong with a file that cannot be read as a dataset file: it is damaged, or none."""
+    if any(mark in data for mark in _MARKS) or (data.startswith(_HEAD) and not data.rstrip().endswith(b"}")):
+        return CorruptShard(name, "a damaged dataset file", remedy=made_again())
+    return CorruptShard(name, "no dataset file", expected=expected)
+
+
 def _is_rewritten(data: bytes) -> bool:
     """Tell whether JSON is what a dataset file of ours says, written anew by another program."""
     try:
@@ -246,7 +254,9 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
     """
     if not all(mark in data for mark in _MARKS):
         rewritten = "a dataset file that another program wrote anew, so that its bytes cannot be checked"
-        raise CorruptShard(name, rewritten if _is_rewritten(data) else "no dataset file of shardtool")
+        if _is_rewritten(data):
+            raise CorruptShard(name, rewritten)
+        raise no_dataset_file(name, data)
     body = data[:-_CHECKSUM_SIZE]
     if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM.encode()):
         raise CorruptShard(name, "its checksum is not that of its bytes", remedy=made_again())

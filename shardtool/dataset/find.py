@@ -20,7 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import is_plain_name, pattern_text, shard_names
+from shardtool.dataset.dataset_file import is_plain_name, no_dataset_file, pattern_text, shard_names
 from shardtool.dataset.shard_file import FETCH, looks_like
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, MOST_NAMES, parse_pattern, sidecar_name
@@ -335,7 +335,7 @@ def _of_dataset_file(path: str) -> Found:
     if names is None:
         names = _wids_names(data)
     if names is None:
-        raise CorruptShard(path, "no dataset file", expected="one of shardtool, or an index of wids")
+        raise no_dataset_file(path, data, "one of shardtool, or an index of wids")
     folder = folder_of(path)
     if bad := [name for name in names if not _is_beside(name, ":" if urls else "://")]:
         found = f"names that are no shards beside it: {listing([printable(name) for name in bad])}"

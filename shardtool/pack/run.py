@@ -15,13 +15,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardtool.errors import printable
+from shardtool.errors import OutputExists, printable
 from shardtool.execute.pool import Needs, folders_of
 from shardtool.execute.start import start_pool
 from shardtool.pack.place import arrange_payloads, check_memory, check_method, temporary_file
 from shardtool.pack.request import Manner, output_pattern, read_request, run_record
 from shardtool.pack.samples import list_samples, spool
-from shardtool.pack.targets import keep_classes, open_publishers, open_targets, remove_splits
+from shardtool.pack.targets import check_other_place, keep_classes, open_publishers, open_targets, remove_splits
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CreateOptions
 from shardtool.source.open import open_source
@@ -131,7 +131,12 @@ def start_workers(options: OutputOptions) -> Pool:
 
 def _open_and_list(request: Request, source: object, pool: Pool, notes: Notes) -> tuple[Source, Samples]:
     """Open the output and the source; return the source, and the samples that were asked for."""
-    targets = open_targets(request)
+    try:
+        targets = open_targets(request)
+    except OutputExists:
+        if request.verb == "reshard" and not request.appends:
+            check_other_place(request, source)
+        raise
     patterns = [target.pattern for target in targets] or [output_pattern(request.names)]  # a column will name splits
     opened = open_source(source, keep_classes(request, targets), patterns)
     check_memory(request)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.classes import open_classes
 from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.find import find_dataset
 from shardtool.dataset.several import given_datasets
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest
@@ -154,10 +155,28 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
         for path in sorted(paths):
             folder, name = os.path.split(path)
             if folder in beside and name not in stay and target.pattern.owns(os.fsdecode(name)):
-                found = "a shard of the source, which the output would replace or remove"
-                expected = "an output in another folder, or under other names"
-                remedy = "Nothing was touched. The new dataset can take its place once it is complete."
-                raise InvalidRequest(os.fsdecode(path), found, expected=expected, remedy=remedy)
+                raise _replaces(os.fsdecode(path))
+
+
+def check_other_place(request: Request, datasets: Any) -> None:
+    """Refuse to reshard datasets onto themselves: what is there already is not to be replaced, then.
+
+    Raises:
+        InvalidRequest: The output has a name of a shard of theirs.
+    """
+    pattern = output_pattern(request.names)
+    for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
+        for path in find_dataset(one).shards:
+            same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
+            if not is_url(path) and same and pattern.owns(os.path.basename(path)):
+                raise _replaces(path)
+
+
+def _replaces(shard: str) -> InvalidRequest:
+    found = "a shard of the source, which the output would replace or remove"
+    expected = "an output in another folder, or under other names"
+    remedy = "Nothing was touched. The new dataset can take its place once it is complete."
+    return InvalidRequest(shard, found, expected=expected, remedy=remedy)
 
 
 def remove_splits(request: Request, names: Sequence[str]) -> None:

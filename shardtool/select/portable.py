@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT
 from shardtool.names import Names
 from shardtool.values import INLINE, source_name, to_bytes
@@ -135,6 +135,9 @@ def check_case(entries: Entries) -> None:
     if len(clash):
         why = "that get the same name" if entries.source_paths else "that differ in case only"
         found = f"fields {why}: {listing([entries.key(int(at)) for at in clash[:5]], total=len(clash))}"
+        twin = (pairs == values[counts > 1][0]).nonzero()[0].tolist()
+        if files := [printable(path) for path in map(entries.path, twin) if path]:
+            found += f", of {' and '.join(files)}"
         expected = "one field of a name in a sample, in any case"
         remedy = f"Rename or {option('exclude')} one of each."
         raise InvalidRequest(source_name(entries.root), found, expected=expected, remedy=remedy)

@@ -49,7 +49,7 @@ def check_folder(source: str) -> None:
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
     refuse_near_url(source)
-    raise InvalidRequest(source, "no such file or folder", expected=_EXPECTED)
+    raise InvalidRequest(source, "no such file or folder", expected=_OR_TABLE)
 
 
 def _check_address(source: str) -> None:
@@ -146,7 +146,7 @@ def _shards(source: str) -> str:
 
 def _of_file(source: str) -> str:
     if source.endswith(DATASET_SUFFIX):
-        return "JSON that is one object, such as COCO's, becomes a table first: docs/examples.md shows how."
+        return "JSON, such as COCO's, or a list of rows, becomes a table first: docs/examples.md shows how."
     if source.endswith(_TABLES):
         return "Save it as CSV or Parquet."
     if source.endswith(".txt"):

@@ -1,0 +1,73 @@
+"""Laws of what `verify --source` says of a source that is none: in its own words, with what was meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.helpers import typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a dataset made of the folder `imgs`, and what is no source of it."""
+    write_tree(tmp_path, {"imgs/a.txt": b"a", "imgs/b.txt": b"b", "coco.json": b"{}", "notes.docx": b"x"})
+    assert typed("create", "imgs", "o/o-{0..}.tar", "--workers", "1", cwd=tmp_path).code == 0
+    assert typed("create", "imgs", "other/x-{0..}.tar", "--workers", "1", cwd=tmp_path).code == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "source", ["o", "o/o.json", "other", "other/x-0.tar", "nowhere", "nowhere.json", "coco.json", "notes.docx"]
+)
+def test_a_source_that_is_none(source: str, place: Path) -> None:
+    """A dataset, a file and a name that is nowhere are refused with what was meant, in no other verb's words."""
+    ran = typed("verify", "o", "--source", source, "--workers", "1", cwd=place)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--source takes what the dataset was made from, as its dataset file says: create imgs." in ran.err
+    assert "reshard" not in ran.err
+    assert "--include" not in ran.err
+
+
+def test_a_source_with_the_dataset_in_it(place: Path) -> None:
+    """The source is compared also where the dataset lies in it, of one shard, too."""
+    assert typed("create", "imgs", "imgs/in-{0..}.tar", "--workers", "1", cwd=place).code == 0
+    assert typed("verify", "imgs/in.json", "--source", "imgs", "--workers", "1", cwd=place).code == 0
+
+
+@pytest.mark.parametrize("damage", [slice(0, 700), slice(0, -1)])
+def test_a_damaged_dataset_file_is_not_called_none(damage: slice, place: Path) -> None:
+    """A dataset file that was cut is said to be damaged, with what makes it again; JSON of others is none."""
+    file = place / "o/o.json"
+    file.write_bytes(file.read_bytes()[damage])
+    for words in (["verify", "o/o.json"], ["copy", "o/o.json", "c"], ["reshard", "o/o.json", "r/r-{0..}.tar"]):
+        ran = typed(*words, "--workers", "1", cwd=place)
+        assert ran.code in (3, 4)
+        assert "no dataset file" not in ran.out + ran.err
+    assert "coco.json: no dataset file" in typed("verify", "coco.json", cwd=place).err
+
+
+def test_reshard_onto_itself(place: Path) -> None:
+    """Shards are not replaced by what is made of them, and nothing advises to; it does for other names."""
+    for words in ([], ["--overwrite"], ["--resume"]):
+        ran = typed("reshard", "o", "o/o-{0..}.tar", "--workers", "1", *words, cwd=place)
+        assert (ran.code, "a shard of the source" in ran.err, "or --overwrite" in ran.err) == (2, True, False)
+    ran = typed("reshard", "o", "other/x-{0..}.tar", "--workers", "1", cwd=place)
+    assert (ran.code, "Choose another name, or --overwrite." in ran.err) == (5, True)
+
+
+def test_copy_without_a_place(place: Path) -> None:
+    """One argument is the dataset: what is missing is the place."""
+    ran = typed("copy", "o/o.json", cwd=place)
+    assert (ran.code, "no DEST" in ran.err, "Missing argument" in ran.err) == (2, True, False)
+
+
+def test_fields_that_differ_in_case_only_name_files(place: Path) -> None:
+    """Two files that would be one field are both named."""
+    write_tree(place / "twins", {"c/a.jpg": b"1", "c/a.JPG": b"2"})
+    ran = typed("create", "twins", "t/t-{0..}.tar", "--workers", "1", cwd=place)
+    assert (ran.code, "fields that differ in case only: c/a, of c/a.JPG and c/a.jpg" in ran.err) == (2, True)
