@@ -49,7 +49,7 @@ LATE = {
     "check.foreign_indexes": {"array", "dataset.walk", "interop.hashes"},
     "check.look": {"check.foreign_indexes", "check.readers"},
     "check.recorded_run": {"entries.classes"},
-    "check.worker": {"io", "warnings"},
+    "check.worker": {"warnings"},
     "execute.ray_cluster": {"_version", "sys"},  # in a function that travels by itself
     "execute.worker": {"errors", "wording"},
     "pack.plans": {"entries.classes", "interop.huggingface", "publish.exporter", "publish.renewal"},

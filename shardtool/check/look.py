@@ -293,7 +293,8 @@ def _report(subject: Subject, options: VerifyOptions, findings: Findings, sums: 
     if sums.odd:
         unchecked.append(f"{counted(sums.odd, 'member')} of tar shards that are no part of a sample")
     if sums.undecoded:
-        limits = f"images over {show_size(IMAGE_LIMIT)} and JSON over {show_size(JSON_LIMIT)}"
+        images = f"images over {show_size(IMAGE_LIMIT)}, or over 1 GiB once decoded,"
+        limits = f"{images} and JSON over {show_size(JSON_LIMIT)}"
         unchecked.append(f"{counted(sums.undecoded, 'payload')} that {flag('decode')} leaves out: {limits}")
     read = None
     if options.sample is not None:

@@ -28,7 +28,7 @@ HASH_SIZE = 16
 _LOW = 2**32 - 1  # what is kept of a length
 _NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # what webdataset's decoder takes for whole numbers
 # Bytes of a payload that is decoded: it is held as a whole, and a compressed shard makes it of a thousandth of that.
-IMAGE_LIMIT = 250_000_000  # its pixels may take three times as much: see `transform.image.MAX_PIXELS`
+IMAGE_LIMIT = 250_000_000  # its pixels are bounded too: see `transform.image.MAX_BYTES`
 JSON_LIMIT = (
     8_000_000  # the objects that it stands for take up to 22 times its bytes: `[],` is a list of 56 and its place
 )
@@ -113,13 +113,13 @@ class _Check(NamedTuple):
 
     Attributes:
         code: The code of the finding about a payload that is wrong.
-        decode: Returns what is wrong with a payload; empty: nothing is.
+        decode: Returns what is wrong with a payload; empty: nothing is; None: it is too large to be decoded.
         limit: Bytes of the largest that is decoded.
         whole: Whether all of a payload is wanted; else its start shows that it is too long to be right.
     """
 
     code: str
-    decode: Callable[[bytes], str]
+    decode: Callable[[bytes], str | None]
     limit: int
     whole: bool = True
 
@@ -140,9 +140,11 @@ def _decode(task: Task, found: Survey, examined: Examined) -> None:
                 check = checks[found.codes[at]]
                 if check is None:
                     continue
-                if check.whole and found.lengths[at] > check.limit:
+                large = check.whole and found.lengths[at] > check.limit
+                wrong = None if large else _wrong(check, shard, found.offsets[at], found.lengths[at])
+                if wrong is None:
                     examined.undecoded += 1
-                elif wrong := _wrong(check, shard, found.offsets[at], found.lengths[at]):
+                elif wrong:
                     _note(examined, _finding(task, found, at, key, (check.code, wrong)))
             row += count
 
@@ -175,8 +177,8 @@ def _check_for(name: str, classes: int | None) -> _Check | None:
     return None
 
 
-def _wrong(check: _Check, shard: ShardFile | PackedFile, offset: int, length: int) -> str:
-    """Return what is wrong with a payload; empty: nothing is."""
+def _wrong(check: _Check, shard: ShardFile | PackedFile, offset: int, length: int) -> str | None:
+    """Return what is wrong with a payload; empty: nothing is; None: it is too large to be decoded."""
     wanted = min(length, check.limit + 1)
     try:
         data = bytes(shard.read(offset, wanted))
@@ -185,27 +187,19 @@ def _wrong(check: _Check, shard: ShardFile | PackedFile, offset: int, length: in
     return check.decode(data) if len(data) == wanted else ""
 
 
-def _image(data: bytes) -> str:
+def _image(data: bytes) -> str | None:
     import warnings
-    from io import BytesIO
 
-    from PIL import Image, UnidentifiedImageError
-
-    from shardtool.transform.image import FORMATS  # and its import registers their decoders
+    from shardtool.transform.image import BadImage, pixels
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(BytesIO(data), formats=FORMATS) as image:
-                image.load()
-    except Image.DecompressionBombError as error:
-        return printable(str(error)) or type(error).__name__
-    except UnidentifiedImageError:
-        return "no image in a format that is known here"
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - Pillow's decoders raise what they like on damaged data
-        return printable(str(error)) or type(error).__name__
+            pixels(data, exact=True)
+    except BadImage as error:
+        if error.code == "image-too-large" and error.__cause__ is None:  # not Pillow's word, but our bound of memory
+            return None
+        return "" if error.code == "image-depth" else error.message  # it is sound, whatever its values mean
     return ""
 
 

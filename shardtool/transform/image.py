@@ -11,11 +11,14 @@
   1, P, PA, I;16, I and F, and what comes out of a GIF, are resampled with NEAREST and keep their mode, in their own
   format and in PNG; so do the fields in `masks`, for labels that are plain grey or RGB. All else is resampled with
   LANCZOS, weighted by alpha. `encode` jpg or webp is what asks for a photograph: indices become colours and 16 bits
-  become 8 (65535 becomes 255) before they are blended, and alpha is laid on white for jpg. Where no rule is right, the
-  image is refused (`image-depth`): 16-bit colours, which Pillow reads as 8 bits, unless jpg or webp is asked for; and
-  floats, or integers beyond 16 bits, where they would have to be scaled.
+  become 8 (65535 becomes 255; of 12 bits, 4095 does) before they are blended, and alpha is laid on white for jpg. Where
+  no rule is right, the image is refused (`image-depth`): 16-bit colours, which Pillow reads as 8 bits, unless jpg or
+  webp is asked for; and floats, signed integers and those stored in more than 16 bits, whatever their values, where
+  they would have to be scaled.
 - Several frames or pages pass through or are refused (`animated-image`), never dropped. A JPEG's further pictures
   (MPO: previews, the other eye, a gain map) are no frames: viewers show the first, and so it is the image.
+- What ends too early is refused (`truncated-image`), though its decoder be content. Not seen is a JPEG, a GIF or a fax
+  (TIFF) whose compressed data say that they end where the rest of the rows is missing: their decoders fill it in.
 - The same bytes come out on each call with the same build of Pillow and its codecs.
 
 Pillow's decoders for other formats than these seven (that of EPS starts a program) are never tried. This module opens
@@ -30,10 +33,12 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import struct
 import warnings
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, get_args
+from zlib import decompressobj
 
 # Each import registers a format: what is missing would make Pillow import all of its decoders.
 from PIL import (
@@ -50,7 +55,7 @@ from PIL import (
 from PIL.Image import Resampling, Transpose
 
 from shardtool.errors import InvalidRequest, printable
-from shardtool.values import IMAGE_ENDINGS, ImageFormat, ResizeMode
+from shardtool.values import IMAGE_ENDINGS, ImageFormat, ResizeMode, show_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -72,6 +77,11 @@ _READERS = (
     TiffImagePlugin.TiffImageFile,
     PpmImagePlugin.PpmImageFile,
 )
+# What decoding may take in a reader: a scan of A0 at 300 dpi takes 0.97 GB (PNG, TIFF, JPEG), and 102 million pixels of
+# a camera 1.02 GB as a progressive JPEG. As WebP it holds for 53 million pixels: libwebp keeps each four times.
+MAX_BYTES = 2**30
+_WEBP_BYTES = 20  # a pixel
+_COEFFICIENT = 2  # bytes, a colour of a pixel, of a JPEG whose scans must be held
 _KEPT_BITS = 8  # of each value
 FORMATS = tuple(str(reader.format) for reader in _READERS)
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
@@ -79,6 +89,7 @@ _ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("we
 _LONGEST = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels a side, of libjpeg, libwebp and the format
 
 _LOSSY = ("JPEG", "WEBP")  # formats of photographs: eight bits, no palette
+_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # of a pixel in memory; else 4
 _WIDE = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N", "F"})
 _LABELS = _WIDE | {"1", "P", "PA"}
 _GREY = frozenset({"1", "L", "LA", "La"}) | _WIDE
@@ -105,6 +116,9 @@ _TURNS = {  # EXIF orientation: what shows the image upright
     8: Transpose.ROTATE_90,
 }
 _LYING = 5  # orientations from here on swap width and height
+_ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by the type of its colours
+_PIECE = 2**16  # bytes that are unpacked at a time
 _PNG_TEXTS = (b"Raw profile type exif", b"XML:com.adobe.xmp")  # keywords of chunks that may hold the orientation
 
 # A JPEG is decoded at 1/2, 1/4 or 1/8, and any image averaged first, to no less than this many times the target.
@@ -260,42 +274,42 @@ def change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple
             raise _blame(error, data) from error
 
 
-def pixels(data: bytes, *, least: tuple[int, int] | None = None, exact: bool = False) -> Image.Image:
+def pixels(
+    data: bytes, *, least: tuple[int, int] | None = None, exact: bool = False, max_bytes: int = MAX_BYTES
+) -> Image.Image:
     """Return the decoded pixels of an image, or of its first frame, in the mode of its content, as a viewer turns it.
 
-    Safe in threads: Python's warnings stay as they are, and Pillow may give one.
+    Of 16 bits of grey the upper 8 are returned, unless they are wanted exactly. Safe in threads: Python's warnings stay
+    as they are, and Pillow may give one.
 
     Args:
         data: The bytes of a JPEG, PNG, WebP, BMP, GIF, TIFF or PNM.
         least: Width and height that are enough: a JPEG comes at 1/8, 1/4 or 1/2 of its size where both of its sides
             are no shorter then.
-        exact: Refuse an image of which Pillow keeps only the upper bits of each value.
+        exact: Return the values that are stored, and refuse an image of which Pillow does not keep them.
+        max_bytes: What decoding may take, with turning the image and making it RGB.
 
     Raises:
-        BadImage: The image is damaged, cut off or too large, or not all of its bits can be had.
+        BadImage: The image is damaged, cut off or too large, or no rule says what its values are.
     """
     try:
-        picture = _open(data, MAX_PIXELS)
+        picture = _open(data, MAX_PIXELS, max_bytes)
         image, _ = _decode(picture, least[::-1] if least and picture.turn >= _LYING else least)
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # hostile bytes make Pillow raise nearly anything
         raise _blame(error, data) from error
-    if exact and picture.deep:
-        raise BadImage("image-depth", "16 bits a colour, of which Pillow reads 8")
+    if exact:
+        image = _as_stored(image, picture)
+    elif image.mode in _WIDE or not picture.white:
+        image = _eight_bits(image, picture)
     return image.transpose(_TURNS[picture.turn]) if picture.turn in _TURNS else image
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return decoded pixels in mode RGB: alpha is left out, a palette becomes its colours, 16 bits of grey become 8.
-
-    Raises:
-        BadImage: Its values are floats, or more than 16 bits wide.
-    """
+    """Return pixels of eight bits in mode RGB: alpha is left out, and a palette becomes its colours."""
     if image.mode == "RGB":
         return image
-    if image.mode in _WIDE:
-        image = _eight_bits(image)
     image.info.pop("transparency", None)  # Pillow would warn that it is lost
     return image.convert("RGB")
 
@@ -318,7 +332,9 @@ def _change(data: bytes | memoryview, field: str, options: ImageOptions) -> tupl
     by_values = kind not in _LOSSY and (fact.mode in _LABELS or picture.kind == "GIF")
     nearest = by_values or field in options.masks
     image, extent = _decode(picture, None if nearest else _draft_goal(picture, frame))
-    image = _as_photo(image, kind) if kind in _LOSSY else _as_held(image, kind, nearest=nearest)
+    if field in options.masks:
+        image = _as_stored(image, picture)
+    image = _as_photo(image, kind, picture) if kind in _LOSSY else _as_held(image, kind, nearest=nearest)
     image = _resample(image, picture, frame, extent, Resampling.NEAREST if nearest else Resampling.LANCZOS)
     if picture.turn in _TURNS:
         image = image.transpose(_TURNS[picture.turn])
@@ -341,6 +357,8 @@ class _Picture:
         turn: The EXIF orientation that the decoded pixels still lack; Pillow obeys that of a TIFF by itself.
         upright: Nothing has to be turned, by whomever.
         deep: Pillow keeps only the upper eight bits of each value.
+        white: The largest value that can be stored, which is white where it has 16 bits at most; 0: no value is.
+        max_bytes: What decoding may take; None: what the bound of pixels allows.
         profile: The ICC profile.
         colours: The kind of colours that the profile describes.
     """
@@ -352,11 +370,13 @@ class _Picture:
     turn: int
     upright: bool
     deep: bool
+    white: int
+    max_bytes: int | None
     profile: bytes | None
     colours: str
 
 
-def _open(data: bytes | memoryview, max_pixels: int) -> _Picture:
+def _open(data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> _Picture:
     if not data:
         raise BadImage("bad-image", "empty, no image")
     stream = BytesIO(data)
@@ -367,7 +387,9 @@ def _open(data: bytes | memoryview, max_pixels: int) -> _Picture:
         width, height = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
     if width * height > max_pixels:
         raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,} in all")
-    deep = _is_deep(image)
+    deep, white = _is_deep(image), _white(image)
+    if kind == "PNG":  # which may be decoded for its EXIF
+        _check_memory(image, kind, stream, max_bytes)
     profile = image.info.get("icc_profile")
     orientation = _orientation(image, stream)
     return _Picture(
@@ -378,6 +400,8 @@ def _open(data: bytes | memoryview, max_pixels: int) -> _Picture:
         turn=1 if kind == "TIFF" else orientation,
         upright=orientation == 1,
         deep=deep,
+        white=white,
+        max_bytes=max_bytes,
         profile=profile if isinstance(profile, bytes) else None,
         colours=_colours(image.mode),
     )
@@ -420,6 +444,64 @@ def _is_deep(image: Any) -> bool:
     if isinstance(arguments, tuple):
         return image.format == "PPM" and isinstance(arguments[1], int) and arguments[1] >= 2**_KEPT_BITS
     return ";16" in arguments
+
+
+def _white(image: Any) -> int:
+    """Return the largest value that can be stored, which is white; 0 where none is, or where 0 is white."""
+    arguments = image.tile[0][3] if image.tile else ""
+    if image.format == "TIFF":
+        bits = image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))[0]
+        unsigned = image.tag_v2.get(TiffImagePlugin.SAMPLEFORMAT, (1,))[0] == 1
+        inverted = image.tag_v2.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0 and bits > _KEPT_BITS
+        return 2**bits - 1 if unsigned and not inverted else 0
+    if image.format == "PPM" and isinstance(arguments, tuple):
+        return 0 if image.mode == "F" else arguments[1]
+    if image.mode == "F":
+        return 0
+    return {"L;2": 3, "L;4": 15}.get(arguments, _DEPTH if image.mode in _WIDE else 255)
+
+
+def _check_memory(
+    image: Any,
+    kind: str,
+    stream: BytesIO,
+    max_bytes: int | None,
+    full: tuple[int, int] | None = None,
+    *,
+    turned: bool = False,
+) -> None:
+    """See that the pixels, and what is made of them on the way, take no more than they may.
+
+    Args:
+        image: As it will be decoded.
+        kind: The format.
+        stream: Its bytes.
+        max_bytes: What they may take; None: anything.
+        full: Width and height in the file, where another size is decoded.
+        turned: Whether it will be turned afterwards.
+
+    Raises:
+        BadImage: They take more.
+    """
+    if max_bytes is None:
+        return
+    held, (width, height) = _BYTES.get(image.mode, 4), image.size
+    most = held + (5 if image.mode != "RGB" else 4 if turned else 3)  # on the way to RGB; turned; as an array
+    size = (
+        width * height * {"WEBP": _WEBP_BYTES, "PPM": max(3 * held, most), "BMP": max(3 * held, most)}.get(kind, most)
+    )
+    if kind == "TIFF":
+        tags = image.tag_v2
+        wide, high = tags.get(TiffImagePlugin.TILEWIDTH, width), tags.get(TiffImagePlugin.TILELENGTH, 0)
+        rows = high or min(tags.get(TiffImagePlugin.ROWSPERSTRIP, height), height)
+        bits = sum(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+        size = max(size, width * height * held + wide * rows * max(4, bits // 8))
+    elif kind == "JPEG" and stream.getvalue().count(b"\xff\xda") > 1:  # scans, of a preview too
+        whole = full or image.size
+        size = max(size, width * height * held + whole[0] * whole[1] * _COEFFICIENT * len(image.getbands()))
+    if size > max_bytes:
+        found = f"{width:,} x {height:,} pixels of this {kind} may take {show_size(size)} to decode"
+        raise BadImage("image-too-large", f"{found}, over {show_size(max_bytes)}")
 
 
 def _colours(mode: str) -> str:
@@ -497,24 +579,94 @@ def _decode(picture: _Picture, goal: tuple[int, int] | None) -> tuple[Image.Imag
 
     A JPEG may come at a fraction of its size, not less than `goal`; its content then may end within its last pixels.
     """
-    image = picture.image
-    extent = None
+    image: Any = picture.image
+    whole, extent = image.size, None
     if goal and picture.kind == "JPEG":
         drafted = image.draft(None, goal)
         extent = drafted[1][2:] if drafted else None
+    _check_memory(image, picture.kind, picture.stream, picture.max_bytes, whole, turned=not picture.upright)
+    strips = [tile[1] for tile in image.tile]
     image.load()
-    if picture.kind == "PNG" and all(name != b"IEND" for name, _ in _png_chunks(picture.stream.getvalue())):
-        raise BadImage("truncated-image", "the image ends too early: a PNG without its last chunk")
+    if lacking := _lacking(picture, strips):
+        raise BadImage("truncated-image", f"the image ends too early: {lacking}")
     if picture.kind == "TIFF":
         image = image.copy()  # without the tags, which would be written again
     return image, extent or image.size
 
 
-def _as_photo(image: Image.Image, kind: str) -> Image.Image:
+def _lacking(picture: _Picture, strips: Sequence[tuple[int, int, int, int]]) -> str:
+    """Return which part of a file is not there, where Pillow goes on without it; empty: all is.
+
+    Args:
+        picture: A decoded image.
+        strips: The places of what was decoded.
+    """
+    data, image = picture.stream.getvalue(), picture.image
+    if picture.kind == "PNG":
+        if all(name != b"IEND" for name, _ in _png_chunks(data)):
+            return "a PNG without its last chunk"
+        last = image.crop((0, image.height - 1, *image.size)).tobytes()
+        if last.count(0) == len(last) or image.info.get("interlace"):  # what no row was written to is 0
+            return "" if _png_has_rows(data) else "a PNG of fewer rows than it says"
+    if picture.kind == "GIF" and not _gif_has_end(data):
+        return "a GIF of several frames without its end"
+    area = sum((right - left) * (bottom - top) for left, top, right, bottom in strips)
+    if picture.kind == "TIFF" and strips and area < image.width * image.height:
+        return "a TIFF of fewer strips than it needs"
+    return ""
+
+
+def _png_has_rows(data: bytes) -> bool:
+    """Tell whether the pixels of a PNG unpack to as many bytes as its header says.
+
+    Source: PNG (third edition), "Interlacing and pass extraction", "Filtering".
+    """
+    width, height, depth, colours, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
+    sizes = [(-(-(width - x) // right), -(-(height - y) // down)) for x, y, right, down in passes]
+    bits = depth * _PNG_CHANNELS[colours]
+    left: int = sum(high * (1 + (wide * bits + 7) // 8) for wide, high in sizes if wide > 0 and high > 0)
+    unpacker = decompressobj()
+    for start in [at for name, at in _png_chunks(data) if name == b"IDAT"]:
+        end = start + int.from_bytes(data[start - 8 : start - 4], "big")
+        for first in range(start, end, _PIECE):
+            piece = data[first : min(end, first + _PIECE)]
+            while piece and left > 0 and not unpacker.eof:
+                left -= len(unpacker.decompress(piece, _PIECE))
+                piece = unpacker.unconsumed_tail
+    return left <= 0
+
+
+def _gif_has_end(data: bytes) -> bool:
+    """Tell whether the blocks of a GIF go on to its end mark, which may be missing right behind the first frame.
+
+    Source: GIF89a, sections 18 to 27.
+    """
+
+    def table(at: int) -> int:
+        flags = int.from_bytes(data[at : at + 1], "big")
+        return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+    at, frames, start = 13 + table(10), 0, b""
+    while at < len(data) and data[at] != ord(";"):
+        start, at = data[at : at + 1], at + 1
+        if start == b",":
+            frames, at = frames + 1, at + 10 + table(at + 8)
+        elif start == b"!":
+            at += 1
+        else:
+            continue
+        while at < len(data) and data[at]:
+            at += data[at] + 1
+        at += 1
+    return at < len(data) or (frames, start) == (1, b",")
+
+
+def _as_photo(image: Image.Image, kind: str, picture: _Picture) -> Image.Image:
     """Return the image in a mode of JPEG (L, RGB) or WebP (RGB, RGBA)."""
     grey = image.mode in _GREY
-    if image.mode in _WIDE:
-        image = _eight_bits(image)
+    if image.mode in _WIDE or not picture.white:
+        image = _eight_bits(image, picture)
     alpha = image.mode in _ALPHA or "transparency" in image.info
     if alpha and kind == "JPEG":
         image = image.convert("LA" if grey else "RGBA")
@@ -549,15 +701,45 @@ def _sixteen_bits(image: Image.Image) -> Image.Image:
     return image
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    grey = _sixteen_bits(image).point(_eight_bit_table(), "L")
+def _eight_bits(image: Image.Image, picture: _Picture) -> Image.Image:
+    """Return grey in eight bits, what is white in it as 255.
+
+    Raises:
+        BadImage: Nothing says what is white: values are floats, signed, or more than 16 bits wide.
+    """
+    if not 0 < picture.white <= _DEPTH:
+        what = "floats" if image.mode == "F" else "integers that are signed, of more than 16 bits, or with 0 as white"
+        raise BadImage("image-depth", f"{what}, which no rule turns into colours")
+    white = _DEPTH if picture.kind == "PPM" else picture.white  # Pillow has scaled that
+    grey = _sixteen_bits(image).point(_eight_bit_table(white), "L")
     grey.info.pop("transparency", None)  # a value of 16 bits
     return grey
 
 
 @functools.cache
-def _eight_bit_table() -> Sequence[int]:
-    return [(value + 128) // 257 for value in range(_DEPTH + 1)]  # Pillow's own conversion clips at 255
+def _eight_bit_table(white: int) -> Sequence[int]:
+    """Return the eight bits of each value, rounded; Pillow's own conversion clips at 255."""
+    return [min(255, (2 * 255 * value + white) // (2 * white)) for value in range(_DEPTH + 1)]
+
+
+def _as_stored(image: Image.Image, picture: _Picture) -> Image.Image:
+    """Return an image with the values that its file has, where Pillow has made others of them.
+
+    Raises:
+        BadImage: They cannot be had.
+    """
+    if picture.deep:
+        raise BadImage("image-depth", "16 bits a colour, of which Pillow reads 8")
+    white = picture.white
+    if image.mode == "L" and not white:
+        raise BadImage("image-depth", "signed values of 8 bits, which Pillow reads as unsigned ones")
+    if image.mode == "I" and white > _DEPTH and image.getextrema()[0] < 0:  # type: ignore[operator]
+        raise BadImage("image-depth", "values of 32 bits beyond 2,147,483,647, which Pillow reads as negative ones")
+    if image.mode == "L" and white < 255:  # noqa: PLR2004 - what Pillow makes of the largest
+        return image.point([(2 * white * value + 255) // 510 for value in range(256)])
+    if image.mode == "I" and picture.kind == "PPM" and white < _DEPTH:
+        return image.point(lambda value: value * (white / _DEPTH) + 0.5)
+    return image
 
 
 def _resample(

@@ -8,7 +8,7 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from functools import lru_cache
 from io import BytesIO
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -176,12 +176,23 @@ def _image(value: Image, field: str) -> Encoded:
     if ending not in IMAGE_ENDINGS:
         raise BadValue("an image", f"a field whose ending names its format, such as {field}.png")
     kind, stream = _PILLOW.get(ending, ending.upper()), BytesIO()
+    if value.mode[0] in "IF" and not _holds(kind, value):
+        found = f"an image of mode {value.mode}, of which {kind} would lose values"
+        raise BadValue(found, "a field that ends in tiff or npy")
     details = {"quality": _QUALITY} if kind in ("JPEG", "WEBP") else {}
     try:
         value.save(stream, kind, **details)
     except (OSError, ValueError, KeyError) as error:
         raise BadValue(f"an image that cannot be written as {kind}: {error}", "one of a mode that it holds") from None
     return Encoded(stream.getvalue(), "", inline=False)
+
+
+def _holds(kind: str, image: Image) -> bool:
+    """Tell whether a format holds all values of an image of wide ones; Pillow clips them to 8 or 16 bits where not."""
+    if image.mode == "I" and kind in ("PNG", "PPM"):
+        low, high = cast("tuple[int, int]", image.getextrema())
+        return low >= 0 and high < 2**16
+    return kind not in ("WEBP", "GIF")
 
 
 def _null(_value: object) -> Encoded:

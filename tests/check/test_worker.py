@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import resource
 import tarfile
-from typing import TYPE_CHECKING
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +15,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import Report, VerifyOptions, verify
+from shardtool.check import worker
 from shardtool.check.findings import KINDS
 from shardtool.check.worker import IMAGE_LIMIT, JSON_LIMIT, Task, examine
+from shardtool.errors import SampleFailed
 from shardtool.format import tar
+from shardtool.reading.chain.decode import Decode
+from shardtool.transform.image import pixels
 from shardtool.values import IMAGE_ENDINGS
 from tests import tfrecords
+from tests.transform.test_image import DEPTHS, chunk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +58,12 @@ def _report(path: Path) -> Report:
     return verify(path, VerifyOptions(decode=True, workers=1))
 
 
+@functools.cache
+def _made(form: str) -> bytes:
+    """Return an image of `_CUT`."""
+    return _image(form.partition("-")[0], **_CUT[form][0])
+
+
 def _image(ending: str, **options: object) -> bytes:
     sink = io.BytesIO()
     image = Image.effect_noise((32, 24), 40).convert(_MODES.get(ending, "RGB"))
@@ -65,6 +79,48 @@ def test_every_format_of_images(tmp_path: Path) -> None:
     cut = {name: data[: len(data) // 3] for name, data in images.items()}
     found = _decoded(_tar(tmp_path / "y.tar", cut)).findings
     assert {(one.code, one.field) for one in found} == {("image-bad", ending) for ending in _FORMATS}
+
+
+_CUT: dict[str, tuple[dict[str, Any], int]] = {  # what is written, and how many bytes at its end hold no pixel
+    "jpg": ({}, 0), "jpg-progressive": ({"progressive": True}, 0), "png": ({}, 0), "bmp": ({}, 0), "ppm": ({}, 0),
+    "png-frames": ({"save_all": True, "append_images": [Image.new("RGB", (32, 24))]}, 0), "pgm": ({}, 0),
+    "webp": ({}, 0), "webp-lossless": ({"lossless": True}, 0), "gif": ({}, 2), "pbm": ({}, 0), "tif": ({}, 0),
+    "tif-lzw": ({"compression": "tiff_lzw"}, 0), "tif-deflate": ({"compression": "tiff_deflate"}, 0),
+    "tif-packbits": ({"compression": "packbits"}, 0), "tif-jpeg": ({"compression": "jpeg"}, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", _CUT)
+@given(st.data())
+def test_an_image_that_is_cut(form: str, data: st.DataObject) -> None:
+    """An image that is cut anywhere is damage for verify, and an error in a reader."""
+    image = _made(form)
+    image = image[: data.draw(st.integers(0, len(image) - 1 - _CUT[form][1]))]
+    assert worker._image(image)  # noqa: SLF001
+    with pytest.raises(SampleFailed):
+        Decode(())({"__key__": "k", "png": image})
+
+
+def test_a_png_of_fewer_rows_than_it_says(tmp_path: Path) -> None:
+    """A PNG whose data end, well-formed, before its last row is bad, though Pillow leaves the others black."""
+    header, rows = (100).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0", (b"\0" + b"\xff" * 100) * 10
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+    [found] = _decoded(_tar(tmp_path / "x.tar", {"a.png": data})).findings
+    assert (found.code, "too early" in found.found) == ("image-bad", True)
+
+
+def test_an_image_that_takes_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that may be sound, but would take more memory than is allowed, is left out and counted."""
+    monkeypatch.setattr("shardtool.transform.image.pixels", partial(pixels, max_bytes=5000))
+    found = _decoded(_tar(tmp_path / "x.tar", {"a.png": _image("png"), "b.png": b"none", "c.pgm": _image("pgm")}))
+    assert ([one.key for one in found.findings], found.undecoded) == (["b"], 1)
+
+
+def test_values_of_any_depth_are_sound(tmp_path: Path) -> None:
+    """An image is sound whatever its values mean: floats, many bits, signed ones."""
+    images = {f"{at}.tif": data for at, (data, *_) in enumerate(DEPTHS.values())}
+    assert _decoded(_tar(tmp_path / "x.tar", images)).findings == []
 
 
 def test_a_jpeg_of_several_pictures(tmp_path: Path) -> None:
@@ -99,7 +155,9 @@ def test_what_is_too_large_is_left_out_and_counted(name: str, tmp_path: Path) ->
     report = _report(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB: objects would be 170,000
     assert [(one.code, one.key) for one in report.findings] == [("json-bad", "b")]
-    assert report.unchecked == ("1 payload that decode=True leaves out: images over 250 MB and JSON over 8 MB",)
+    assert report.unchecked == (
+        "1 payload that decode=True leaves out: images over 250 MB, or over 1 GiB once decoded, and JSON over 8 MB",
+    )
 
 
 def test_limits(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 import zlib
+from contextlib import nullcontext, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from PIL.Image import Transpose
 
 from shardtool.errors import InvalidRequest
 from shardtool.transform.image import BadImage, ImageFact, ImageOptions, change
+from shardtool.transform.image import pixels as decoded_pixels
 from tests.helpers import ENVIRONMENT, PHOTOS
 
 if TYPE_CHECKING:
@@ -508,7 +510,7 @@ MODES: list[tuple[str, str, dict[str, str]]] = [
     ("TIFF", "PA", {"jpg": "RGB", "png": "RGBA", "webp": "RGB"}),
     ("TIFF", "LAB", {"jpg": "RGB", "png": "RGB", "webp": "RGB"}),
     ("TIFF", "I;16B", {"jpg": "L", "png": "I;16", "webp": "RGB"}),
-    ("TIFF", "I", {"jpg": "L", "png": "I;16", "webp": "RGB"}),
+    ("TIFF", "I", {"png": "I;16"}),
     ("PPM", "I", {"jpg": "L", "png": "I;16", "webp": "RGB"}),
 ]
 
@@ -564,10 +566,16 @@ def test_sixteen_bits_to_eight() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "values", "encode"),
-    [("I", [-1, 5], "jpg"), ("I", [0, 65536], "webp"), ("I", [0, 65536], "png"), ("F", [0.0, 0.5], "jpg")],
+    [
+        ("I", [0, 255], "jpg"),
+        ("I", [-1, 5], "jpg"),
+        ("I", [0, 65536], "webp"),
+        ("I", [0, 65536], "png"),
+        ("F", [0.0, 0.5], "jpg"),
+    ],
 )
 def test_no_rule_for_the_depth(mode: str, values: list[float], encode: Literal["jpg", "png", "webp"]) -> None:
-    """Integers beyond 16 bits, and floats, are not guessed into a range: they are refused, or stay as they are."""
+    """Integers stored in more than 16 bits, and floats, are not guessed into a range: refused, or as they are."""
     array = np.array([values], "int32" if mode == "I" else "float32")
     data = file_of(Image.frombytes(mode, (2, 1), array.tobytes()), "TIFF")
     with pytest.raises(BadImage) as caught:
@@ -808,7 +816,8 @@ CUT = {"gif": 3}  # bytes at the end that may be missing without a pixel: a GIF'
 
 
 @pytest.mark.parametrize(
-    "name", ["jpg-RGB", "jpg-progressive", "png-RGB", "png-P", "webp", "bmp-RGB", "gif", "ppm-RGB", "tiff-lzw"]
+    "name",
+    ["jpg-RGB", "jpg-progressive", "png-RGB", "png-P", "webp", "bmp-RGB", "gif", "ppm-RGB", "tiff-lzw"],
 )
 def test_truncated(name: str) -> None:
     """A file that is cut off anywhere is an error, whether it would be written anew or pass through."""
@@ -824,6 +833,105 @@ def test_truncated(name: str) -> None:
     with pytest.raises(BadImage, match=r"too early|damaged") as caught:
         change(data[: len(data) // 2], "img", ImageOptions(encode="webp", resize=(5, 5)))
     assert caught.value.code == "truncated-image" or name.startswith("tiff")
+
+
+def test_truncated_frames() -> None:
+    """A GIF of several frames is damaged wherever it is cut, but where its first frame ends."""
+    data = file_of(photo((16, 12)), "GIF", save_all=True, append_images=[photo((16, 12)).rotate(90)])
+    taken = []
+    for cut in range(1, len(data)):
+        with suppress(BadImage):
+            taken.append((cut, decoded_pixels(data[:cut]).size))
+    assert len(taken) <= 2
+    assert decoded_pixels(data).size == (16, 12)
+
+
+def _blocks(form: str) -> tuple[bytes, int]:
+    """Return a PNG of 64 rows of 64 pixels, black below, by how it is packed, and how many bytes of it are rows."""
+    depth, colours, bits, interlaced = {"rgb": (8, 2, 24, 0), "bit": (1, 0, 1, 0), "woven": (8, 0, 8, 1)}[form]
+    sides = ((8, 8), (8, 8), (16, 8), (16, 16), (32, 16), (32, 32), (64, 32)) if interlaced else ((64, 64),)
+    rows = b"".join((b"\0" + bytes((wide * bits + 7) // 8)) * high for wide, high in sides)
+    return struct.pack(">IIBBBBB", 64, 64, depth, colours, 0, 0, interlaced), len(rows)
+
+
+@pytest.mark.parametrize("form", ["rgb", "bit", "woven"])
+@given(st.data())
+def test_rows_that_are_not_there(form: str, data: st.DataObject) -> None:
+    """A PNG whose data end, well-formed, before its last row is refused however much is missing; one of all is not."""
+    header, size = _blocks(form)
+    there = data.draw(st.one_of(st.integers(0, size), st.sampled_from([size, size - 1])))
+    cuts = sorted(data.draw(st.lists(st.integers(0, 40), max_size=3)))
+    packed = zlib.compress(bytes(there))
+    pieces = [packed[first:last] for first, last in zip([0, *cuts], [*cuts, len(packed)], strict=True)]
+    chunks = b"".join(chunk(b"IDAT", piece) for piece in pieces)
+    image = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunks + chunk(b"IEND", b"")
+    with nullcontext() if there == size else pytest.raises(BadImage, match="too early"):
+        decoded_pixels(image)
+    with nullcontext() if there == size else pytest.raises(BadImage, match="too early"):
+        change(image, "png", ImageOptions(resize=(8, 8)))
+
+
+def test_strips_that_are_not_there() -> None:
+    """A TIFF that lists fewer strips than its rows need is refused."""
+    whole = file_of(photo((64, 400)), "TIFF", tiffinfo={278: 100}, strip_size=64 * 3 * 100)
+    assert decoded_pixels(whole).size == (64, 400)
+    for tag in (273, 279):  # offsets and sizes: two instead of four
+        at = whole.index(struct.pack("<HHI", tag, 4, 4))
+        whole = whole[: at + 4] + struct.pack("<I", 2) + whole[at + 8 :]
+    with pytest.raises(BadImage):
+        decoded_pixels(whole)
+
+
+def _grey_tiff(bits: int, form: int, white: int, rows: bytes) -> bytes:
+    """Return a TIFF of a row of eight grey values: form 1 unsigned, 2 signed; white 0 or 1, as the tag says."""
+    tags = [(256, 8), (257, 1), (258, bits), (259, 1), (262, white), (273, 8), (278, 1), (279, len(rows)), (339, form)]
+    directory = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    start = 8 + len(rows) + len(rows) % 2
+    return (b"II*\0" + struct.pack("<I", start) + rows).ljust(start, b"\0") + directory + bytes(4)
+
+
+_TWELVE = b"".join(
+    bytes(((a >> 4), (a & 15) << 4 | b >> 8, b & 255)) for a, b in [(0, 1), (257, 2048), (4094, 4095), (16, 7)]
+)
+DEPTHS = {  # to the values that are stored, and their eight bits; None: refused by name
+    "png-2": (png((4, 1), 2, 0, b"\0\x1b"), [0, 1, 2, 3], [0, 85, 170, 255]),
+    "png-4": (png((4, 1), 4, 0, b"\0\x01\x7f"), [0, 1, 7, 15], [0, 17, 119, 255]),
+    "pgm-100": (b"P5 3 1 100\n\0\x32\x64", [0, 50, 100], [0, 128, 255]),
+    "pgm-1000": (b"P5 3 1 1000\n" + struct.pack(">3H", 0, 501, 1000), [0, 501, 1000], [0, 128, 255]),
+    "pgm-plain": (b"P2 3 1 1000\n0 501 1000\n", [0, 501, 1000], [0, 128, 255]),
+    "tiff-12": (_grey_tiff(12, 1, 1, _TWELVE), [0, 1, 257, 2048, 4094, 4095, 16, 7], [0, 0, 16, 128, 255, 255, 1, 0]),
+    "tiff-16": (_grey_tiff(16, 1, 1, struct.pack("<8H", *range(0, 65536, 9362))), [*range(0, 65536, 9362)],
+        [0, 36, 73, 109, 146, 182, 219, 255]),
+    "tiff-16-signed": (_grey_tiff(16, 2, 1, struct.pack("<8h", *range(-4, 4))), [*range(-4, 4)], None),
+    "tiff-16-positive": (_grey_tiff(16, 2, 1, struct.pack("<8h", *range(8))), [*range(8)], None),
+    "tiff-16-inverted": (_grey_tiff(16, 1, 0, struct.pack("<8H", *range(8))), [*range(8)], None),
+    "tiff-8-signed": (_grey_tiff(8, 2, 1, bytes(range(120, 136))[:8]), None, None),
+    "tiff-32": (_grey_tiff(32, 1, 1, struct.pack("<8I", *range(8))), [*range(8)], None),
+    "tiff-32-large": (_grey_tiff(32, 1, 1, struct.pack("<8I", *range(7), 2**31)), None, None),
+    "tiff-32-signed": (_grey_tiff(32, 2, 1, struct.pack("<8i", *range(8))), [*range(8)], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEPTHS)
+def test_values_of_any_depth(name: str) -> None:
+    """Decoded values are those that are stored, or scaled so that white is 255, or the image is refused by name."""
+    data, stored, shown = DEPTHS[name]
+    for exact, expected in ((True, stored), (False, shown)):
+        if expected is None:
+            with pytest.raises(BadImage) as caught:
+                decoded_pixels(data, exact=exact)
+            assert caught.value.code == "image-depth"
+        else:
+            assert np.asarray(decoded_pixels(data, exact=exact))[0].tolist() == expected
+    if shown is None:
+        with pytest.raises(BadImage) as caught:
+            change(data, "tiff", ImageOptions(encode="jpg"))
+        assert caught.value.code == "image-depth"
+    else:
+        assert np.asarray(opened(change(data, "img", ImageOptions(encode="jpg", quality=100))[0])).max() >= 250
+    if stored is not None:
+        kept = change(data, "m", ImageOptions(resize=(len(stored) * 2, 1), resize_mode="exact", masks=("m",)))[0]
+        assert np.asarray(decoded_pixels(bytes(kept), exact=True))[0, ::2].tolist() == stored
 
 
 def test_frames() -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardtool
 from shardtool import (
     CreateOptions,
     InvalidRequest,
@@ -213,6 +214,24 @@ def test_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "ending"), [("I", "webp"), ("F", "gif"), ("I;16", "webp"), ("I", "ppm"), ("I", "png")]
+)
+def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
+    """An image whose values its format would clip is refused; as a TIFF it is kept, and so is 16-bit grey as PNG."""
+    from PIL import Image
+
+    image = Image.fromarray(np.array([[0, 70000]], np.int32) if mode != "I;16" else np.array([[0, 7000]], np.uint16))
+    sample = {"__key__": "a", ending: image.convert(mode)}
+    with pytest.raises(InvalidRequest, match="would lose values"):
+        _write(tmp_path / "bad-{0..}.tar", [(sample, {})])
+    deep = Image.fromarray(np.array([[0, 7000]], np.uint16))
+    _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "tiff": image.convert(mode), "png": deep}, {})])
+    found = shardtool.open(tmp_path / "out.json").decode({"tiff": "mask", "png": "mask"})[0]
+    assert np.array_equal(found["tiff"], np.asarray(image.convert(mode)))
+    assert found["png"].tolist() == [[0, 7000]]
+
+
 @pytest.mark.parametrize(
     ("sample", "said"),
     [

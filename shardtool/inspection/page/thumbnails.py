@@ -203,7 +203,8 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
             warnings.simplefilter("ignore")
             image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
             image.load()
-            if image.mode in ("F", "I"):
+            if image.mode[0] in ("F", "I"):  # Pillow's own conversion clips them
+                image = image.convert("F")
                 low, high = cast("tuple[float, float]", image.getextrema())
                 scale = 255 / ((high - low) or 1)
                 image = image.point(lambda value: cast("float", value) * scale - low * scale).convert("L")

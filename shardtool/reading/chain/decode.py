@@ -21,7 +21,7 @@ import numpy as np
 from shardtool.dataset.payload import content_of
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory
 from shardtool.request.choices import check_choice
-from shardtool.values import OnBadSample
+from shardtool.values import OnBadSample, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _WHOLE_NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as for webdataset; a `label` may be a word
 _SHOWN = 40  # bytes of a payload that is no number
 _OLD_HEADERS = ((1, 0), (2, 0))
+_BAND = 2**18  # pixels that become an array at a time
 _LONGEST = 200  # characters of another library's message
 
 
@@ -51,14 +52,17 @@ class Decode:
 
     - An EXIF orientation is obeyed.
     - Grey becomes three equal channels, a palette its colours, CMYK what Pillow makes of it without a colour profile;
-      16 bits of grey become 8 (65535 becomes 255), of 16-bit colours the upper eight are kept. Floats, and integers
-      beyond 16 bits, are refused.
+      16 bits of grey become 8 (65535 becomes 255; of 12 bits, 4095 does), of 16-bit colours the upper eight are kept.
+      Floats, signed integers, and those stored in more than 16 bits are refused, whatever their values.
     - Alpha is left out, not blended.
     - Of several frames or pages the first is taken.
-    - An image of more pixels than Pillow takes (178 million) is refused before any memory is given to it.
+    - An image of more pixels than Pillow takes (178 million), or that may take more than `max_bytes` to decode, is
+      refused before any memory is given to it.
+    - One that ends too early is refused (`transform.image` says where a format cannot show that).
 
     The decoder `mask` gives the values that are stored, for labels and depths: indices of a palette, grey as uint8 or
-    uint16, int32, float32, 0 and 1; [height, width], or [height, width, channel]; upright too.
+    uint16 (of fewer bits, too: 0 to 15 of 4), int32, float32, 0 and 1; [height, width], or [height, width, channel];
+    upright too. What Pillow does not read faithfully is refused: 16-bit colours, signed bytes, integers from 2^31.
 
     Others: `cls`, `cls2`, `index`, `inx` and `id` become an int; `json` what it says (`jsonl` a list, a value a line);
     `txt`, `caption` and other texts a str (UTF-8); `npy` an array, without unpickling.
@@ -70,6 +74,7 @@ class Decode:
         reduce: Width and height that are enough. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size, which is faster,
             where both of its sides are no shorter then: the smallest such. Other images keep their size.
         on_error: `skip`: what cannot be decoded is left out by a stream, and counted.
+        max_bytes: What decoding an image may take, such as `2GiB`, the copies that are made of it on the way included.
         only: The fields that are decoded; None: all.
     """
 
@@ -77,12 +82,14 @@ class Decode:
     images: Images = "numpy"
     reduce: tuple[int, int] | None = None
     on_error: OnBadSample = "raise"
+    max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     _known: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, value, values in (("images", self.images, Images), ("on_error", self.on_error, OnBadSample)):
             check_choice(name, value, values)
+        parse_size(self.max_bytes)
         if self.reduce is not None and not _is_size(self.reduce):
             raise InvalidRequest("reduce", repr(self.reduce), expected="width and height, such as (224, 224)")
         for name, given in self.own:
@@ -137,7 +144,10 @@ class Decode:
 
     def _named(self, name: str) -> Function | None:
         if name in get_args(Images):
-            return partial(_pil if name == "pil" else _numpy, reduce=self.reduce)
+            most = parse_size(self.max_bytes)
+            return partial(_pil if name == "pil" else _numpy, reduce=self.reduce, max_bytes=most)
+        if name == "mask":
+            return partial(_mask, max_bytes=parse_size(self.max_bytes))
         return _BY_NAME.get(name)
 
 
@@ -172,28 +182,47 @@ def _failed(sample: Mapping[str, object], name: str, error: Exception) -> Sample
     )
 
 
-def _numpy(data: bytes, reduce: tuple[int, int] | None) -> NDArray[np.uint8]:
-    # Writable, as torch wants it: a twentieth slower than Pillow's read-only `asarray`.
-    return np.array(_pil(data, reduce))
+def _numpy(data: bytes, reduce: tuple[int, int] | None, max_bytes: int) -> NDArray[Any]:
+    from shardtool.transform.image import as_rgb
+
+    return _values(_pixels(data, least=reduce, max_bytes=max_bytes), as_rgb)
 
 
-def _pil(data: bytes, reduce: tuple[int, int] | None) -> Image:
-    from shardtool.transform.image import BadImage, as_rgb, pixels
+def _pil(data: bytes, reduce: tuple[int, int] | None, max_bytes: int) -> Image:
+    from shardtool.transform.image import as_rgb
 
-    try:
-        return as_rgb(pixels(data, least=reduce))
-    except BadImage as error:
-        raise ValueError(error.message) from error
+    return as_rgb(_pixels(data, least=reduce, max_bytes=max_bytes))
 
 
-def _mask(data: bytes) -> NDArray[Any]:
+def _mask(data: bytes, max_bytes: int) -> NDArray[Any]:
+    values = _values(_pixels(data, exact=True, max_bytes=max_bytes), lambda image: image)
+    return np.minimum(values.view(np.uint8), 1) if values.dtype == bool else values  # Pillow's True is 255
+
+
+def _pixels(data: bytes, **how: Any) -> Image:
     from shardtool.transform.image import BadImage, pixels
 
     try:
-        values = np.array(pixels(data, exact=True))
+        return pixels(data, **how)
     except BadImage as error:
         raise ValueError(error.message) from error
-    return np.minimum(values.view(np.uint8), 1) if values.dtype == bool else values  # Pillow's True is 255
+
+
+def _values(image: Image, made: Callable[[Image], Image]) -> NDArray[Any]:
+    """Return what `made` makes of an image as an array; by bands, for as a whole it would be there four times.
+
+    The array is writable, as torch wants it: a twentieth slower than Pillow's read-only `asarray`.
+    """
+    rows = max(1, _BAND // image.width)
+    if rows >= image.height:
+        return np.array(made(image))
+    found: NDArray[Any] | None = None
+    for top in range(0, image.height, rows):
+        band = np.asarray(made(image.crop((0, top, image.width, min(top + rows, image.height)))))
+        if found is None:
+            found = np.empty((image.height, *band.shape[1:]), band.dtype)
+        found[top : top + len(band)] = band
+    return np.array(made(image)) if found is None else found
 
 
 def _integer(data: bytes) -> int:
@@ -238,7 +267,6 @@ def _npy(data: bytes) -> NDArray[Any]:
 
 
 _BY_NAME: Mapping[str, Function] = {
-    "mask": _mask,
     "int": _integer,
     "float": float,
     "text": _text,

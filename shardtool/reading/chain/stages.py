@@ -247,6 +247,7 @@ class Chain:
         images: Images = "numpy",
         reduce: Size | None = None,
         on_error: OnBadSample = "raise",
+        max_bytes: str | int = "1GiB",
     ) -> Self:
         """Decode fields by their names: images to arrays, `cls` to int, `json`, `txt`, `npy`; others stay bytes.
 
@@ -257,10 +258,11 @@ class Chain:
             reduce: Width and height that are enough: JPEGs are decoded at 1/8, 1/4 or 1/2 where both sides are no
                 shorter then, the smallest such.
             on_error: `skip`: a stream leaves out, and counts, samples that cannot be decoded.
+            max_bytes: What decoding an image may take; one that would take more cannot be decoded.
 
         See `reading.chain.decode.Decode` for the rules of each kind of image.
         """
-        return self.with_stages(self.stages.then(Decode(own_decoders(own), images, reduce, on_error)))
+        return self.with_stages(self.stages.then(Decode(own_decoders(own), images, reduce, on_error, max_bytes)))
 
     def map(self, function: Callable[..., object]) -> Self:
         """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from shardtool import CreateOptions, create, inspect
 from shardtool.cli.summary_text import summary_text
@@ -25,6 +27,7 @@ from shardtool.inspection.page.page import script_json, write_page
 from shardtool.values import show_size
 from tests.helpers import PHOTOS, typed, write_tree
 from tests.inspection.page.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
+from tests.transform.test_image import DEPTHS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -393,3 +396,10 @@ def test_counts_out_of_range(tmp_path: Path, samples: int) -> None:
     write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(3), 2))
     with pytest.raises(InvalidRequest):
         write_page(open_dataset(tmp_path / "d"), str(tmp_path / "page.html"), samples=samples)
+
+
+@pytest.mark.parametrize("name", DEPTHS)
+def test_a_picture_of_any_depth(name: str) -> None:
+    """An image whose values no rule turns into colours is shown from its least to its greatest, and none is clipped."""
+    found = thumbnails.thumbnail(DEPTHS[name][0], "m.tif", 64)
+    assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1

@@ -35,6 +35,7 @@ from tests.transform.test_image import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from shardtool.reading.chain.decode import Decoder, Images
 
@@ -184,7 +185,7 @@ def test_masks(name: str) -> None:
 
 def test_values_that_no_rule_turns_into_colours() -> None:
     """Floats and integers beyond 16 bits are no image, and 16-bit colours no mask, rather than something cut off."""
-    for name, what in (("floats", "floating-point"), ("32 bits", "more than 16 bits")):
+    for name, what in (("floats", "floats"), ("32 bits", "more than 16 bits")):
         assert what in failure("tif", _MASKS[name][0]).found
     assert "16 bits" in failure("png", _COLOURS["16-bit colours"][0], own=(("png", "mask"),)).found
 
@@ -212,6 +213,66 @@ def test_too_many_pixels() -> None:
     claims = png((30_000, 30_000), 8, 2, b"")
     for images in ("numpy", "pil"):
         assert "more pixels than can be decoded" in failure("png", claims, images=images).found
+
+
+_MEMORY = """
+import io, sys
+from PIL import Image
+from shardtool.reading.chain.decode import Decode
+
+def memory(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+data, images, own = open(sys.argv[1], "rb").read(), sys.argv[2], {}
+if images == "mask":
+    images, own = "numpy", {"png": "mask"}
+kind = Image.open(io.BytesIO(data)).format
+small = io.BytesIO()
+Image.new("L", (8, 8)).save(small, kind)
+sample = {"__key__": "k", "png": small.getvalue()}
+Decode(tuple(own.items()), images)(sample)
+before = memory("VmRSS")
+Decode(tuple(own.items()), images, max_bytes="2GB")({"__key__": "k", "png": data})
+print(memory("VmHWM") - before)
+"""
+_TURNED = exif(6)
+_LARGE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "png": ("RGB", "PNG", {"compress_level": 1}), "png-turned": ("RGB", "PNG", {"exif": _TURNED, "compress_level": 1}),
+    "png-alpha": ("RGBA", "PNG", {"compress_level": 1}), "png-palette": ("P", "PNG", {"compress_level": 1}),
+    "png-16": ("I;16", "PNG", {"compress_level": 1}), "jpg": ("RGB", "JPEG", {}), "bmp": ("RGB", "BMP", {}),
+    "jpg-turned": ("RGB", "JPEG", {"exif": _TURNED}), "jpg-cmyk": ("CMYK", "JPEG", {"progressive": True}),
+    "jpg-progressive": ("RGB", "JPEG", {"progressive": True, "subsampling": 0}), "gif": ("P", "GIF", {}),
+    "webp": ("RGB", "WEBP", {}), "webp-lossless": ("RGBA", "WEBP", {"lossless": True}), "ppm": ("RGB", "PPM", {}),
+    "tiff": ("RGB", "TIFF", {}), "tiff-strip": ("RGB", "TIFF", {"compression": "tiff_lzw", "strip_size": 2**30}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        *((name, "numpy") for name in _LARGE),
+        *((name, "pil") for name in ("png-turned", "png-alpha", "png-16", "jpg-cmyk", "webp")),
+        *((name, "mask") for name in ("png", "png-16", "tiff-strip")),
+    ],
+)
+def test_memory_is_bounded(name: str, images: str, tmp_path: Path) -> None:
+    """Decoding takes no more than `max_bytes`: what it took at its peak, copies included, is refused by less."""
+    mode, kind, details = _LARGE[name]
+    data = file_of(Image.new(mode, (3000, 2000)), kind, **details)
+    (tmp_path / "image").write_bytes(data)
+    command = [sys.executable, "-c", _MEMORY, str(tmp_path / "image"), images]
+    took = int(subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout)
+    most = int(took * 0.9) - 2**20  # what an allocator keeps
+    how = {"own": (("png", "mask"),)} if images == "mask" else {"images": images}
+    assert "to decode, over" in failure("png", data, max_bytes=most, **how).found
+
+
+def test_memory_is_refused_before_it_is_given() -> None:
+    """A few bytes that claim a large image, or a large part of one, are refused by their header."""
+    claims = png((9000, 9000), 8, 2, b"")
+    assert "9,000 x 9,000 pixels of this PNG may take 567 MB" in failure("png", claims, max_bytes="500MB").found
+    with pytest.raises(InvalidRequest, match="no size"):
+        Decode(max_bytes="much")
 
 
 _VALUES: dict[str, tuple[bytes, object]] = {
