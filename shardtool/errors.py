@@ -186,10 +186,15 @@ class OutputFailed(ShardError):
 
 
 class StoreFailed(ShardError):
-    """A store or a server cannot be reached, or fails, time and again; or this machine cannot read a file."""
+    """A store or a server cannot be reached, or fails, time and again; or this machine cannot read a file.
+
+    Attributes:
+        of_file: Whether it may be one file only that this machine cannot read.
+    """
 
     code = "store-failed"
     exit_code = 7
+    of_file = False
 
 
 class AccessRefused(StoreFailed):
@@ -261,7 +266,9 @@ def raise_if_machines(error: Exception, where: str, kinds: frozenset[int] = _OF_
     """
     if isinstance(error, OSError) and error.errno in kinds:
         remedy = FILES_REMEDY if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-        raise StoreFailed(where, f"cannot be read: {reason(error)}", remedy=remedy) from None
+        failed = StoreFailed(where, f"cannot be read: {reason(error)}", remedy=remedy)
+        failed.of_file = error.errno not in OF_PROCESS
+        raise failed from None
 
 
 @contextmanager

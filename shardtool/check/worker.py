@@ -87,8 +87,12 @@ def examine(task: Task) -> Examined:
     """Walk, sum and, where asked for, decode a shard; of a damaged one, what precedes the damage."""
     try:
         found = survey(SurveyTask(task.path, checksum=True, dots=task.dots))
-    except (OutputFailed, StoreFailed):  # the machine's fault, or the network's, not the shard's
+    except OutputFailed:  # the machine's fault, or the network's, not the shard's
         raise
+    except StoreFailed as failed:
+        if not failed.of_file:
+            raise
+        return Examined(None, error=CorruptShard(task.path, failed.found))
     except ShardError as error:
         return Examined(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=HASH_SIZE).digest() for key in found.keys])

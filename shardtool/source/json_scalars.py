@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import ShardFile, open_shard
-from shardtool.errors import OF_PROCESS, CorruptShard, StoreFailed, reason
+from shardtool.errors import CorruptShard, StoreFailed, reason
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
@@ -132,9 +132,8 @@ def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
     except OSError as error:
         return error
     except StoreFailed as failed:  # a file of the source that cannot be read is left out by name
-        found = failed.__context__
-        if isinstance(found, OSError) and found.errno not in OF_PROCESS:
-            return found
+        if failed.of_file and isinstance(failed.__context__, OSError):
+            return failed.__context__
         raise
 
 
