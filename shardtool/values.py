@@ -54,6 +54,10 @@ SPLIT_NAMES = frozenset(
 # How a field is read: a file, a file behind a link, carried in the plan, a span of a shard or spool, or from the web.
 FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 
+# What samples, tables of them and webdataset have under these names is never a field.
+RESERVED = frozenset(
+    b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
+)
 NAME_LIMIT = 4096  # bytes of a key, and of a field: what Linux takes as a path; tar readers refuse names of a megabyte
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -117,6 +121,8 @@ def name_problem(name: bytes) -> str:
     """
     if len(name) > NAME_LIMIT:
         return f"more than {NAME_LIMIT:,} bytes"
+    if name in RESERVED:
+        return "a meaning of its own in every sample"
     try:
         text = name.decode()
     except UnicodeDecodeError:

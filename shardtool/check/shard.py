@@ -18,7 +18,7 @@ from shardtool.errors import CorruptShard, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.storage.places import is_url
 from shardtool.storage.reading import dangling
-from shardtool.values import counted
+from shardtool.values import RESERVED, counted
 
 if TYPE_CHECKING:
     from array import array
@@ -93,6 +93,11 @@ def _unsafe_keys(name: str, survey: Survey) -> Iterator[Finding]:
         if what := _harm_of_name(key):
             yield Finding("key-unsafe", name, what, offset=survey.starts[at], key=printable(key))
     for code, field in enumerate(survey.names):
+        if field in RESERVED:
+            what = (
+                f"a field that readers may take for the sample's own, in {counted(survey.codes.count(code), 'sample')}"
+            )
+            yield Finding("key-unsafe", name, what, "another name", field=printable(field))
         # A slash is usual in the features of TFRecords, such as image/encoded; a tar's fields have none.
         if field[:1] == b"/" or _UNSAFE_PART.search(field) or _CONTROL.search(field):
             what = "a field with an absolute path, a part that is `..`, or a control character"

@@ -18,6 +18,7 @@ from shardtool.dataset.walk import walked_text
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.format.tfrecord_read import bytes_of, features, numbers_of
 from shardtool.reading.files import read_at
+from shardtool.values import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 Sample = dict[str, object]
 _float = Struct("<f")
+_RESERVED = frozenset(map(bytes.decode, RESERVED))
 _SINGLE = 0x80  # a varint of one byte is below
 
 
@@ -296,5 +298,6 @@ def values_of_record(record: bytes, start: int, where: str, lists: frozenset[str
             values = numbers_of(payload, one.kind) if one.whole else numbers_in(payload, one.kind, one.values)
         name = walked_text(one.name)
         found[name] = list(values) if len(values) != 1 or name in lists else values[0]
-    found.pop("__key__", None)
+    for name in _RESERVED.intersection(found):
+        del found[name]
     return found

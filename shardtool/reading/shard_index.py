@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+
+from shardtool.values import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,6 +62,7 @@ class ShardIndex:
     @classmethod
     def of(cls, rows: Rows, kinds: Mapping[str, Kind]) -> ShardIndex:
         """Return the index of a shard whose samples lie at `rows`."""
+        rows = _without_reserved(rows)
         names = tuple(name.decode() for name in rows.names)
         last = int(rows.starts[-1] + rows.sizes[-1]) if len(rows.starts) else 0
         place = np.int32 if max(last, len(rows.keys)) < _SMALL else np.int64
@@ -167,3 +170,15 @@ def _ends(sizes: NDArray[np.int64], place: type[np.int32 | np.int64]) -> Places:
 
 def _aligned(at: int) -> int:
     return -(-at // _ALIGNED) * _ALIGNED
+
+
+def _without_reserved(rows: Rows) -> Rows:
+    """Return rows without fields that have the name of what every sample has, such as its key: no shard gives these."""
+    reserved = [code for code, name in enumerate(rows.names) if name in RESERVED]
+    if not reserved:
+        return rows
+    kept = ~np.isin(rows.codes, reserved)
+    counts = np.bincount(np.repeat(np.arange(len(rows.counts)), rows.counts)[kept], minlength=len(rows.counts))
+    crcs = None if rows.crcs is None else rows.crcs[kept]
+    codes, offsets, lengths = rows.codes[kept], rows.offsets[kept], rows.lengths[kept]
+    return replace(rows, counts=counts, codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)

@@ -175,6 +175,8 @@ class SampleEncoder:
         if KEY not in names:
             raise _refused(where, "no key", "", expected=f"its key as {KEY!r}")
         for name in names:
+            if name == KEY:
+                continue
             problem = "" if not isinstance(name, str) else name_problem(name.encode("utf-8", "surrogatepass"))
             if not isinstance(name, str) or BAD_FIELD.search(name) or problem:
                 found = f"no name for a field{f': {problem}' if problem else ''}"
