@@ -20,6 +20,22 @@ BOMB = 50_000_000
 JPEG = b"\xff\xd8\xff\xe0 a picture "
 
 
+_DIGITS = b"9" * 5000
+_HOSTILE = {  # what is sent first; what again and again, and after how many seconds
+    "continue": (b"100 Continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", 0.001),
+    "headers": (b"200 OK\r\nX-A: ", b"x", 0.02),
+    "many-headers": (b"200 OK\r\n", b"X-A: " + b"x" * 1000 + b"\r\n", 0.001),
+    "redirect": (b"302 Found\r\nLocation: /ok/b\r\n\r\n", bytes(10_000), 0),
+    "missing": (b"404 Not Found\r\n\r\n", bytes(10_000), 0),
+    "slow-missing": (b"404 Not Found\r\nContent-Length: 1000\r\n\r\n", b"x", 0.02),
+    "length": (b"200 OK\r\nContent-Length: " + _DIGITS + b"\r\n\r\n", b"", 0),
+    "negative": (b"200 OK\r\nContent-Length: -5\r\n\r\n", b"", 0),
+    "chunk": (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nab\r\n", b"", 0),
+    "long-chunk": (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + _DIGITS + b"\r\nab\r\n", b"", 0),
+    "chunk-name": (b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1", 0.02),
+}
+
+
 def body(name: str) -> bytes:
     """Return the bytes of the file `name`: other ones for each, of 1 to 4,000 bytes, which begin as a JPEG does."""
     return (JPEG + name.encode()) * (1 + zlib.crc32(name.encode()) % 100)
@@ -153,6 +169,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _garbage(self, _name: str) -> None:
         self.wfile.write(b"what is this\r\n\r\n")
         self.close_connection = True
+
+    def _hostile(self, name: str) -> None:
+        """Answer what no server of good will does: first some bytes, then others for ever, now and then or at once."""
+        first, again, wait_s = _HOSTILE[name]
+        self.close_connection = True
+        self.wfile.write(b"HTTP/1.1 " + first)
+        while again and not self.server.stalled.wait(wait_s):
+            self.wfile.write(again)
 
     def _busy(self, name: str) -> None:
         """Be busy `N` times: `busy/N/...`."""

@@ -196,6 +196,21 @@ def test_time_is_limited(web: WebServer, path: str, options: dict[str, float]) -
         assert _all(fetcher, [web.url(path), web.url("ok/a")]) == ["timeout", body("a")]
 
 
+@pytest.mark.parametrize(
+    ("path", "codes"),
+    [
+        ("continue", {"timeout", "bad-response"}), ("headers", {"timeout"}), ("many-headers", {"bad-response"}),
+        ("redirect", {body("b")}), ("missing", {"http-404"}), ("slow-missing", {"timeout", "http-404"}),
+        ("length", {"bad-response"}), ("negative", {"bad-response"}), ("chunk", {"bad-response", "cut-short"}),
+        ("long-chunk", {"bad-response", "cut-short", "too-large"}),
+        ("chunk-name", {"timeout", "bad-response", "cut-short"}),
+    ],
+)  # fmt: skip
+def test_a_hostile_answer_ends(web: WebServer, path: str, codes: set[str | bytes]) -> None:
+    """An answer that never ends, or has impossible lengths, is a reason like others, within the limit of time."""
+    assert _one(web.url(f"hostile/{path}"), max_time_s=3) in codes
+
+
 def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy server, and a body that was cut, are tried again as often as asked; what is for good is not."""
     monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
