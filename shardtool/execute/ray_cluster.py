@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -16,6 +18,7 @@ import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from secrets import token_hex
+from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import ray
@@ -68,7 +71,7 @@ class Cluster:
     """
 
     def __init__(self, address: str | None) -> None:
-        self._own = not ray.is_initialized()
+        self._own, self._closed, self.lost = not ray.is_initialized(), False, ""
         if not self._own:
             if address not in (None, "auto"):
                 found, remedy = "this process is connected to a cluster already", "Leave the address out."
@@ -82,9 +85,32 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise _unreachable(address, error) from None
 
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called, in a thread, when the raylet of this machine ends: a second later, Ray ends the process.
+
+        Where that cannot be watched, nothing is.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        path = next((one["RayletSocketName"] for one in ray.nodes() if one["NodeID"] == here), "")
+        with suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as raylet:  # of Linux
+            raylet.connect(path)
+            (pid,) = struct.unpack("i8x", raylet.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            process = os.pidfd_open(pid)
+
+            def wait() -> None:
+                while not (ended := select.select([process], [], [], _LOOK_S)[0]) and not self._closed:
+                    pass
+                os.close(process)
+                if ended and not self._closed:
+                    self.lost = f"node {ray.util.get_node_ip_address()} ({here[:8]})"
+                    tell()
+
+            Thread(target=wait, daemon=True).start()
+
     def close(self) -> None:
-        """End the connection, if it is ours."""
-        if self._own:
+        """End the connection, if it is ours, and there."""
+        self._closed = True
+        if self._own and not self.lost:
             self._own = False
             with _own_signals():
                 ray.shutdown()
@@ -239,7 +265,8 @@ def _unreachable(address: str | None, error: Exception) -> InvalidRequest:
     if "Version mismatch" in text or "version mismatch" in text:
         return InvalidRequest(where, text, remedy="Install the same Ray and the same Python on all nodes.")
     if isinstance(error, ConnectionError) or "Could not find" in text:
-        return InvalidRequest(where, "no Ray cluster there", remedy=_START)
+        said = "" if "Could not find" in text else f": {text[:300]}"  # such as that it wants a token
+        return InvalidRequest(where, f"no Ray cluster there{said}", remedy=_START)
     return InvalidRequest(where, f"no connection: {text[:300]}", remedy=_START)
 
 

@@ -9,6 +9,7 @@ either. See docs/decisions/018-ray.md.
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from itertools import islice
 from queue import Empty, SimpleQueue
 from secrets import token_hex
@@ -27,7 +28,6 @@ from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
-    from concurrent.futures import Future
 
     from typing_extensions import Self
 
@@ -60,9 +60,11 @@ class RayPool:
         self._cluster = Cluster(address)
         self._running: dict[int, tuple[Any, str]] = {}  # by number: the result to come, and what makes it
         self._counts: Any = None
+        self._tell: Callable[[tuple[int, Future[Answer]]], None] = lambda _: None
         try:
             self._cluster.check_versions()
             self._count_slots()
+            self._cluster.watch(lambda: self._tell((-1, Future())))
         except BaseException:
             self.close()
             raise
@@ -86,6 +88,8 @@ class RayPool:
 
     def close(self) -> None:
         """End what runs, and wait until it has ended, so that nothing is staged any more; then the connection."""
+        if self._cluster.lost:
+            return  # Ray would end this process where it is called
         running, self._running = [ref for ref, _ in self._running.values()], {}
         for ref in running:
             ray.cancel(ref, force=True)
@@ -120,6 +124,7 @@ class RayPool:
                 ref.future().add_done_callback(lambda future, number=number: done.put((number, future)))
 
         feed()
+        self._tell = done.put
         while self._running:
             try:
                 number, future = done.get(timeout=_LOOK_S)
@@ -127,6 +132,10 @@ class RayPool:
                 if reports is not None:
                     reports.look(self._running)
                 continue
+            if self._cluster.lost:
+                raise WorkerDied(
+                    self._cluster.lost, "its raylet, by which we reach the cluster, has ended", remedy=self._again
+                )
             result = self._result(self._running.pop(number)[1], future)
             feed()  # before the result is used, so that no slot waits for that
             if reports is not None:

@@ -210,6 +210,31 @@ def test_a_slow_node(nodes: Nodes, source: Path) -> None:
     same_as_here(source, folder)
 
 
+def test_the_raylet_of_the_driver_dies(tmp_path: Path) -> None:
+    """A driver whose own raylet is killed says which node it was, and ends with the code of a machine that failed."""
+    own = Nodes()
+    try:
+        source = write_tree(tmp_path / "many", {f"{number:04}.txt": b"x" * 900 for number in range(2000)})
+        folder = tmp_path / "out"
+        driver = tool("create", source, folder / "out-{000000..}.tar", "--max-count", 1, nodes=own)
+        wait_for_shards(driver, folder, 5)
+        os.kill(_raylet(own.cluster.head_node), signal.SIGKILL)
+        _, said = driver.communicate(timeout=120)
+        assert driver.returncode == 7
+        assert "its raylet, by which we reach the cluster, has ended" in said
+        assert "--resume" in said
+    finally:
+        own.cluster.shutdown()
+
+
+@pytest.mark.parametrize("said", ["Authentication failed: the token is missing", "connection refused by a proxy"])
+def test_what_ray_says_of_a_cluster_is_kept(said: str) -> None:
+    """Why there is no connection to a cluster stands in our error, in Ray's own words."""
+    from shardtool.execute.ray_cluster import _unreachable
+
+    assert said in _unreachable("127.0.0.1:1", ConnectionError(said)).found
+
+
 def test_the_driver_dies(nodes: Nodes, tmp_path: Path) -> None:
     """A driver that is killed leaves what `--resume` finishes to the same bytes; finished shards are kept."""
     files = {f"{number:03}.txt": b"%d\n" % number * 100 for number in range(200)}
