@@ -93,6 +93,7 @@ KINDS = {
     "skipped-differs": Kind("the list of what was left out is not the one in the dataset file",
                             "Run the command that made the dataset again, with {resume}."),
     "image-bad": Kind("an image that cannot be decoded", "Mend it in the source, or leave it out."),
+    "array-bad": Kind("a .npy field that is none", "Mend it in the source, or leave it out."),
     "json-bad": Kind("a JSON field that is none", "Mend it in the source, or leave it out."),
     "number-bad": Kind("a label that is no number, or none of the classes", "Mend it in the source."),
     "source-missing": Kind("a sample or field of the source that the dataset does not have", _SOURCE),

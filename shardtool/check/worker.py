@@ -176,6 +176,8 @@ def _check_for(name: str, classes: int | None) -> _Check | None:
         return _Check("image-bad", _image, IMAGE_LIMIT)
     if ending == "json":
         return _Check("json-bad", _json, JSON_LIMIT)
+    if ending == "npy":
+        return _Check("array-bad", _array, IMAGE_LIMIT)
     if classes is not None or ending in _NUMBERS:
         return _Check("number-bad", lambda data: _number(data, classes), _NUMBER_BYTES, whole=False)
     return None
@@ -216,6 +218,16 @@ def _json(data: bytes) -> str:
         return "nested too deeply"
     except ValueError as error:
         return printable(str(error)) or type(error).__name__
+    return ""
+
+
+def _array(data: bytes) -> str:
+    from shardtool.reading.chain.decode import read_npy
+
+    try:
+        read_npy(data)
+    except (ValueError, TypeError, SyntaxError, LookupError, ArithmeticError, EOFError, RecursionError) as error:
+        return printable(str(error)[:200]) or type(error).__name__
     return ""
 
 

@@ -240,7 +240,7 @@ def _json_lines(data: bytes) -> list[object]:
     return [json.loads(line) for line in data.splitlines() if line.strip()]
 
 
-def _npy(data: bytes) -> NDArray[Any]:
+def read_npy(data: bytes) -> NDArray[Any]:
     """Return the array of a file of NumPy's, in memory of its own.
 
     What its header claims is compared with what is there before memory is given to it.
@@ -272,5 +272,5 @@ _BY_NAME: Mapping[str, Function] = {
     "text": _text,
     "json": json.loads,
     "jsonl": _json_lines,
-    "npy": _npy,
+    "npy": read_npy,
 }

@@ -63,6 +63,9 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
     for field, column in roles.fields:
         right = column in kinds and has_text(kinds[column])
         want(column, f"field {field}", "text or numbers", right=right, remedy=bytes_remedy)
+        is_array = field.rpartition(".")[2].lower() == "npy"
+        cure = f"Call the field json; or {bytes_remedy} ShardWriter takes arrays."
+        want(column, f"field {field}", "the bytes of a .npy file", right=not is_array, remedy=cure)
         if field in classes:
             want(column, "labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
     for column in roles.meta:
