@@ -30,6 +30,7 @@ from shardtool.check.repairable import (
     wrong_names,
 )
 from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.find import find_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX
@@ -187,7 +188,6 @@ class _Mending:
                 what = f"shards are missing. Finish the run that made them: its own command with {resume}"
             self._leave(f"the dataset file: {what}")
             return
-        from shardtool.dataset.find import find_dataset
         from shardtool.request.options import OF_WORKERS, IndexOptions
         from shardtool.verbs.index import index
 
