@@ -14,6 +14,7 @@ of them: what deals with an error of the data must not take a mistake in the cod
 from __future__ import annotations
 
 import errno
+import os
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
@@ -31,6 +32,7 @@ MEMORY_REMEDY = "Free memory, or raise its limit (ulimit, cgroup)."
 _REPORT_IT = "This is a mistake in shardtool: please report it, with what -v prints."
 _LONGEST = 500  # characters of another library's message
 _NO_ROOM_TO_LOAD = ("cannot allocate memory", "failed to map segment from shared object")
+_NO_THREAD = "Failed to launch worker thread"  # of pyarrow, in an exception without a kind
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _IN_TEXT = re.compile(r"^shardtool-error: (\{.*\})\n?", re.MULTILINE)
@@ -285,13 +287,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception means that there was no memory, whichever library raised it.
 
     pyarrow's is a MemoryError, NumPy's too; the system's is an OSError; a library that cannot be loaded is an
-    ImportError, and a thread that cannot be started a RuntimeError.
+    ImportError, and a thread that cannot be started a RuntimeError, or an ArrowException.
     """
     if isinstance(error, ImportError):
         return any(text in str(error).lower() for text in _NO_ROOM_TO_LOAD)
     if isinstance(error, RuntimeError):
         return str(error) == "can't start new thread"
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or _NO_THREAD in str(error)
 
 
 @contextmanager
@@ -307,6 +311,24 @@ def memory_for(what: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(what, "not enough memory", remedy=MEMORY_REMEDY) from None
+
+
+@contextmanager
+def current_folder() -> Iterator[None]:
+    """Say of a relative path that leads nowhere because the current folder was removed that it is that.
+
+    Raises:
+        InvalidRequest: It was.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            remedy = "Change to a folder that is there, or give absolute paths."
+            raise InvalidRequest("the current folder", "no such folder any more", remedy=remedy) from None
+        raise
 
 
 def listing(items: list[str], most: int = 5, *, total: int | None = None) -> str:

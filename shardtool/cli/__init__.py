@@ -31,6 +31,7 @@ from shardtool.errors import (
     OutputFailed,
     PlainError,
     StoreFailed,
+    current_folder,
     is_out_of_memory,
     reason,
 )
@@ -46,6 +47,7 @@ _VERBS = {
     "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
     "cache": "Look at a cache of shards, check it, or empty it.",
 }
+_LEAST_ROOM = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
 _GARBAGE = 50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
 _GOES_ON = "What is there is finished files only; --resume goes on from them."
 _AFTERWARDS = {
@@ -128,7 +130,10 @@ def _run(arguments: list[str], signals: Signals) -> int:
 
 def _carry_out(arguments: list[str], signals: Signals) -> int:
     try:
-        result = cli.main(arguments, prog_name="shardtool", standalone_mode=False)
+        if _verb(arguments) and not {"-h", "--help"} & set(arguments):
+            _check_room()
+        with current_folder():
+            result = cli.main(arguments, prog_name="shardtool", standalone_mode=False)
         signals.end()
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
@@ -140,6 +145,20 @@ def _carry_out(arguments: list[str], signals: Signals) -> int:
         failure = _as_error(error, arguments) if signum is None else _interrupted(signum, arguments)
     # Here the frames of what has failed are gone, and with them the memory that they held.
     return _show(failure, arguments)
+
+
+def _check_room() -> None:
+    """Refuse a limit of memory within which libraries end the process as they are loaded, and nothing could be said.
+
+    Raises:
+        OutOfMemory: The limit is such.
+    """
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ROOM:
+        found = f"{limit:,} bytes of address space at most"
+        raise OutOfMemory("ulimit -v", found, expected=f"{_LEAST_ROOM:,} or more", remedy="Raise that limit.")
 
 
 def _as_error(error: BaseException, arguments: list[str]) -> dict[str, Any]:

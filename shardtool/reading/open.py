@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, current_folder
 from shardtool.reading.catalog import open_catalog
 from shardtool.reading.dataset import Dataset
 from shardtool.reading.files import GrowingCache, TakenShards
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given, OnBadSample
 
 
+@current_folder()
 def open(  # noqa: A001 - its public name
     given: Given | GrowingCache | TakenShards, *, check: bool = False, cache: ShardCache | None = None,
     on_error: OnBadSample = "raise", metadata: bool = False,

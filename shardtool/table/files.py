@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries.arrow import number_array
-from shardtool.errors import InvalidRequest, SampleFailed, listing
+from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing
 from shardtool.storage import places
 from shardtool.storage.reading import file_stat
 from shardtool.storage.sources import object_fact, open_object
@@ -40,6 +40,8 @@ def readable(name: str) -> Iterator[None]:
     except MemoryError:  # an ArrowException, too
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, ArithmeticError) as error:
+        if is_out_of_memory(error):
+            raise
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InvalidRequest(name, f"cannot be read: {(said.splitlines() or [type(error).__name__])[0]}") from None
 

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.several import given_datasets
-from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.errors import InvalidRequest, current_folder, listing, printable
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CopyOptions
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _EXPECTED = "a folder, or a prefix of a store: the files keep their names"
 
 
+@current_folder()
 def copy(
     dataset: Given, where: str | os.PathLike[str], options: CopyOptions | None = None, *,
     observer: Observer | None = None,

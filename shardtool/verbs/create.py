@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, current_folder
 from shardtool.pack.run import plan_dataset, write_dataset
 from shardtool.request.options import CreateOptions
 from shardtool.request.python_types import given_options
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shardtool.request.results import CreateResult, DryRun
 
 
+@current_folder()
 def create(
     source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
@@ -50,6 +51,7 @@ def create(
     return write_dataset(source, output, options, observer)
 
 
+@current_folder()
 def dry_run(
     source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_file import shard_format
-from shardtool.errors import InvalidRequest, printable
+from shardtool.errors import InvalidRequest, current_folder, printable
 from shardtool.execute.start import start_pool
 from shardtool.interop.export_formats import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 
+@current_folder()
 def export(
     dataset_file: str | os.PathLike[str],
     formats: str | Sequence[str],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.walk import survey
+from shardtool.errors import current_folder
 from shardtool.execute.pool import Needs, a_few
 from shardtool.execute.start import start_pool
 from shardtool.publish.index_target import index_target
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 
+@current_folder()
 def index(dataset: Given, options: IndexOptions | None = None, *, observer: Observer | None = None) -> IndexResult:
     """Write the sidecars and the dataset file of existing shards.
 

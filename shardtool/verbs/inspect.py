@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.opened import open_dataset
 from shardtool.dataset.several import given_datasets
-from shardtool.errors import CorruptShard
+from shardtool.errors import CorruptShard, current_folder
 from shardtool.inspection.overview import Overview
 from shardtool.inspection.summary import ShardSpreads, summarize, together
 from shardtool.request.observer import Observer
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 
+@current_folder()
 def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: Observer | None = None) -> Summary:
     """Return what is in a dataset, or in several.
 

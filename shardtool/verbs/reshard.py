@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardtool.errors import current_folder
 from shardtool.pack.run import plan_dataset, write_dataset
 from shardtool.request.python_types import given_options
 from shardtool.request.reshard_options import ReshardOptions
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from shardtool.values import Datasets
 
 
+@current_folder()
 def reshard(
     datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
@@ -43,6 +45,7 @@ def reshard(
     return write_dataset(datasets, output, given_options(options, ReshardOptions), observer)
 
 
+@current_folder()
 def reshard_dry_run(
     datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:

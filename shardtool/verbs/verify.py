@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shardtool.check.look import look, open_pool
 from shardtool.check.several import look_at_all
 from shardtool.dataset.several import given_datasets
+from shardtool.errors import current_folder
 from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
 from shardtool.request.python_types import given_options
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 
+@current_folder()
 def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Observer | None = None) -> Report:
     """Return what is wrong with a dataset, or with several. Nothing is written, but for `repair`.
 

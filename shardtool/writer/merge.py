@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.errors import InvalidRequest, OutputExists, listing, printable
+from shardtool.errors import InvalidRequest, OutputExists, current_folder, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pack.parts import check_all_ended, merge_parts
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _MERGED = "merged"  # in how a dataset was made: the parts that it was made of
 
 
+@current_folder()
 def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResult:
     """Make one dataset of the parts that several writers, or runs of `create`, have written under a pattern.
 

@@ -14,12 +14,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import shardtool
 from shardtool import CreateOptions, create
-from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError
+from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError, is_out_of_memory
 from shardtool.execute.local import LocalPool
+from shardtool.table.files import readable
 from tests import warm
 from tests.helpers import typed, write_tree
 
@@ -247,3 +249,69 @@ def test_a_query_has_its_pandas(place: Path) -> None:
 def _options(verb: str) -> set[str]:
     command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)
     return {one for param in command.params for one in param.opts} | {"--help"}
+
+
+_GONE = """
+import os, sys, shardtool
+folder, output = sys.argv[1:]
+os.chdir(folder)
+os.rmdir(folder)
+for run in (
+    lambda: shardtool.create(f"{output}/s", "x-{0..}.tar"), lambda: shardtool.copy(f"{output}/o/o.json", "here"),
+    lambda: shardtool.reshard(f"{output}/o/o.json", "x-{0..}.tar"),
+):
+    try:
+        run()
+    except shardtool.InvalidRequest as error:
+        print(error)
+print(shardtool.open(f"{output}/o/o.json")[0]["txt"])
+"""
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
+    """Relative paths where the current folder was removed: one message, in the library too; absolute ones work."""
+    write_tree(tmp_path, {"s/a.txt": b"a"})
+    create(tmp_path / "s", f"{tmp_path}/o/o-{{0..}}.tar", CreateOptions(workers=1))
+    (tmp_path / "gone").mkdir()
+    words = [sys.executable, "-c", _GONE, str(tmp_path / "gone"), str(tmp_path)]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=_PACKAGE.parent)
+    assert not ran.returncode, ran.stderr
+    *said, read = ran.stdout.splitlines()
+    assert (len(said), read) == (3, "b'a'")
+    assert {line.partition(".")[0] for line in said} == {"the current folder: no such folder any more"}
+    (tmp_path / "gone").mkdir()
+    command = f"cd '{tmp_path}/gone'; rmdir '{tmp_path}/gone'; '{sys.executable}' -m shardtool create '{tmp_path}/s'"
+    env = {**os.environ, "PYTHONPATH": str(_PACKAGE.parent)}
+    for output, code in (("x-{0..}.tar", 2), (f"{tmp_path}/p/p-{{0..}}.tar", 0)):
+        shell = subprocess.run(
+            ["sh", "-c", f"{command} '{output}' --quiet"], capture_output=True, text=True, env=env, check=False
+        )
+        assert (shell.returncode, "the current folder" in shell.stderr) == (code, code == 2), shell.stderr
+
+
+@pytest.mark.parametrize("limit_kb", [150_000, 200_000, 250_000, 290_000])
+def test_little_memory_is_one_message(limit_kb: int, tmp_path: Path) -> None:
+    """Where libraries cannot be loaded for want of memory, that is said, with exit code 7; help needs little."""
+    write_tree(tmp_path, {"s/a.txt": b"a", "t.csv": b"key,lab\na,x\n"})
+    env, tool = (
+        {**os.environ, "PYTHONPATH": str(_PACKAGE.parent)},
+        f"ulimit -v {limit_kb}; exec '{sys.executable}' -m shardtool",
+    )
+    words = "create s 'o/x-{000..}.tar' --join t.csv --on key --workers 2"
+    ran = subprocess.run(
+        ["bash", "-c", f"{tool} {words}"], capture_output=True, text=True, env=env, cwd=tmp_path, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (7, "", 1), ran.stderr
+    assert ran.stderr.startswith("shardtool: ulimit -v: ")
+    shown = subprocess.run(
+        ["bash", "-c", f"{tool} --version"], capture_output=True, text=True, env=env, cwd=tmp_path, check=False
+    )
+    assert shown.returncode == 0
+
+
+def test_a_thread_that_cannot_start_is_no_fault_of_a_table() -> None:
+    """Pyarrow's exception has no kind of its own: it is a lack of memory, never a table that cannot be read."""
+    error = pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable")
+    assert is_out_of_memory(error)
+    with pytest.raises(pa.ArrowException), readable("t.csv"):
+        raise error

@@ -6,6 +6,7 @@ import importlib
 import os
 import threading
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -138,8 +139,9 @@ class Tree:
 
 def _import_heavy() -> None:
     """Import what takes long of what comes after the listing."""
-    for name in _HEAVY:
-        importlib.import_module(name)
+    with suppress(Exception):  # whoever needs it imports it again, and says what is wrong
+        for name in _HEAVY:
+            importlib.import_module(name)
 
 
 def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree | ObjectTree:
