@@ -77,13 +77,14 @@ class Journal:
         except (OSError, ShardError):
             return None
         found: list[Any] = []
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
                 found.append(json.loads(line) if line.endswith(b"\n") else None)
                 if len(found) > 1:
-                    found[-1] = Noted(**found[-1])
-            except (ValueError, TypeError):
-                return (found[0], found[1:-1]) if len(found) > 1 else None
+                    found[-1] = _noted(found[-1])
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                found = found[:-1] if len(found) == number else found
+                break
         return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
 
     def fits(self, asked: dict[str, Any]) -> bool:
@@ -112,6 +113,24 @@ class Journal:
     def remove(self) -> None:
         """Remove the journal."""
         self._folder.remove([self.name])
+
+
+def _noted(line: dict[str, Any]) -> Noted:
+    """Return what a line says of a shard.
+
+    Raises:
+        ValueError: It is none that a writer notes.
+        TypeError: The same.
+        AttributeError: The same.
+    """
+    found = Noted(**line)
+    int(found.digest, 16)
+    texts = [*found.kinds, *found.rounded, found.shard, *(text for row in found.skipped for text in row)]
+    numbers = [*found.rounded.values(), found.size, found.crc]
+    right = {*map(type, texts)} <= {str} and {*map(type, numbers)} <= {int} and {*map(len, found.skipped)} <= {3}
+    if not right or not isinstance(found.columns, dict) or type(found.inline) is not bool:
+        raise ValueError("no line of a writer")
+    return found
 
 
 def journal_name(base: str) -> str:
