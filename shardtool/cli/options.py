@@ -15,6 +15,7 @@ from shardtool.request.choices import choices
 from shardtool.request.options import OutputOptions
 from shardtool.request.ranges import RANGES
 from shardtool.storage.places import use_endpoint, use_headers
+from shardtool.storage.remote.retry import use_retry_for
 from shardtool.values import parse_size
 from shardtool.wording import typed_name
 
@@ -264,7 +265,7 @@ def progress(command: Command) -> Command:
 
 
 def endpoint(command: Command) -> Command:
-    """Add what says which server has the buckets, and what servers of the web are told."""
+    """Add what says which server has the buckets, what servers of the web are told, and how long they are asked."""
     return _add(
         command,
         click.option(
@@ -274,6 +275,10 @@ def endpoint(command: Command) -> Command:
         click.option(
             "--header", metavar="'NAME: VALUE'", multiple=True, expose_value=False, callback=partial(_use, use_headers),
             help="Send this to servers of the web (https://); may be repeated. [default: SHARDTOOL_HTTP_HEADERS]",
+        ),
+        click.option(
+            "--retry-for", metavar="SECONDS", expose_value=False, callback=partial(_use, use_retry_for),
+            help="How long a request that fails is made again. [default: SHARDTOOL_RETRY_FOR, or 300]",
         ),
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from shardtool.errors import InvalidRequest, OutputFailed, printable, reason
+from shardtool.storage.remote.retry import asked_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,9 +68,11 @@ def _wrote(stream: BinaryIO, block: bytes) -> bool:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON, without a character that steers a terminal."""
+    """Return a document as JSON, without a character that steers a terminal; with how often a store was asked again."""
     import json
 
+    if isinstance(document, dict) and (again := asked_again()):
+        document = {**document, "retries": again}
     return json.dumps(document, indent=2).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
 
 

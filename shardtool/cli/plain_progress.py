@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.cli.output import say
 from shardtool.errors import printable
+from shardtool.storage.remote.retry import asked_again
 from shardtool.values import show_size
 
 if TYPE_CHECKING:
@@ -76,11 +77,12 @@ class PlainProgress:
                     return
 
     def _text(self) -> str:
-        done, total = self._done, self._total
+        done, total, again = self._done, self._total, asked_again()
+        retries = f", {again:,} retries" if again else ""
         if total is None:
-            return f"{self._label}: {done:,} samples"
+            return f"{self._label}: {done:,} samples{retries}"
         rate = done / max(time.monotonic() - self._begun, 1e-9)
-        left = f", {max(total - done, 0) / rate:,.0f} s left" if rate else ""
+        left = (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "") + retries
         share = f" ({min(done / total, 1):.0%})" if total else ""
         if self._unit != "B":
             return f"{self._label}: {done:,} of {total:,}{self._unit}{share}{self._shards}, {rate:,.0f}/s{left}"

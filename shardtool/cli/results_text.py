@@ -13,6 +13,7 @@ from shardtool.cli.plain_progress import PlainProgress
 from shardtool.errors import printable
 from shardtool.request.observer import Observer
 from shardtool.request.results import CreateResult
+from shardtool.storage.remote.retry import hear
 from shardtool.values import counted, show_size
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Terminal(Observer):
         self._bar: Any = None
         self._shards = (0, 0)
         self._fetched: _Fetched | None = None
+        hear(lambda text: self.log(f"retry: {text}"))
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""

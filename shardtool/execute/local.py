@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute import worker
+from shardtool.storage.remote.retry import tell
 from shardtool.wording import option, speaks_command_line
 
 if TYPE_CHECKING:
@@ -159,6 +160,9 @@ class LocalPool:
                     kind, number, value = worker.receive(fd)
                 except worker.Closed:
                     raise self._death(one) from None
+                if kind == worker.AGAIN:
+                    tell(value)
+                    continue
                 if kind == worker.PROGRESS:
                     if progress is not None:
                         progress(number, *value)

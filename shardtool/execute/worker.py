@@ -13,14 +13,18 @@ import os
 import pickle
 import select
 import signal
+import threading
 import time
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from shardtool.storage.remote.retry import hear
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DONE, FAILED, PROGRESS = 0, 1, 2
+DONE, FAILED, PROGRESS, AGAIN = 0, 1, 2, 3
+_sending = threading.Lock()  # of a worker, any thread tells of requests that it makes again
 _PROGRESS_S = 0.1
 _LENGTH = 4
 
@@ -32,10 +36,11 @@ class Closed(Exception):
 def send(fd: int, message: object) -> None:
     """Send one message, all of it."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    for part in (len(data).to_bytes(_LENGTH, "little"), data):
-        view = memoryview(part)
-        while view:
-            view = view[os.write(fd, view) :]
+    with _sending:
+        for part in (len(data).to_bytes(_LENGTH, "little"), data):
+            view = memoryview(part)
+            while view:
+                view = view[os.write(fd, view) :]
 
 
 def receive(fd: int) -> Any:
@@ -73,6 +78,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before the kernel knew whom to signal
+    hear(lambda text: send(results, (AGAIN, 0, text)))
     try:
         while True:
             _serve(tasks, results)

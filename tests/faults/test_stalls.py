@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -63,8 +64,8 @@ def at(proxy: FaultyProxy, tmp_path: Path) -> str:
     return at
 
 
-def _run(verb: str, at: str, place: Path, **environment: str) -> Run:
-    words = [word.format(at=at, place=place) for word in VERBS[verb]]
+def _run(verb: str, at: str, place: Path, more: tuple[str, ...] = (), **environment: str) -> Run:
+    words = [word.format(at=at, place=place) for word in (*VERBS[verb], *more)]
     environment = {"PYTHONPATH": str(REPO), **os.environ, **environment}
     if warm.POSSIBLE:
         return Run(warm.Warm(words, cwd=REPO, env=environment))
@@ -96,3 +97,27 @@ def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyP
         assert not (place / "to").exists() or not hidden(place / "to")
     proxy.set()
     assert _run(verb, at, place).end().code == 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("verb", ["copy", "verify", "verify-here", "create"])
+def test_a_server_that_is_too_slow_is_given_up(
+    verb: str, fault: str, at: str, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    """Too little in too much time is tried again, and then ends the run, with the server and what was seen."""
+    _harm(proxy, fault)
+    run = _run(verb, at, tmp_path, SHARDTOOL_LEAST_SPEED="1000/0.3", SHARDTOOL_RETRY_FOR="0.6").end()
+    assert run.code == 7, run.err
+    assert proxy.server.url.removeprefix("http://") in run.err
+    assert "too slow" in run.err or "silent" in run.err or "headers without an end" in run.err
+    assert "Traceback" not in run.err
+
+
+@pytest.mark.parametrize("verb", ["verify", "verify-here"])
+def test_retries_are_shown(verb: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """What is asked for again is told by `-v`, and counted in JSON, whichever process asks."""
+    proxy.set(Fault("status", path=r"\.tar", times=2))
+    run = _run(verb, at, tmp_path, more=("-v", "--json")).end()
+    assert run.code == 0, run.err
+    assert json.loads(run.out)["retries"] == 2
+    assert run.err.count("retry: http://") == 2

@@ -11,7 +11,7 @@ import functools
 import os
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 from shardtool.errors import StoreFailed, without_secrets
 from shardtool.storage.remote.address import is_web, shown
@@ -191,6 +191,7 @@ def _redirected(address: str, now: str, location: str) -> str:
     """Return where a redirect leads: never from https to http, and from a store nowhere, for requests are signed."""
     try:
         there = urljoin(now, location)
+        urlsplit(there).port  # noqa: B018 - which says whether it is one
     except ValueError:
         raise StoreFailed(shown(address), "redirected to what is no address", expected="an address") from None
     if not is_web(there) or (now.startswith("https:") and not there.startswith("https:")):

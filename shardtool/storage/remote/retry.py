@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 RETRY_FOR, LEAST_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # environment variables: so workers have them
+_SECONDS = "seconds, such as 300"
 MOST = 1e9  # of any of these numbers
 SLICE_S = 0.2  # between two looks at whether anybody waits
 
@@ -55,7 +56,7 @@ _answered = threading.Event()  # in this process, or before it was forked
 _one_waits = threading.Lock()  # of requests at the same time, one speaks
 _wanted_by = threading.local()  # what says that the requests of this thread are not wanted any more
 _ends_at: list[float] = []  # when the last request of this process must have ended, once a signal has come
-_told: list[Callable[[str], None]] = []  # who hears of requests that are made again
+_told: list[Callable[[str], None]] = []  # who hears of requests that are made again: one at most
 _counted: list[int] = [0]  # requests that were made again, by this process and its workers
 
 
@@ -197,13 +198,23 @@ def tell(text: str) -> None:
 
 
 def hear(of: Callable[[str], None]) -> None:
-    """Have `of` called for each request that is made again, in the thread that makes it."""
-    _told.append(of)
+    """Have `of`, and nothing else, called for each request that is made again, in the thread that makes it."""
+    _told[:] = [of]
 
 
 def asked_again() -> int:
     """Return how many requests this process, and its workers on this machine, have made again."""
     return _counted[0]
+
+
+def use_retry_for(text: str) -> None:
+    """Ask for so many seconds again for what fails, in this process and in those it starts.
+
+    Raises:
+        InvalidRequest: It is no number of seconds.
+    """
+    _numbers(RETRY_FOR, text, _SECONDS)
+    os.environ[RETRY_FOR] = text
 
 
 def retry_for() -> float:
@@ -213,7 +224,7 @@ def retry_for() -> float:
         InvalidRequest: The environment says no number.
     """
     text = os.environ.get(RETRY_FOR, "")
-    return _numbers(RETRY_FOR, text, "seconds, such as 300")[0] if text else POLICY.whole_s
+    return _numbers(RETRY_FOR, text, _SECONDS)[0] if text else POLICY.whole_s
 
 
 def least_speed() -> tuple[float, float]:

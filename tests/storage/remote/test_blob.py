@@ -43,7 +43,7 @@ def object_at(proxy: FaultyProxy) -> str:
 @pytest.fixture(autouse=True)
 def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.set()
-    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.3))
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=60))
 
 
 def test_places(object_at: str, proxy: FaultyProxy) -> None:
@@ -99,10 +99,13 @@ def test_what_passes_is_tried_again(do: str, object_at: str, proxy: FaultyProxy)
         (Fault("cut", times=None), " times in "),
     ],
 )
-def test_lies_are_noticed(fault: Fault, found: str, object_at: str, proxy: FaultyProxy) -> None:
+def test_lies_are_noticed(
+    fault: Fault, found: str, object_at: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answer of another version, range or length, packed, or cut each time is an error that names the object."""
     blob = Blob(object_at)
     blob.read(0, 10)
+    monkeypatch.setenv(retry.RETRY_FOR, "0.5")
     proxy.set(fault)
     with pytest.raises((OSError, StoreFailed)) as caught:
         blob.read(1_000, 1_000_000)
@@ -169,3 +172,39 @@ def test_together() -> None:
         found.extend(iter(together(ask, range(100), 4)))
     assert list(together(ask, range(20), 3)) == list(range(20))
     assert most <= 5
+
+
+_CHUNKS = f"1000\r\n{'x' * 4096}\r\n"
+
+
+@pytest.mark.parametrize("head", ["307 Away\r\nLocation: {path}?2", "416 No\r\nContent-Range: bytes */9", "503 Busy"])
+def test_a_body_that_nobody_wants_is_not_read(head: str, object_at: str, proxy: FaultyProxy) -> None:
+    """A redirect, a refusal of a range and an error may have bodies without an end: the next request is made."""
+    head = head.format(path=object_at)
+    answer = f"HTTP/1.1 {head}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    proxy.set(Fault("raw", body=answer, to=_CHUNKS, every_s=0))
+    assert Blob(object_at).size == len(_DATA)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "307 Away\r\nLocation: http://[::1\r\nContent-Length: 0",
+        "307 Away\r\nLocation: http://127.0.0.1:999999/\r\nContent-Length: 0",
+        f"307 Away\r\nLocation: http://{'x' * 70}.127.0.0.1/\r\nContent-Length: 0",
+        f"200 OK\r\nContent-Length: {'9' * 5000}",
+        f"206 Part\r\nContent-Range: bytes 0-{'9' * 5000}/{'9' * 5000}",
+        "206 Part\r\nContent-Range: bytes 0-99/9000000\r\nTransfer-Encoding: chunked\r\n\r\n-5",
+        "200 OK\r\nContent-Length: -5",
+        f"HTTP/9{'9' * 5000}",
+    ],
+)
+def test_answers_that_are_no_http_are_named(
+    answer: str, object_at: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses, lengths and chunks that no server may send are errors that name the object, however it is read."""
+    monkeypatch.setenv(retry.RETRY_FOR, "0.5")
+    proxy.set(Fault("raw", times=None, body=f"HTTP/1.1 {answer}\r\n\r\n"))
+    for ask in (lambda at: Blob(at).read(0, 100), places.read_small, lambda at: Blob(at, len(_DATA)).read(0, 100)):
+        with pytest.raises(StoreFailed, match=r"a%20b%23\.bin"):
+            ask(object_at)
