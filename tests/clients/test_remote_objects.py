@@ -12,7 +12,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
 from shardtool.storage import places
-from shardtool.storage.remote import address, objects, retry
+from shardtool.storage.remote import address, lock, objects, retry
 from shardtool.storage.remote.blob import Blob
 from tests.servers.faults import Fault
 
@@ -265,3 +265,22 @@ def _check_error(error: Exception, server: Server, where: str) -> None:
     said = str(error) + repr(error) + str(pickle.dumps(error)) + repr(error.__cause__)
     assert where in str(error)
     assert not [secret for secret in (*server.secrets, "Signature=", "sig=") if secret in said]
+
+
+def test_a_lock_that_stays_is_named(
+    moto: Server,
+    proxies: Callable[[Server], FaultyProxy],
+    use: Callable[[Server], Server],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A lock is read again where the answer is cut; where it may not be deleted, that is said, and the work is done."""
+    proxy = proxies(moto)
+    folder = use(proxy.server).new_prefix()
+    with lock.locked(folder, "out"):
+        proxy.set(Fault("cut", path=r"\.lock", method="GET", times=2))
+    assert not [*objects.listed(folder)]
+    assert not caplog.messages
+    with lock.locked(folder, "out"):
+        proxy.set(Fault("status", status=403, method="DELETE|POST", times=None))
+    (said,) = caplog.messages
+    assert ".out.lock: the lock of this run stays there" in said

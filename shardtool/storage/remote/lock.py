@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable, reason
 from shardtool.storage.remote.address import join, parse_address, shown
-from shardtool.storage.remote.client import send
+from shardtool.storage.remote.client import length_of, send
 from shardtool.storage.remote.failures import answering, writing
 from shardtool.storage.remote.objects import delete, listed, put, version_in
-from shardtool.storage.remote.retry import Stopped, retried
+from shardtool.storage.remote.retry import Passing, Stopped, retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -320,6 +320,8 @@ def _read(address: str) -> _Found | None:
                 data = answer.read(_MOST)
         finally:
             answer.close()
+        if len(data) < min(length_of(answer) or 0, _MOST):
+            raise Passing("the answer ends early", answered=True)
         return _Found(parse_holder(data), version_in(address, answer.headers), age_s(answer.headers))
 
     with suppress(FileNotFoundError):
