@@ -49,7 +49,8 @@ def check_folder(source: str) -> None:
     if any(mark in source for mark in "*?[") and glob.glob(source):
         raise InvalidRequest(source, "a glob", expected=_EXPECTED, remedy=_of_glob(source))
     refuse_near_url(source)
-    raise InvalidRequest(source, "no such file or folder", expected=_OR_TABLE)
+    expected = _OR_TABLE if os.path.splitext(source)[1] else _EXPECTED
+    raise InvalidRequest(source, "no such file or folder", expected=expected)
 
 
 def _check_address(source: str) -> None:
