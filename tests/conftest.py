@@ -84,7 +84,7 @@ def _small(folder: Path) -> Path:
     for number in range(12):
         name = f"{'ab'[number % 2]}/{number:03}"
         files[f"{name}.txt"] = f"caption of {number}\n".encode() * (number + 1)
-        files[f"{name}.bin"] = bytes([number]) * (300 * number + 1)
+        files[f"{name}.bin"] = bytes([number]) * (300 * number)
     return write_tree(folder / "small", files)
 
 

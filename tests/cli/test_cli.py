@@ -76,8 +76,9 @@ USAGE: dict[str, tuple[list[str], str]] = {
 
 @pytest.fixture
 def place(small: Path, tmp_path: Path) -> Path:
-    """Give a folder that holds the small tree under the name `s`, to run in."""
+    """Give a folder that holds the small tree under the name `s`, without an empty file, to run in."""
     small.rename(tmp_path / "s")
+    (tmp_path / "s/a/000.bin").write_bytes(b"x")  # of an empty one, a note would tell
     return tmp_path
 
 
