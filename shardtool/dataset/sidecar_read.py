@@ -23,7 +23,7 @@ from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_foo
 from shardtool.dataset.sidecar import OWN_COLUMNS, PREFIX, READ_VERSIONS, SCHEMA, SHARD, MadeFact, ShardFact
 from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
-from shardtool.fingerprint import crc32c
+from shardtool.fingerprint import content_digest, crc32c
 from shardtool.skipped import unpack_rows
 from shardtool.storage.places import read_small, read_tail
 from shardtool.values import counted
@@ -84,6 +84,19 @@ class Rows:
         """Return the key of each sample."""
         ends = np.cumsum(self.key_sizes).tolist()
         return [self.keys[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def fingerprint(self) -> int | None:
+        """Return the content fingerprint of a tar shard's samples; None where there are no checksums.
+
+        That of a TFRecord is not known from its sidecar: a number there counts by its text.
+        """
+        if self.crcs is None:
+            return None
+        names = sorted(self.names)
+        places = np.array([names.index(name) for name in self.names], np.uint16)
+        lengths, crcs = self.lengths.astype("<i8").tobytes(), self.crcs.astype("<u4").tobytes()
+        codes, counts = places[self.codes].astype("<u2").tobytes(), self.counts.tolist()
+        return content_digest(self.all_keys(), counts, names, codes=codes, lengths=lengths, crcs=crcs)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pack.result import check_fingerprint
@@ -28,7 +29,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.publish.append import joined
 from shardtool.publish.destination import Destination
 from shardtool.publish.old_dataset import names_left
-from shardtool.publish.part_file import PartRecord, find_parts, read_record, remove_records
+from shardtool.publish.part_file import PartRecord, find_parts, read_record, record_name, remove_records
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.skipped_file import encode_skipped
 from shardtool.request.results import IndexResult
@@ -259,7 +260,7 @@ def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFil
     files = [record.dataset for record in records if record.dataset is not None]
     existing = folder.facts(name for name in folder.names() if pattern.owns(name))
     for record in records:
-        _check_files(folder, record, existing)
+        _check_files(folder, pattern, record, existing)
     names = [pattern.shard(number) for number in range(records[0].planned)]
     stale = sorted({*existing} - {*names, *map(sidecar_name, names), pattern.skipped_file})
     if stale and not any(record.resumed for record in records):
@@ -357,13 +358,19 @@ def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> Non
     if found:
         remedy = f"Run these again with {option('if_exists', 'resume')}, over the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
-    if len({(record.planned, record.content) for record in records}) > 1:
+    made = [record.dataset.made for record in records if record.dataset is not None]
+    if len({(record.planned, record.content) for record in records}) > 1 or any(one != made[0] for one in made):
         raise CorruptShard(pattern.text, "records of one plan that do not say the same of it")
 
 
-def _check_files(folder: OutputFolder, record: PartRecord, existing: Mapping[str, FileFact]) -> None:
-    """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums."""
-    for shard in () if record.dataset is None else record.dataset.shards:
+def _check_files(
+    folder: OutputFolder, pattern: ShardPattern, record: PartRecord, existing: Mapping[str, FileFact]
+) -> None:
+    """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums and content."""
+    if (dataset := record.dataset) is None:
+        return
+    content: list[int | None] = []
+    for shard in dataset.shards:
         name, sidecar = (os.fsdecode(to_bytes(one)) for one in (shard.name, shard.sidecar))
         fact = existing.get(name)
         if fact is None or fact.size != shard.size:
@@ -377,6 +384,13 @@ def _check_files(folder: OutputFolder, record: PartRecord, existing: Mapping[str
         expected = f"{shard.sidecar_size:,} bytes with the CRC-32C {shard.sidecar_crc:08x}"
         if problem != expected:
             raise _not_left(folder.full_path(sidecar), record.part, problem, expected)
+        if dataset.format == "tar":
+            index = read_sidecar(data, folder.full_path(sidecar), shard.size, metadata=False)
+            content.append(index.rows.fingerprint())
+    found = show_fingerprint(sum(one for one in content if one is not None))
+    if content and None not in content and found != dataset.fingerprint:
+        where = folder.full_path(record_name(pattern, record.part))
+        raise _not_left(where, record.part, f"the fingerprint {dataset.fingerprint}", f"{found}, that of the sidecars")
 
 
 def _not_left(where: str, part: Part, found: str, expected: str) -> CorruptShard:

@@ -35,6 +35,7 @@ from shardtool.pack import parts
 from shardtool.publish.destination import Destination
 from shardtool.publish.part_file import Own, find_parts, read_record
 from shardtool.request.part import Part, parse_part
+from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
 from tests.faults.helpers import start
 from tests.helpers import flip, identity, read_tree, typed, write_tree
@@ -354,6 +355,25 @@ def test_a_forged_record_is_refused(place: Path, change: dict[str, Any]) -> None
     record.write_bytes(b"shardtool part 1 crc32c:%08x\n[]" % crc32c(b"[]"))
     with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
         read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+
+
+@pytest.mark.parametrize("forged", ["source", "fingerprint"])
+def test_a_record_is_held_against_what_is_there(place: Path, forged: str) -> None:
+    """A sound record of another origin than the others, or of another content, makes no dataset."""
+    _pack(place, "1/3")
+    _pack(place, "2/3")
+    record = place / "out/.x.part2of3"
+    document = json.loads(record.read_bytes().partition(b"\n")[2])
+    old = read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3)).dataset
+    assert old is not None
+    made = RunRecord({**old.made.document, "source": "elsewhere"}) if forged == "source" else old.made
+    fingerprint = "b2:" + 64 * "0" if forged == "fingerprint" else old.fingerprint
+    document["dataset"] = replace(old, made=made, fingerprint=fingerprint).encode().decode()
+    body = json.dumps(document).encode()
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
+    with pytest.raises(CorruptShard, match="do not say the same" if forged == "source" else "that of the sidecars"):
+        _pack(place, "3/3")
+    assert not (place / "out/x.json").exists()
 
 
 def test_metadata_of_a_manifest(place: Path) -> None:
