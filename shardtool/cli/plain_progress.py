@@ -29,6 +29,7 @@ class PlainProgress:
         self._thread: Thread | None = None
         self._total: int | None = None
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
+        self._again = asked_again()  # by what was done before
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
         """Tell of something else from now on.
@@ -77,7 +78,7 @@ class PlainProgress:
                     return
 
     def _text(self) -> str:
-        done, total, again = self._done, self._total, asked_again()
+        done, total, again = self._done, self._total, asked_again() - self._again
         retries = f", {again:,} retries" if again else ""
         if total is None:
             return f"{self._label}: {done:,} samples{retries}"

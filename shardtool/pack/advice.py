@@ -43,8 +43,8 @@ def empty_notes(entries: Entries) -> Iterator[str]:
     """Yield how many files of samples have no bytes: they are packed, but an interrupted download leaves such."""
     rows = entries.rows
     empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
-    if len(empty):
-        first = printable(entries.path(int(empty[0])))
+    if len(empty) and (path := entries.path(int(empty[0]))):  # values of a table have none
+        first = printable(path)
         yield f"{counted(len(empty), 'file without a byte')} among the samples, such as {first}"
 
 

@@ -11,7 +11,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import find_dataset
 from shardtool.dataset.several import given_datasets
 from shardtool.entries.classes import Classes, joined_classes
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.execute.pool import Needs
 from shardtool.pack.request import output_pattern
 from shardtool.publish.destination import Destination, look
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from shardtool.request.options import CreateOptions
     from shardtool.request.reshard_options import ReshardOptions
     from shardtool.storage.staging import Folder
+
+_REPLACED = "a shard of the source, which the output would replace or remove"
+_ELSEWHERE = "an output in another folder, or under other names"
+_UNTOUCHED = "Nothing was touched. The new dataset can take its place once it is complete."
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,28 +159,21 @@ def check_source_stays(targets: Sequence[Target], entries: Entries) -> None:
         for path in sorted(paths):
             folder, name = os.path.split(path)
             if folder in beside and name not in stay and target.pattern.owns(os.fsdecode(name)):
-                raise _replaces(os.fsdecode(path))
+                raise InvalidRequest(os.fsdecode(path), _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)
 
 
 def check_other_place(request: Request, datasets: Any) -> None:
     """Refuse to reshard datasets onto themselves: what is there already is not to be replaced, then.
 
     Raises:
-        InvalidRequest: The output has a name of a shard of theirs.
+        OutputExists: The output has a name of a shard of theirs.
     """
     pattern = output_pattern(request.names)
     for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
         for path in find_dataset(one).shards:
             same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
             if not is_url(path) and same and pattern.owns(os.path.basename(path)):
-                raise _replaces(path)
-
-
-def _replaces(shard: str) -> InvalidRequest:
-    found = "a shard of the source, which the output would replace or remove"
-    expected = "an output in another folder, or under other names"
-    remedy = "Nothing was touched. The new dataset can take its place once it is complete."
-    return InvalidRequest(shard, found, expected=expected, remedy=remedy)
+                raise OutputExists(path, _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)
 
 
 def remove_splits(request: Request, names: Sequence[str]) -> None:

@@ -77,7 +77,7 @@ ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
     "no dataset": (["nowhere.json", OUTPUT], 2, "invalid-request", ["nowhere.json", "a dataset file"]),
     "no pattern": (["in", "new"], 2, "invalid-request", ["new: no ending", "out-{000000..}.tar"]),
     "the source": (["in", "in/out-{000..}.tar", "--overwrite"], 2, "invalid-request", ["in/out-000.tar", "source"]),
-    "exists": (["s/../in/out.json", "in/out-{000..}.tar"], 5, "output-exists", ["out-000.tar", "--overwrite"]),
+    "exists": (["s/../in/out.json", "in/out-{000..}.tar"], 5, "output-exists", ["out-000.tar", "another folder"]),
     "a column": (["in", OUTPUT, "--where", "siez > 3"], 2, "invalid-request", ["--where", "size"]),
     "temp dir": (
         ["in", "q/out-{000..}.tar", "--shuffle", "--method", "scatter", "--temp-dir", "nowhere"], 7, "output-failed",

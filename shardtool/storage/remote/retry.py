@@ -198,8 +198,11 @@ def tell(text: str) -> None:
 
 
 def hear(of: Callable[[str], None]) -> None:
-    """Have `of`, and nothing else, called for each request that is made again, in the thread that makes it."""
-    _told[:] = [of]
+    """Have `of`, and nothing else, called for each request that is made again, in the thread that makes it.
+
+    Those before do not count any more.
+    """
+    _told[:], _counted[:] = [of], [0]
 
 
 def asked_again() -> int:
