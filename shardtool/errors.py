@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OF_PROCESS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_OF_MACHINE = OF_PROCESS | {
-    errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
+_OF_MACHINE = OF_PROCESS | {  # not ESTALE: the file, or object, was replaced while it was read
+    errno.EIO, errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENOSPC, errno.EDQUOT, errno.ENOTCONN,
     errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ECONNABORTED, errno.ESHUTDOWN,
 }  # fmt: skip
 FILES_REMEDY = "Raise the limit of open files (ulimit -n)."
