@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DONE, FAILED, PROGRESS, AGAIN = 0, 1, 2, 3
-_sending = threading.Lock()  # of a worker, any thread tells of requests that it makes again
 _PROGRESS_S = 0.1
 _LENGTH = 4
 
@@ -36,11 +35,10 @@ class Closed(Exception):
 def send(fd: int, message: object) -> None:
     """Send one message, all of it."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    with _sending:
-        for part in (len(data).to_bytes(_LENGTH, "little"), data):
-            view = memoryview(part)
-            while view:
-                view = view[os.write(fd, view) :]
+    for part in (len(data).to_bytes(_LENGTH, "little"), data):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(fd, view) :]
 
 
 def receive(fd: int) -> Any:
@@ -78,26 +76,32 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before the kernel knew whom to signal
-    hear(lambda text: send(results, (AGAIN, 0, text)))
+    sending = threading.Lock()  # any thread tells of requests that it makes again; made here, so that no fork holds it
+
+    def answer(kind: int, number: int, value: object) -> None:
+        with sending:
+            send(results, (kind, number, value))
+
+    hear(lambda text: answer(AGAIN, 0, text))
     try:
         while True:
-            _serve(tasks, results)
+            _serve(tasks, answer)
     except (Closed, BrokenPipeError):
         return
 
 
-def _serve(tasks: int, results: int) -> None:
+def _serve(tasks: int, answer: Callable[[int, int, object], None]) -> None:
     """Take one task and send its result; where that cannot be read or sent, an error in its place."""
     what = "a worker, taking its task"
     try:
         function, number, task, reports = receive(tasks)
         what = what_of(function, task)
-        report = _reporter(results, number) if reports else None
-        send(results, (DONE, number, function(task) if report is None else function(task, report)))
+        report = _reporter(answer, number) if reports else None
+        answer(DONE, number, function(task) if report is None else function(task, report))
     except (Closed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
-        send(results, (FAILED, 0, reported(what, error)))  # it ends the run: no number is needed
+        answer(FAILED, 0, reported(what, error))  # it ends the run: no number is needed
 
 
 def _spare_stdout(pipes: set[int]) -> None:
@@ -129,14 +133,14 @@ def reported(what: str, error: Exception) -> Exception:
     return Bug.of(what, error)
 
 
-def _reporter(results: int, number: int) -> Callable[..., None]:
+def _reporter(answer: Callable[[int, int, object], None], number: int) -> Callable[..., None]:
     last, done = time.monotonic(), [0, 0]
 
     def report(*more: int) -> None:
         nonlocal last, done
         done = [one + other for one, other in zip_longest(done, more, fillvalue=0)]
         if time.monotonic() - last > _PROGRESS_S:
-            send(results, (PROGRESS, number, done))
+            answer(PROGRESS, number, done)
             last, done = time.monotonic(), [0, 0]
 
     return report

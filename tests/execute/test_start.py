@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 import shardtool
 from shardtool.errors import InvalidRequest, SampleFailed
+from shardtool.execute import worker
 from shardtool.execute.here import Here
 from shardtool.execute.local import LocalPool
 from shardtool.execute.pool import Needs, a_few, folders_of
@@ -46,6 +50,33 @@ def test_pools_are_alike(pool: Pool, tmp_path: Path) -> None:
     assert pool.most >= pool.most_together >= 1
     with pytest.raises(SampleFailed, match="3: odd"):
         list(pool.map(halved, [2, 3]))
+
+
+def test_pools_do_not_wait_for_each_other() -> None:
+    """A worker that is slow to take its task holds up no other pool of the process, and none that is forked then."""
+    reads, writes = os.pipe()
+    ended = threading.Event()
+
+    def send() -> None:
+        with suppress(BrokenPipeError):
+            worker.send(writes, bytes(2**20))  # more than a pipe holds
+        ended.set()
+
+    def run() -> list[tuple[int, int]]:
+        with LocalPool(1, "fork") as pool:
+            return list(pool.map(halved, [2]))
+
+    threading.Thread(target=send, daemon=True).start()
+    select.select([reads], [], [])
+    found: list[list[tuple[int, int]]] = []
+    other = threading.Thread(target=lambda: found.append(run()), daemon=True)
+    other.start()
+    other.join(30)
+    assert not ended.is_set()
+    os.close(reads)
+    assert ended.wait(30)
+    os.close(writes)
+    assert found == [[(0, 1)]]
 
 
 def test_progress_has_the_numbers_of_tasks() -> None:

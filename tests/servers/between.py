@@ -8,6 +8,7 @@ import socketserver
 import ssl
 import subprocess
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -28,10 +29,12 @@ class Between:
     Attributes:
         port: Of 127.0.0.1.
         asked: The first line of each request to a proxy that came, and its `Proxy-Authorization`; of TLS, each attempt.
+        pause_s: How long a handshake of TLS is waited for.
     """
 
     port: int
     asked: list[tuple[str, str]] = field(default_factory=list)
+    pause_s: float = 0
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -77,6 +80,7 @@ def tls(port: int, folder: Path) -> Iterator[Between]:
 
     def answer(client: socket.socket, between: Between) -> None:
         between.asked.append(("TLS", ""))
+        time.sleep(between.pause_s)
         with (
             context.wrap_socket(client, server_side=True) as plain,
             socket.create_connection(("127.0.0.1", port)) as server,

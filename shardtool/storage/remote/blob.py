@@ -201,7 +201,9 @@ def read_whole(address: str, check: Callable[[int], None]) -> bytes:
         length = length_of(answer)
         try:
             if length is None or "Content-Encoding" in answer.headers:
-                return Blob(address).read(0, 2**62)  # which says what is wrong
+                blob = Blob(address)  # which says what is wrong
+                check(blob.size)
+                return blob.read(0, blob.size)
             check(length)
             return b"".join(_body(answer, address, length))
         finally:
@@ -226,7 +228,7 @@ def read_end(address: str, limit: int) -> bytes:
             _check_plain(answer, shown(address))
             if found is None or found[1] is None:
                 blob = Blob(address)
-                return b"" if not blob.size else blob.read(0, blob.size)[-limit:]
+                return blob.read(max(0, blob.size - limit) if blob.ranges else 0, blob.size)[-limit:]
             start, end, size = map(int, found.groups())
             if end != size - 1 or start != max(0, size - limit):
                 raise StoreFailed(shown(address), f"the range {found[0]}", expected=f"the last {limit:,} bytes")

@@ -121,11 +121,11 @@ class _Answer(http.client.HTTPResponse):
     def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         self._line, self._holds = Line(sock, peer), self.fp  # which keeps the socket open
+        self._line.most = _MOST_HEAD  # of what leads through a proxy, for ever: it has no more than a head
         self.fp = io.BufferedReader(self._line)
 
     def begin(self) -> None:
         """Read the first lines."""
-        self._line.most = _MOST_HEAD
         super().begin()
         self._line.most = None
 
@@ -148,6 +148,10 @@ class SecureConnection(HTTPSConnection):
     def connect(self) -> None:
         """Connect."""
         _connect(self, super().connect)
+
+    def _tunnel(self) -> None:
+        super()._tunnel()
+        self.sock.settimeout(self.timeout)  # no slices for the handshake that follows: see above
 
 
 def _connect(connection: HTTPConnection, connect: Callable[[], None]) -> None:

@@ -75,6 +75,22 @@ def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None
         places.read_tail(f"{object_at}x", 10)
 
 
+def test_a_size_that_comes_late_is_held_to_its_limit(object_at: str, proxy: FaultyProxy) -> None:
+    """What is too large is refused also where the first answer does not say how large the object is."""
+    proxy.set(Fault("raw", body="HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nx"))
+    with pytest.raises(OSError, match="too large"):
+        places.read_small(object_at, 1_000_000)
+    proxy.set(Fault("raw", body="HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nx"))
+    assert places.read_small(object_at) == _DATA
+
+
+def test_an_end_is_read_without_the_rest(object_at: str, proxy: FaultyProxy) -> None:
+    """Of a server that knows ranges, but none that count from the end, the end is read, and not the whole object."""
+    proxy.set(Fault("whole"))
+    assert places.read_tail(object_at, 1_000) == _DATA[-1_000:]
+    assert [one.range for one in proxy.log().asked][1:] == ["bytes=0-0", f"bytes={len(_DATA) - 1_000}-{len(_DATA) - 1}"]
+
+
 @pytest.mark.parametrize("do", ["status", "cut", "reset", "lost", "refuse"])
 def test_what_passes_is_tried_again(do: str, object_at: str, proxy: FaultyProxy) -> None:
     """An answer that fails is asked for again, from the byte on that came."""

@@ -11,6 +11,7 @@ from shardtool.errors import InvalidRequest, ShardError, StoreFailed
 from shardtool.storage.places import list_folder, read_small
 from shardtool.storage.remote import network
 from shardtool.storage.remote.objects import put
+from shardtool.storage.remote.retry import SLICE_S
 from shardtool.storage.remote.upload import upload
 from tests.servers.between import Between, forwarding, tls
 
@@ -143,3 +144,22 @@ def test_a_proxy_that_is_gone(bucket: tuple[str, str, FaultyProxy], monkeypatch:
     with pytest.raises(StoreFailed, match=r"the proxy 127\.0\.0\.1:9") as caught:
         read_small(f"{web}/x.txt")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["read", "upload"])
+def test_a_handshake_behind_a_proxy_has_its_time(
+    kind: str, bucket: tuple[str, str, FaultyProxy], secure: tuple[Between, Path], between: Between,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A server that is far behind a proxy may take longer for TLS than one wait of a thread that can be stopped."""
+    store, _, _ = bucket
+    server, authority = secure
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"https://127.0.0.1:{server.port}")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority))
+    monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{between.port}")
+    monkeypatch.setattr(server, "pause_s", 3 * SLICE_S)
+    if kind == "read":
+        assert _ASKS[kind](store) == b"read"
+    else:
+        with pytest.raises(ShardError, match=r"405|no such bucket"):
+            _ASKS[kind](store)
