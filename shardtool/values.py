@@ -121,13 +121,16 @@ def name_problem(name: bytes) -> str:
     """
     if len(name) > NAME_LIMIT:
         return f"more than {NAME_LIMIT:,} bytes"
-    if name in RESERVED:
-        return "a meaning of its own in every sample"
     try:
         text = name.decode()
     except UnicodeDecodeError:
         return "bytes that are no UTF-8"
     return "control characters" if _CONTROL.search(text) else ""
+
+
+def field_problem(name: bytes) -> str:
+    """Return what keeps a field from having that name, whatever the format; empty: nothing."""
+    return "a meaning of its own in every sample" if name in RESERVED else name_problem(name)
 
 
 def source_name(root: bytes) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.check.findings import Finding, Findings
 from shardtool.check.subject import base_name
-from shardtool.dataset.dataset_file import shard_names
-from shardtool.dataset.find import natural
+from shardtool.dataset.find import listed_by, natural
 from shardtool.dataset.several import recorded_pattern
 from shardtool.dataset.unfinished import EXPECTED, facts_beside, unfinished
 from shardtool.errors import AccessRefused, listing
@@ -98,11 +97,7 @@ def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
     """Return the shards that each dataset file in the folder lists, of those that list some that were given."""
     left, found = {case.name for case in subject.cases}, {}
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
-        try:
-            listed = set(shard_names(read_small(join(subject.found.folder, name))) or ())
-        except OSError:
-            continue
-        if listed & left:
+        if left & (listed := listed_by(join(subject.found.folder, name))):
             left -= listed
             found[name] = listed
     return found

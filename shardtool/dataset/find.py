@@ -383,6 +383,11 @@ def is_dataset_file(path: str) -> bool:
     return _dataset_bytes(path) is not None
 
 
+def listed_by(path: str) -> set[str]:
+    """Return the shards that a dataset file of ours lists, as far as it can be read; none where it is no such file."""
+    return {*(shard_names(_dataset_bytes(path) or b"") or ())}
+
+
 def _dataset_bytes(path: str) -> bytes | None:
     """Return the bytes of a dataset file of ours, damaged or not; None: there is none."""
     try:

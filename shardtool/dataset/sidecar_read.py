@@ -85,6 +85,12 @@ class Rows:
         ends = np.cumsum(self.key_sizes).tolist()
         return [self.keys[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
+    def codes_by_name(self) -> tuple[list[bytes], bytes]:
+        """Return the fields, in the order of their names, and uint16 per payload: which of them it is."""
+        names = sorted(self.names)
+        places = np.array([names.index(name) for name in self.names], "<u2")
+        return names, places[self.codes].tobytes()
+
     def fingerprint(self) -> int | None:
         """Return the content fingerprint of a tar shard's samples; None where there are no checksums.
 
@@ -92,11 +98,9 @@ class Rows:
         """
         if self.crcs is None:
             return None
-        names = sorted(self.names)
-        places = np.array([names.index(name) for name in self.names], np.uint16)
+        names, codes = self.codes_by_name()
         lengths, crcs = self.lengths.astype("<i8").tobytes(), self.crcs.astype("<u4").tobytes()
-        codes, counts = places[self.codes].astype("<u2").tobytes(), self.counts.tolist()
-        return content_digest(self.all_keys(), counts, names, codes=codes, lengths=lengths, crcs=crcs)
+        return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.dataset.classes import open_classes
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import find_dataset
-from shardtool.dataset.several import given_datasets
+from shardtool.dataset.several import given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.execute.pool import Needs
@@ -170,7 +170,7 @@ def check_other_place(request: Request, datasets: Any) -> None:
     """
     pattern = output_pattern(request.names)
     for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
-        for path in find_dataset(one).shards:
+        for path in (path for dataset in of_glob(one) for path in find_dataset(dataset).shards):
             same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
             if not is_url(path) and same and pattern.owns(os.path.basename(path)):
                 raise OutputExists(path, _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)

@@ -7,12 +7,11 @@ import os
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import shard_names
-from shardtool.dataset.find import is_dataset_file, sidecar_path, usual_names
+from shardtool.dataset.find import is_dataset_file, listed_by, sidecar_path, usual_names
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
 from shardtool.shard_names import is_shard_name, read_name
-from shardtool.storage.places import base_name, folder_of, is_file, is_url, is_web, join, read_small, refuse_near_url
+from shardtool.storage.places import base_name, folder_of, is_file, is_url, is_web, join, refuse_near_url
 from shardtool.storage.sources import check_scheme
 from shardtool.values import counted, output_text
 from shardtool.wording import either, option
@@ -119,8 +118,7 @@ def _is_of_dataset(path: str) -> bool:
     """Tell whether a shard has its index beside it, or a dataset file of the usual name that lists it."""
     folder, shard = folder_of(path), base_name(path)
     names = usual_names([shard]) if is_shard_name(shard) else ()
-    files = [file for name in names if is_dataset_file(file := join(folder, name))]
-    listed = any(output_text(shard) in (shard_names(read_small(file)) or ()) for file in files)
+    listed = any(output_text(shard) in listed_by(join(folder, name)) for name in names)
     return listed or is_file(sidecar_path(path, None))
 
 

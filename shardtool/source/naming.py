@@ -13,7 +13,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
-from shardtool.values import NAME_LIMIT, counted, ends_early, is_utf8, name_problem, to_bytes, to_text
+from shardtool.values import NAME_LIMIT, counted, ends_early, field_problem, is_utf8, name_problem, to_bytes, to_text
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def check_names(entries: Entries, where: str, *, skip: bool = False) -> None:
     bad = [entries.keys[at] for at in keys[:5]] + [to_bytes(name) for name in fields]
     if not bad:
         return
-    kinds = [*dict.fromkeys(name_problem(name) for name in bad)]
+    kinds = [*dict.fromkeys(field_problem(name) for name in bad)]
     names = [_short(name) for name in bad]
     also = f", or leave them out with {option('on_error', 'skip')}" if skip else ""
     found = (
@@ -76,7 +76,7 @@ def skip_unsafe_names(entries: Entries) -> tuple[Entries, tuple[Skipped, ...]]:
     if not lost:
         return entries, ()
     skipped = tuple(
-        Skipped(to_text(entries.keys[at]), to_text(path), "unsafe-name", f"a name with {name_problem(name)}")
+        Skipped(to_text(entries.keys[at]), to_text(path), "unsafe-name", f"a name with {field_problem(name)}")
         for at, (path, name) in sorted(lost.items())
     )
     kept = np.delete(np.arange(len(entries)), sorted(lost))
@@ -145,7 +145,7 @@ def _is_safe(chunk: bytes) -> bool:
 
 def _unsafe_fields(entries: Entries) -> list[str]:
     uses = entries.code_counts()
-    return [name for name, count in zip(entries.fields, uses, strict=True) if count and name_problem(to_bytes(name))]
+    return [name for name, count in zip(entries.fields, uses, strict=True) if count and field_problem(to_bytes(name))]
 
 
 def _short(name: bytes) -> str:

@@ -487,18 +487,19 @@ def _check_memory(
         return
     held, (width, height) = _BYTES.get(image.mode, 4), image.size
     most = held + (5 if image.mode != "RGB" else 4 if turned else 3)  # on the way to RGB; turned; as an array
-    size = (
-        width * height * {"WEBP": _WEBP_BYTES, "PPM": max(3 * held, most), "BMP": max(3 * held, most)}.get(kind, most)
-    )
+    most = _WEBP_BYTES if kind == "WEBP" else max(3 * held, most) if kind in ("PPM", "BMP") else most
+    size = width * height * most
     if kind == "TIFF":
         tags = image.tag_v2
         wide, high = tags.get(TiffImagePlugin.TILEWIDTH, width), tags.get(TiffImagePlugin.TILELENGTH, 0)
         rows = high or min(tags.get(TiffImagePlugin.ROWSPERSTRIP, height), height)
         bits = sum(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
         size = max(size, width * height * held + wide * rows * max(4, bits // 8))
-    elif kind == "JPEG" and stream.getvalue().count(b"\xff\xda") > 1:  # scans, of a preview too
-        whole = full or image.size
-        size = max(size, width * height * held + whole[0] * whole[1] * _COEFFICIENT * len(image.getbands()))
+    elif kind == "JPEG":
+        wide, high = full or image.size
+        progressive = width * height * held + wide * high * _COEFFICIENT * len(image.getbands())
+        if progressive > max_bytes and stream.getvalue().count(b"\xff\xda") > 1:  # scans, of a preview too
+            size = max(size, progressive)
     if size > max_bytes:
         found = f"{width:,} x {height:,} pixels of this {kind} may take {show_size(size)} to decode"
         raise BadImage("image-too-large", f"{found}, over {show_size(max_bytes)}")
@@ -610,9 +611,9 @@ def _lacking(picture: _Picture, strips: Sequence[tuple[int, int, int, int]]) -> 
             return "" if _png_has_rows(data) else "a PNG of fewer rows than it says"
     if picture.kind == "GIF" and not _gif_has_end(data):
         return "a GIF of several frames without its end"
-    area = sum((right - left) * (bottom - top) for left, top, right, bottom in strips)
-    if picture.kind == "TIFF" and strips and area < image.width * image.height:
-        return "a TIFF of fewer strips than it needs"
+    if picture.kind == "TIFF" and strips:
+        area = sum((right - left) * (bottom - top) for left, top, right, bottom in strips)
+        return "a TIFF of fewer strips than it needs" if area < image.width * image.height else ""
     return ""
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
 from shardtool.storage.reading import read_small
-from shardtool.values import name_problem, to_text
+from shardtool.values import field_problem, name_problem, to_text
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _returned(sample: object, key: str, default_key: str, image: ImageFact | Non
             continue
         if not _is_text(name) or not name or "/" in name:
             raise BadSample("map-failed", f"{_function()} returned a field called {name!r:.80}")
-        if wrong := name_problem(name.encode()):
+        if wrong := field_problem(name.encode()):
             raise BadSample("map-failed", f"{_function()} returned a field called {name!r:.80}: {wrong}")
         fields[name] = _payload(name, value)
     if not fields:

@@ -130,14 +130,13 @@ def _restored(output: Output, noted: Noted) -> bool:
 def _content(sidecar: Sidecar) -> ShardContent:
     """Return what a sidecar says of its shard's samples, their fields numbered in the order of their names."""
     rows = sidecar.rows
-    order = sorted(rows.names)
-    place = np.array([order.index(name) for name in rows.names], np.uint16)
+    names, codes = rows.codes_by_name()
     sizes = rows.lengths.astype(np.int64).tobytes()
     return ShardContent(
         keys=b"".join([key + b"\0" for key in rows.all_keys()]),
         counts=rows.counts.astype(np.uint16).tobytes(),
-        fields=tuple(order),
-        codes=place[rows.codes].tobytes(),
+        fields=tuple(names),
+        codes=codes,
         sizes=sizes,
         stored=sizes,
     )

@@ -17,7 +17,7 @@ from shardtool.format import tfrecord
 from shardtool.format.sizes import NUMBERS
 from shardtool.format.tar import BLOCK, header
 from shardtool.table.columns import BAD_FIELD
-from shardtool.values import NAME_LIMIT, Dots, ends_early, name_problem, to_bytes
+from shardtool.values import NAME_LIMIT, Dots, ends_early, field_problem, name_problem, to_bytes
 from shardtool.wording import option
 from shardtool.write.records import Field
 from shardtool.write.tar import PADDING
@@ -177,7 +177,7 @@ class SampleEncoder:
         for name in names:
             if name == KEY:
                 continue
-            problem = "" if not isinstance(name, str) else name_problem(name.encode("utf-8", "surrogatepass"))
+            problem = "" if not isinstance(name, str) else field_problem(name.encode("utf-8", "surrogatepass"))
             if not isinstance(name, str) or BAD_FIELD.search(name) or problem:
                 found = f"no name for a field{f': {problem}' if problem else ''}"
                 raise _refused(

@@ -51,11 +51,16 @@ def test_a_damaged_dataset_file_is_not_called_none(damage: slice, place: Path) -
     assert "coco.json: no dataset file" in typed("verify", "coco.json", cwd=place).err
 
 
-def test_reshard_onto_itself(place: Path) -> None:
-    """Shards are not replaced by what is made of them, and nothing advises to; it does for other names."""
-    for words in ([], ["--overwrite"], ["--resume"]):
-        ran = typed("reshard", "o", "o/o-{0..}.tar", "--workers", "1", *words, cwd=place)
-        assert (ran.code, "a shard of the source" in ran.err, "or --overwrite" in ran.err) == (2, True, False)
+@pytest.mark.parametrize("dataset", ["o", "o/o.json", "o/*.json", "o/*.tar", "o/o-{0..}.tar"])
+def test_reshard_onto_itself(dataset: str, place: Path) -> None:
+    """Shards are not replaced by what is made of them, however they are named, and nothing advises to."""
+    for words, code in (([], 5), (["--overwrite"], 2), (["--resume"], 2)):
+        ran = typed("reshard", dataset, "o/o-{0..}.tar", "--workers", "1", *words, cwd=place)
+        assert (ran.code, "a shard of the source" in ran.err, "or --overwrite" in ran.err) == (code, True, False)
+
+
+def test_reshard_onto_another(place: Path) -> None:
+    """What another run made may be replaced, and the message says how."""
     ran = typed("reshard", "o", "other/x-{0..}.tar", "--workers", "1", cwd=place)
     assert (ran.code, "Choose another name, or --overwrite." in ran.err) == (5, True)
 

@@ -34,6 +34,24 @@ def test_no_field_has_a_reserved_name(name: str, ending: str, tmp_path: Path) ->
             out.write({"__key__": "a", name: b"forged"})
 
 
+def test_a_sample_with_a_reserved_field_is_left_out(ending: str, tmp_path: Path) -> None:
+    """Where such samples may be left out, the others are packed, whatever the format."""
+    source = write_tree(tmp_path / "src", {"a.__key__": b"forged", "a.txt": b"x", "b.txt": b"y"})
+    made = create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1, on_error="skip"))
+    assert (made.samples, [one["__key__"] for one in shardtool.open(f"{tmp_path}/out.json")]) == (1, ["b"])
+
+
+def test_a_key_may_be_a_reserved_name(ending: str, tmp_path: Path) -> None:
+    """Only fields stand beside what a sample has of its own: a key is free, in whichever way it comes."""
+    source = write_tree(tmp_path / "src", {"__size__.txt": b"1"})
+    create(source, f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1))
+    create(source, f"{tmp_path}/map-{{0..}}.{ending}", CreateOptions(workers=1, map="tests.mapped:told"))
+    with ShardWriter(f"{tmp_path}/w-{{0..}}.{ending}") as out:
+        out.write({"__key__": "__size__", "txt": b"x"})
+    for name in ("out", "map", "w"):
+        assert [*shardtool.open(f"{tmp_path}/{name}.json").keys] == ["__size__"]
+
+
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("name", ["__key__", "__url__", "__shard__"])
 def test_a_key_is_never_that_of_a_member(name: str, indexed: bool, tmp_path: Path) -> None:  # noqa: FBT001

@@ -7,13 +7,11 @@ classes, numbers and checksums that nothing else does. Nothing is read here but 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import shard_names
 from shardtool.dataset.feature import numbers_in
-from shardtool.dataset.find import find_dataset
+from shardtool.dataset.find import find_dataset, listed_by
 from shardtool.dataset.opened import said_of
 from shardtool.dataset.shard_file import shard_format
 from shardtool.dataset.unfinished import check_finished
@@ -21,7 +19,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.source.shards.shard_columns import Shard, stat_shard
 from shardtool.storage.open_file import file_fact
-from shardtool.storage.places import base_name, folder_of, for_each, is_file, is_url, join, names_in, read_small
+from shardtool.storage.places import base_name, folder_of, for_each, is_url, join, names_in
 from shardtool.values import SpanFile, counted, output_text
 
 if TYPE_CHECKING:
@@ -124,24 +122,12 @@ def _check_of_one(found: Found) -> None:
     wanted = {_name(shard) for shard in found.shards}
     if {folder_of(shard) for shard in found.shards} != {found.folder}:
         return
-    some = [name for name, listed in _listings(found.folder) if wanted & listed]
+    names = (name for name in names_in(found.folder) if name.endswith(DATASET_SUFFIX))
+    some = [name for name in names if wanted & listed_by(join(found.folder, name))]
     if len(some) > 1:
         problem = f"shards of {len(some)} datasets: {listing(some)}"
         remedy = f"Give the datasets one by one, by their dataset files: {' '.join(some[:3])}."
         raise InvalidRequest(found.folder or ".", problem, expected="those of one", remedy=remedy)
-
-
-def _listings(folder: str) -> Iterator[tuple[str, set[str]]]:
-    """Yield the dataset files of ours in a folder, and the shards that each lists."""
-    for name in names_in(folder):
-        path = join(folder, name)
-        with suppress(OSError):
-            if (
-                name.endswith(DATASET_SUFFIX)
-                and is_file(path)
-                and (listed := shard_names(read_small(path))) is not None
-            ):
-                yield name, {*listed}
 
 
 def _name(path: str) -> str:
