@@ -6,16 +6,91 @@ import os
 import subprocess
 import sys
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
+from shardtool.check import worker
+from shardtool.check.findings import _MOST as FINDINGS_MOST
+from shardtool.cli import _LEAST_ROOM
+from shardtool.cli.signals import _PATIENCE_S
+from shardtool.dataset import payload
+from shardtool.dataset.classes import _FILE_LIMIT as CLASSES_FILE_LIMIT
+from shardtool.dataset.shard_file import _XZ_MEMORY as SHARD_FILE_XZ_MEMORY
+from shardtool.dataset.sidecar_read import _FACTOR as SIDECAR_READ_FACTOR
+from shardtool.dataset.sidecar_read import _FIELD_BYTES as SIDECAR_READ_FIELD_BYTES
+from shardtool.dataset.sidecar_read import _INDEX_SLACK as SIDECAR_READ_INDEX_SLACK
+from shardtool.dataset.sidecar_read import _METADATA_SLACK as SIDECAR_READ_METADATA_SLACK
+from shardtool.dataset.walk import _KEPT_A_PACKED_BYTE as WALK_KEPT_A_PACKED_BYTE
+from shardtool.dataset.walk import _KEPT_ALWAYS as WALK_KEPT_ALWAYS
+from shardtool.dataset.walk import _KEY_LIMIT as WALK_KEY_LIMIT
+from shardtool.fetch.client import _MOST_REDIRECTS as FETCHED_REDIRECTS
+from shardtool.fetch.options import FetchOptions
+from shardtool.format import tfrecord, tfrecord_read
+from shardtool.format.tar_read import _LONG_LIMIT as TAR_READ_LONG_LIMIT
+from shardtool.format.tfrecord_read import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
+from shardtool.format.zip_read import _MOST_A_BYTE as ZIP_READ_MOST_A_BYTE
+from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
+from shardtool.reading.files import _MOST_OPEN as FILES_MOST_OPEN
+from shardtool.request import ranges
+from shardtool.source.archive.members import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
+from shardtool.source.archive.members import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
+from shardtool.source.archive.members import _LONGEST as ARCHIVE_LONGEST
+from shardtool.storage.remote import lock
+from shardtool.storage.remote.client import _CONNECT_S as CLIENT_CONNECT_S
+from shardtool.storage.remote.client import _DIGITS as CLIENT_DIGITS
+from shardtool.storage.remote.client import _MOST_REDIRECTS as CLIENT_MOST_REDIRECTS
+from shardtool.storage.remote.client import _REASON as CLIENT_REASON
+from shardtool.storage.remote.line import _MOST_HEAD as LINE_MOST_HEAD
+from shardtool.storage.remote.retry import POLICY
+from shardtool.table import limits
+from shardtool.transfer.beside import _LIST_LIMIT as BESIDE_LIST_LIMIT
+from shardtool.transform import image
+from shardtool.values import NAME_LIMIT
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+_KB, _MB, _GB = 2**10, 2**20, 2**30
+_FETCH = FetchOptions()
+_BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it names, by the constants of the code
+    "a request that fails": (f"{POLICY.whole_s:.0f} seconds",),
+    "a server that has never": (f"{POLICY.silent_s:.0f} seconds", f"{POLICY.tries} tries"),
+    "headers, bodies": (f"{POLICY.least:,.0f} bytes a second", f"{POLICY.over_s:.0f} seconds"),
+    "a connection": (f"{CLIENT_CONNECT_S} seconds",),
+    "a lock": (f"{lock.LEASE_S} seconds",),
+    "the end of a verb": (f"{_PATIENCE_S:.0f} seconds",),
+    "to connect": (f"{_FETCH.timeout_s} seconds",),
+    "a file, with": (f"{_FETCH.max_time_s} seconds", f"{_FETCH.retries} further tries"),
+    "headers, with": (f"{LINE_MOST_HEAD // _KB} KiB",),
+    "a length": (f"{CLIENT_DIGITS} digits",),
+    "a body": (f"{CLIENT_REASON // _KB} KiB",),
+    "redirects": (f"{CLIENT_MOST_REDIRECTS},", f"{FETCHED_REDIRECTS},"),
+    "a file of `--url`": (f"{_FETCH.max_bytes // 10**6} MB",),
+    "files of `--url`": (f"{_FETCH.memory // _MB} MiB",),
+    "a sidecar": (f"{SIDECAR_READ_FIELD_BYTES} bytes", f"{SIDECAR_READ_INDEX_SLACK // _MB} MiB",
+                  f"{SIDECAR_READ_METADATA_SLACK // _MB} MiB", f"{SIDECAR_READ_FACTOR} bytes for each"),
+    "what a walk": (f"{WALK_KEPT_ALWAYS // _MB} MiB", f"{WALK_KEPT_A_PACKED_BYTE} for each"),
+    "memory to unpack": (f"{SHARD_FILE_XZ_MEMORY // _MB} MiB",),
+    "a record of": (f"{(tfrecord.DATA_LIMIT + 1) // _GB} GiB", f"{tfrecord_read.HELD_LIMIT // _MB} MiB"),
+    "features of": (f"{tfrecord_read.FEATURE_LIMIT:,}", f"{TFRECORD_READ_NAMES_LIMIT // _MB} MiB"),
+    "a pax header": (f"{TAR_READ_LONG_LIMIT // _MB} MiB",),
+    "a key, a field": (f"{NAME_LIMIT:,} bytes", f"{WALK_KEY_LIMIT // _MB} MiB"),
+    "a file of class": (f"{CLASSES_FILE_LIMIT // _MB} MiB", f"{BESIDE_LIST_LIMIT // _MB} MiB"),
+    "findings": (f"{FINDINGS_MOST};",),
+    "a table": (f"{limits.MOST_COLUMNS:,}", f"{limits.MOST_LEVELS} levels", f"{limits.LONGEST_ROW // _MB} MiB"),
+    "the name of": (f"{ARCHIVE_LONGEST // _KB} KiB",),
+    "the listing": (f"{ARCHIVE_KEPT_ALWAYS // _MB} MiB", f"{ARCHIVE_KEPT_A_PACKED_BYTE} bytes for each"),
+    "a member of a zip": (f"{ZIP_READ_MOST_A_BYTE:,}", f"{ZIP_READ_SLACK // _KB} KiB"),
+    "an image that a reader": (f"{image.MAX_PIXELS // 10**6} million", f"{image.MAX_BYTES // _GB} GiB"),
+    "the file of": (f"{worker.IMAGE_LIMIT // 10**6} MB",),
+    "JSON that": (f"{worker.JSON_LIMIT // 10**6} MB",),
+    "an image that `create`": (f"{image.MAX_PIXELS // 10**6} million",),
+    "what `inspect`": (f"{payload.IMAGE_LIMIT // _MB} MiB", f"{payload.TEXT_LIMIT // _MB} MiB",
+                       f"{payload.MOST_LEVELS} levels"),
+    "address space": (f"{_LEAST_ROOM // 10**6} MB",),
+    "files that a reader": (f"{FILES_MOST_OPEN},",),
+    "numbers of a request": (f"{ranges.MOST_WORKERS:,}",),
+}  # fmt: skip
 _NAMES = ["CreateOptions", "create", "dry_run", "InvalidRequest"]
 
 
@@ -92,3 +167,11 @@ def test_a_sample_is_left_out_whole(tmp_path: Path) -> None:
     result = create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(workers=1, on_error="skip"))
     assert set(members(tmp_path / "out-0.tar")) == {"2.jpg", "2.json"}
     assert result.samples == 1
+
+
+@pytest.mark.parametrize("begins", _BOUNDS)
+def test_the_page_of_bounds_says_what_the_code_has(begins: str) -> None:
+    """What `docs/security.md` says is bounded, time included, is so in the code, to the number."""
+    page = (Path(__file__).parents[1] / "docs" / "security.md").read_text(encoding="utf-8")
+    (row,) = [one for one in page.splitlines() if one.startswith(f"| {begins}")]
+    assert [bound for bound in _BOUNDS[begins] if bound not in row.split(" | ", 1)[1]] == []
