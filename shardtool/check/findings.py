@@ -84,7 +84,7 @@ KINDS = {
     "split-leak": Kind("a sample of one split that another split has, too",
                        "Leave it out of one of them: `shardtool reshard` with a query makes the shards anew."),
     "field-duplicate": Kind("a sample has a field twice", _RENAME),
-    "key-unsafe": Kind("a name that could lead out of a folder, or steer a terminal",
+    "key-unsafe": Kind("a name that could lead out of a folder, steer a terminal, or mean something else",
                        "Do not extract this shard; rename it in the source, and make the shards anew."),
     "member-unsafe": Kind("a member besides samples that could do harm where the shard is extracted",
                           "Do not extract this shard; make it anew from its samples: `shardtool reshard`."),
@@ -151,6 +151,8 @@ class Finding:
             parts.append(f"at {self.offset:,}")
         if self.key:
             parts.append(f"{self.key}.{self.field}" if self.field else self.key)
+        elif self.field:
+            parts.append(f"field {self.field}")
         return printable(": ".join(parts))
 
     @property

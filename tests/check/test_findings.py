@@ -41,6 +41,7 @@ def test_every_code_is_used() -> None:
         (Finding("shard-missing", "a.tar", "not there"), "a.tar: not there [shard-missing]"),
         (Finding("totals-differ", "a.tar", "x", "y", 1024), "a.tar: at 1,024: x; expected y [totals-differ]"),
         (Finding("image-bad", "a.tar", "no image", "", 5, "k", "jpg"), "a.tar: at 5: k.jpg: no image [image-bad]"),
+        (Finding("key-unsafe", "a.tar", "x", field="__key__"), "a.tar: field __key__: x [key-unsafe]"),
         (Finding("key-unsafe", "\x1b[2J.tar", "a\nb", key="\x07"), r"\x1b[2J.tar: \x07: a\x0ab [key-unsafe]"),
     ],
 )  # fmt: skip
