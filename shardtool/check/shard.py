@@ -94,9 +94,8 @@ def _unsafe_keys(name: str, survey: Survey) -> Iterator[Finding]:
             yield Finding("key-unsafe", name, what, offset=survey.starts[at], key=printable(key))
     for code, field in enumerate(survey.names):
         if field in RESERVED:
-            what = (
-                f"a field that readers may take for the sample's own, in {counted(survey.codes.count(code), 'sample')}"
-            )
+            samples = counted(survey.codes.count(code), "sample")
+            what = f"a field that readers may take for the sample's own, in {samples}"
             yield Finding("key-unsafe", name, what, "another name", field=printable(field))
         # A slash is usual in the features of TFRecords, such as image/encoded; a tar's fields have none.
         if field[:1] == b"/" or _UNSAFE_PART.search(field) or _CONTROL.search(field):

@@ -120,9 +120,8 @@ class Comparison:
         except InvalidRequest as error:
             if any(option(name) in error.remedy for name in _OF_SOURCES):
                 raise
-            raise InvalidRequest(
-                error.where, error.found, expected=error.expected, remedy=f"{self._made_from}."
-            ) from None
+            error.remedy = f"{self._made_from}."
+            raise
 
     def _check_no_dataset(self) -> None:
         """Refuse a folder that holds a dataset, and no sample of this one.

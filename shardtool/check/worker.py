@@ -29,9 +29,7 @@ _LOW = 2**32 - 1  # what is kept of a length
 _NUMBERS = frozenset({"cls", "cls2", "index", "inx", "id"})  # what webdataset's decoder takes for whole numbers
 # Bytes of a payload that is decoded: it is held as a whole, and a compressed shard makes it of a thousandth of that.
 IMAGE_LIMIT = 250_000_000  # its pixels are bounded too: see `transform.image.MAX_BYTES`
-JSON_LIMIT = (
-    8_000_000  # the objects that it stands for take up to 22 times its bytes: `[],` is a list of 56 and its place
-)
+JSON_LIMIT = 8_000_000  # its objects take up to 22 times its bytes: `[],` is a list of 56 and its place
 _NUMBER_LIMIT = 100  # digits
 _WHOLE = re.compile(rb"[+-]?[0-9]+")  # readers take the text for an int: neither 3.5 nor 1e3 is one
 _NUMBER_BYTES = 2**12  # with the white space around them

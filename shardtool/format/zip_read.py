@@ -36,9 +36,7 @@ _IN_ZIP64, _ZIP64 = 2**32 - 1, 1  # a number that stands in the extra field of t
 _UNIX = 3  # the system whose file modes a member has
 _MOST_A_BYTE = 1032  # what a byte of a deflate stream can unpack to
 _BLOCK = 2**18
-_SLACK = (
-    2**16
-)  # bytes that a small member may be packed to; a large one to twice its own, of which no packer needs much
+_SLACK = 2**16  # bytes that a small member may be packed to; a large one to twice its own: no packer needs much of it
 _DESCRIPTOR = 12
 _NAMES_ROOM = 512  # bytes that a name and extra field rarely exceed
 
@@ -166,9 +164,8 @@ def payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
         raise CorruptShard(where, f"a member of {done:,} bytes, not {size:,}", offset=offset)
     right = crc == wanted and packed in (source.used, _IN_ZIP64)
     if not right and not (flags & _DESCRIBED and source.is_described(crc)):
-        raise CorruptShard(
-            where, "a member that does not have the checksum and size which stand with it", offset=offset
-        )
+        problem = "a member that does not have the checksum and size which stand with it"
+        raise CorruptShard(where, problem, offset=offset)
 
 
 class _Packed:

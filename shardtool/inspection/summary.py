@@ -332,11 +332,8 @@ def _images(overview: Overview) -> dict[str, ImageSummary]:
         modes = {str(value): count for value, count in mode.counts.most()[:MOST_VALUES]} if mode else {}
         found["width, height"] = ImageSummary("columns", width.count, width, height, modes)
     for name, tally in overview.images.items():
-        width, height, modes = (
-            tally.width.spread(),
-            tally.height.spread(),
-            dict(sorted(tally.modes.items(), key=lambda one: (-one[1], one[0]))),
-        )
+        width, height = tally.width.spread(), tally.height.spread()
+        modes = dict(sorted(tally.modes.items(), key=lambda one: (-one[1], one[0])))
         found[name] = ImageSummary("sampled", tally.images, width, height, modes, tuple(tally.unreadable))
     return found
 

@@ -18,12 +18,12 @@ import numpy as np
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, sample_sizes
-from shardtool.format.tfrecord import encode_number
+from shardtool.format.tfrecord import KEY_FEATURE, encode_number
 from shardtool.plan.cuts import NO_LIMIT, Asked, Bounds, Limits, Runs, bounded, exactly, running
 from shardtool.plan.hashed import HashedSamples
 from shardtool.plan.shuffle import shuffled
 from shardtool.skipped import Skipped
-from shardtool.values import INLINE, Oversize, counted, show_size
+from shardtool.values import INLINE, Oversize, counted, show_size, source_name, to_text
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
@@ -214,8 +214,11 @@ def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]
     """Return int64[rows], what payloads take in a shard whose format has numbers (None: what they are), and notes.
 
     Raises:
-        InvalidRequest: A number that the format cannot hold.
+        InvalidRequest: A number that the format cannot hold, or a field with the name of the key's.
     """
+    key = to_text(KEY_FEATURE)
+    if key in entries.fields and entries.code_counts()[entries.fields.index(key)]:
+        raise InvalidRequest(source_name(entries.root), f"a field called {key!r}, the name of a TFRecord's key")
     if not entries.values.numbers:
         return None, ()
     stored: NDArray[np.int64] = entries.rows.size.copy()

@@ -121,9 +121,8 @@ def _in_its_order(found: Found) -> Found:
     """Return the shards of a dataset in the order in which its file lists them, however they were named."""
     listed = shard_names(read_small(found.dataset_file)) if found.own and found.dataset_file else None
     paths = {output_text(base_name(path)): path for path in found.shards}
-    return (
-        found if listed is None or {*listed} != {*paths} else replace(found, shards=tuple(paths[one] for one in listed))
-    )
+    is_all = listed is not None and {*listed} == {*paths}
+    return replace(found, shards=tuple(paths[one] for one in listed or ())) if is_all else found
 
 
 def read_there(path: str) -> bytes | None:

@@ -11,6 +11,7 @@ import inspect
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +19,11 @@ import torch.utils.data
 
 from shardtool.errors import InvalidRequest, PlainError, SampleFailed
 from shardtool.reading.dataset import Dataset
+from shardtool.storage.shared import SharedBlocks
 from shardtool.torch.chain import Decoders, Transform, chained, unchained
 from shardtool.torch.states import WorkerState, stream_state
 from shardtool.torch.streaming import Streaming
-from shardtool.torch.tally import Tally
+from shardtool.torch.tally import WORKERS, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from shardtool.reading.chain.stages import Stages
     from shardtool.reading.fetch import Skipped
     from shardtool.reading.stream import Stream
-    from shardtool.storage.shared import SharedBlocks
 
 _DIVIDERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # of accelerate, and the first of transformers, too
 
@@ -101,7 +102,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
     workers.
     """
 
-    _tallies: SharedBlocks = field(init=False, repr=False, default_factory=Tally.made)
+    _tallies: SharedBlocks = field(init=False, repr=False, default_factory=partial(SharedBlocks, WORKERS))
     _at: torch.Tensor = field(init=False, repr=False)  # epoch and position, in memory that workers share
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)  # where the pass of this process began
@@ -147,10 +148,13 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             InvalidRequest: It is another one, so that workers and states would count other batches.
         """
         frame = inspect.currentframe()
-        with _whole_errors(), tally:
+        with _whole_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {}, workers)
             del frame  # and the cycle that it is
-            yield from samples
+            try:
+                yield from samples
+            finally:
+                tally.tell()
 
     def _check_batch_size(self, caller: Mapping[str, Any], workers: int) -> None:
         if "possibly_batched_index" in caller:  # PyTorch's fetcher

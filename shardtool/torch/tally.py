@@ -7,34 +7,29 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool.reading.fetch import Skipped
-from shardtool.storage.shared import SharedBlocks
 
 if TYPE_CHECKING:
     from shardtool.errors import ShardError
+    from shardtool.storage.shared import SharedBlocks
 
-_WORKERS = 256
+WORKERS = 256  # blocks: where there are more workers, several have one
 _LAG = 16  # a worker tells again when it has left out a part in so many more: a block is never written over
 
 
 class Tally(Skipped):
-    """What one worker left out, those before it with its number included; told at the end of a `with` block, too."""
+    """What one worker left out, those before it with its number included; what was not told yet, `tell` tells."""
 
     def __init__(self, blocks: SharedBlocks, worker: int) -> None:
         super().__init__()
-        self._blocks, self._worker = blocks, worker % _WORKERS
+        self._blocks, self._worker = blocks, worker % WORKERS
         self._take(blocks, self._worker)
         self._told = self.samples
-
-    @staticmethod
-    def made() -> SharedBlocks:
-        """Return blocks for all workers."""
-        return SharedBlocks(_WORKERS)
 
     @classmethod
     def total(cls, blocks: SharedBlocks) -> Skipped:
         """Return what all workers have told."""
         found = cls(blocks, 0)
-        for worker in range(1, _WORKERS):
+        for worker in range(1, WORKERS):
             found._take(blocks, worker)
         return found
 
@@ -42,15 +37,14 @@ class Tally(Skipped):
         """Count a sample."""
         super().add(error, shard)
         if self.samples >= self._told + max(1, self._told // _LAG):
-            self._tell()
+            self.tell()
 
-    def __enter__(self) -> None:
-        """Begin to count."""
-
-    def __exit__(self, *_: object) -> None:
-        """Tell the last ones."""
+    def tell(self) -> None:
+        """Tell how many there are."""
         if self.samples > self._told:
-            self._tell()
+            data = json.dumps([self.samples, self.shards, self.reasons]).encode()
+            self._blocks.write(self._worker, len(data), [(0, data)])
+            self._told = self.samples
 
     def _take(self, blocks: SharedBlocks, worker: int) -> None:
         """Add what a worker has told."""
@@ -60,8 +54,3 @@ class Tally(Skipped):
                 self.samples += samples
                 self.shards.update(shards)
                 self.reasons.update(reasons)
-
-    def _tell(self) -> None:
-        data = json.dumps([self.samples, self.shards, self.reasons]).encode()
-        self._blocks.write(self._worker, len(data), [(0, data)])
-        self._told = self.samples

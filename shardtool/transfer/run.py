@@ -19,7 +19,7 @@ from shardtool.errors import (
     raise_if_machines,
     reason,
     without_secrets,
-)
+)  # fmt: skip
 from shardtool.publish.stale_indexes import StaleIndexes
 from shardtool.request.results import CopiedDataset
 from shardtool.storage.copying import checked_copy

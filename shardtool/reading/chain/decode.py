@@ -213,16 +213,15 @@ def _values(image: Image, made: Callable[[Image], Image]) -> NDArray[Any]:
 
     The array is writable, as torch wants it: a twentieth slower than Pillow's read-only `asarray`.
     """
-    rows = max(1, _BAND // image.width)
-    if rows >= image.height:
+    (width, height), rows = image.size, max(1, _BAND // image.width)
+    if rows >= height:
         return np.array(made(image))
-    found: NDArray[Any] | None = None
-    for top in range(0, image.height, rows):
-        band = np.asarray(made(image.crop((0, top, image.width, min(top + rows, image.height)))))
-        if found is None:
-            found = np.empty((image.height, *band.shape[1:]), band.dtype)
+    found: NDArray[Any] = np.empty(0)
+    for top in range(0, height, rows):
+        band = np.asarray(made(image.crop((0, top, width, min(top + rows, height)))))
+        found = found if top else np.empty((height, *band.shape[1:]), band.dtype)
         found[top : top + len(band)] = band
-    return np.array(made(image)) if found is None else found
+    return found
 
 
 def _integer(data: bytes) -> int:
