@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage.remote import blob, objects
 from shardtool.storage.remote.address import MEANT, SCHEMES, parse_address, shown
-from shardtool.storage.remote.blob import PIECE, Blob
+from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.client import PIECE
 from shardtool.storage.remote.objects import Listed
 from shardtool.storage.remote.whole import ObjectFact, object_blocks, read_object, version_number
 

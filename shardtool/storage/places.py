@@ -98,8 +98,7 @@ def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
     if is_web(folder):
         return None
     if is_url(folder):
-        above = len(address.parse_address(folder).key.rstrip("/"))
-        found = {one.key[above:].lstrip("/"): one.size for one in listed(folder) if not one.is_folder}
+        found = {one.name: one.size for one in listed(folder) if not one.is_folder}
         return {name: found[name] for name in names if name in found}
     sizes = {name: reading.plain_size(os.path.join(folder, name)) for name in names}
     return {name: size for name, size in sizes.items() if size is not None}
@@ -158,8 +157,7 @@ def list_folder(folder: str) -> list[str]:
     """
     if not is_url(folder):
         return reading.list_folder(folder)
-    prefix = address.parse_address(folder).key.rstrip("/")
-    return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.key != prefix]
+    return [one.name for one in listed(folder)]
 
 
 def names_in(folder: str, *, needed: bool = False) -> list[str]:
@@ -191,8 +189,7 @@ def folders_in(folder: str) -> list[str]:
     """
     if not is_url(folder):
         return [one.name for one in reading.entries_in(folder or ".") if one.is_dir(follow_symlinks=False)]
-    prefix = address.parse_address(folder).key.rstrip("/")
-    return [one.key[len(prefix) :].lstrip("/") for one in listed(folder) if one.is_folder]
+    return [one.name for one in listed(folder) if one.is_folder]
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:

@@ -125,7 +125,7 @@ def test_no_request_after_a_refusal(proxy: FaultyProxy, dataset: Path) -> None:
     with pytest.raises(AccessRefused, match=r"out-00000\d\.tar"):
         _all(found)
     together.callers().shutdown()  # what was on its way has its answer
-    together._callers.cache_clear()  # noqa: SLF001
+    together._threads.cache_clear()  # noqa: SLF001
     asked = [one.path.partition("?")[0] for one in proxy.log().asked if one.fault]
     assert 1 <= len(asked) <= together.AT_ONCE
     assert len(asked) == len(set(asked))

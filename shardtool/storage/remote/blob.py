@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
-from shardtool.storage.remote.client import drop, length_of, object_md5, send
-from shardtool.storage.remote.failures import answering
+from shardtool.storage.remote.client import PIECE, body_of, drop, length_of, object_md5, send
 from shardtool.storage.remote.retry import Attempts, Passing, retried
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     import urllib3
 
-PIECE = 2**20
 _WHOLE = 2**24  # bytes that are read as one: a join of pieces would copy them
 _RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{1,18})")  # of an empty blob azurite says 0--1/0
 
@@ -92,7 +90,7 @@ class Blob:
         attempts = Attempts(self._where)
         while offset < end:
             try:
-                for piece in _body(self._opened(offset, end), self.address, end - offset, most):
+                for piece in body_of(self._opened(offset, end), self.address, end - offset, most):
                     offset += len(piece)
                     attempts.progress()
                     yield piece
@@ -205,7 +203,7 @@ def read_whole(address: str, check: Callable[[int], None]) -> bytes:
                 check(blob.size)
                 return blob.read(0, blob.size)
             check(length)
-            return b"".join(_body(answer, address, length))
+            return b"".join(body_of(answer, address, length))
         finally:
             answer.close()
 
@@ -232,33 +230,11 @@ def read_end(address: str, limit: int) -> bytes:
             start, end, size = map(int, found.groups())
             if end != size - 1 or start != max(0, size - limit):
                 raise StoreFailed(shown(address), f"the range {found[0]}", expected=f"the last {limit:,} bytes")
-            return b"".join(_body(answer, address, end + 1 - start))
+            return b"".join(body_of(answer, address, end + 1 - start))
         finally:
             answer.close()
 
     return retried(shown(address), once)
-
-
-def _body(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: int = PIECE) -> Iterator[bytes]:
-    """Yield the body of an answer, which must have `length` bytes, `most` at a time.
-
-    Raises:
-        Passing: It ends early.
-    """
-    got = 0
-    try:
-        while got < length and (piece := _piece(answer, address, min(most, length - got))):
-            got += len(piece)
-            yield piece
-    finally:
-        answer.close()  # of one that was read to its end, the connection is given back already
-    if got < length:
-        raise Passing(f"the answer ends {length - got:,} bytes early", answered=True)
-
-
-def _piece(answer: urllib3.BaseHTTPResponse, address: str, most: int) -> bytes:
-    with answering(address):
-        return answer.read(most)
 
 
 def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:

@@ -30,10 +30,11 @@ from shardtool.storage.remote.retry import Passing, retried
 from shardtool.storage.remote.stores import not_installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import urllib3
 
+PIECE = 2**20
 MOST_CONNECTIONS = 64  # that are kept for one server
 _CONNECT_S, _SEND_S = 10, 60  # how long an answer takes is for `line`
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -50,20 +51,19 @@ def _pool_of(_pid: int, proxy: str | None, _environment: tuple[str | None, ...])
 
     from shardtool.storage.remote.line import POOLS
 
-    timeout = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S)
+    timeout, context = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S), tls()
     options: dict[str, Any] = {"maxsize": MOST_CONNECTIONS, "retries": False, "timeout": timeout}
-    if (context := tls()) is not None:
-        options["ssl_context"] = options["proxy_ssl_context"] = context
+    if context is not None:
+        options["ssl_context"] = context
     if proxy is None:
-        options.pop("proxy_ssl_context", None)
         made = urllib3.PoolManager(**options)
     else:
-        made = urllib3.ProxyManager(proxy, proxy_headers=of_proxy(proxy), **options)
+        made = urllib3.ProxyManager(proxy, proxy_headers=of_proxy(proxy), proxy_ssl_context=context, **options)
     made.pool_classes_by_scheme = POOLS
     return made
 
 
-def _pool(url: str) -> urllib3.PoolManager:
+def connections_to(url: str) -> urllib3.PoolManager:
     """Return this process's connections that lead to a server.
 
     Raises:
@@ -99,7 +99,7 @@ def send(
     """
     all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
     target = signed(address, method)
-    connections, known = _pool(target), web_headers(target) if is_web(address) else {}
+    connections, known = connections_to(target), web_headers(target) if is_web(address) else {}
     for _ in range(_MOST_REDIRECTS + 1):
         with answering(address, target):
             answer = connections.request(
@@ -112,7 +112,7 @@ def send(
         there = _redirected(address, target, answer.headers["Location"])
         if not is_same_server(target, there):
             known = {}
-        target, connections = there, _pool(there)
+        target, connections = there, connections_to(there)
     else:
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if answer.status in (200, 201, 204, 206, 416):
@@ -174,6 +174,25 @@ def _start_of(answer: urllib3.BaseHTTPResponse) -> bytes:
         answer.close()
 
 
+def body_of(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: int = PIECE) -> Iterator[bytes]:
+    """Yield the body of an answer, which must have `length` bytes, `most` at a time; then it is closed.
+
+    Raises:
+        Passing: It ends early.
+    """
+    got = 0
+    try:
+        while got < length:
+            with answering(address):
+                piece = answer.read(min(most, length - got))
+            if not piece:
+                raise Passing(f"the answer ends {length - got:,} bytes early", answered=True)
+            got += len(piece)
+            yield piece
+    finally:
+        answer.close()  # of one that was read to its end, the connection is given back already
+
+
 def drop(answer: urllib3.BaseHTTPResponse) -> None:
     """Be done with an answer that is not wanted: a short one is read, so that its connection can be used again."""
     if (length_of(answer) or _REASON) < _REASON:
@@ -194,14 +213,9 @@ def _redirected(address: str, now: str, location: str) -> str:
         urlsplit(there).port  # noqa: B018 - which says whether it is one
     except ValueError:
         raise StoreFailed(shown(address), "redirected to what is no address", expected="an address") from None
+    found = f"redirected to {without_secrets(there)[:200]}"
     if not is_web(there) or (now.startswith("https:") and not there.startswith("https:")):
-        raise StoreFailed(shown(address), f"redirected to {_in_message(there)}", expected="an address of https")
+        raise StoreFailed(shown(address), found, expected="an address of https")
     if not is_web(address):
-        found = f"redirected to {_in_message(there)}"
         raise StoreFailed(shown(address), found, remedy=WRONG_PLACE)
     return there
-
-
-def _in_message(url: str) -> str:
-    """Return a server's URL for a message: without what may be secret, and not at any length."""
-    return without_secrets(url)[:200]

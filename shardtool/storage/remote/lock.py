@@ -289,8 +289,7 @@ def _check_others(folder: str, base: str, alone: str, *, shared: bool) -> None:
     if shared:
         others = [alone]
     else:
-        names = (one.key.rpartition("/")[2] for one in listed(folder))
-        others = [join(folder, name) for name in names if name.startswith(f".{base}{_SUFFIX}.")]
+        others = [join(folder, one.name) for one in listed(folder) if one.name.startswith(f".{base}{_SUFFIX}.")]
     for other in others:
         found = _read(other)
         if found is not None and not found.is_over:

@@ -48,6 +48,11 @@ class Listed(NamedTuple):
     changed_ns: int
 
     @property
+    def name(self) -> str:
+        """Its plain name."""
+        return self.key.rpartition("/")[2]
+
+    @property
     def is_folder(self) -> bool:
         """Whether it is a prefix of other keys."""
         return self.size < 0
@@ -94,7 +99,7 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
         found = _asked(address, lambda: obstore.list_with_delimiter(store, prefix or None), lists=True)
         for folder in found["common_prefixes"]:
             yield Listed(folder.rstrip("/"), -1, "", 0)
-        yield from (_one(meta) for meta in found["objects"])
+        yield from (one for one in map(_one, found["objects"]) if one.key != prefix)  # which stands for the folder
         return
     yield from _below(address, store, prefix)
 

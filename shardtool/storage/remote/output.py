@@ -213,14 +213,11 @@ class RemoteFolder:
 
     def _listed(self) -> dict[str, FileFact]:
         """Return what lies directly under the prefix."""
-        prefix = address.parse_address(self.path).key.rstrip("/")
         found = {}
         with suppress(FileNotFoundError):
             for one in listed(self.path):
-                name = one.key[len(prefix) :].lstrip("/")
-                if name:
-                    changed = one.changed_ns // _SECOND_NS * _SECOND_NS
-                    found[name] = FileFact(one.size, changed, "a folder" if one.is_folder else "")
+                changed = one.changed_ns // _SECOND_NS * _SECOND_NS
+                found[one.name] = FileFact(one.size, changed, "a folder" if one.is_folder else "")
         return found
 
 

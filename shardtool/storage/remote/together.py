@@ -30,28 +30,21 @@ _MOST = 2**22  # bytes of one request
 _AHEAD = 16  # requests of one caller that run, or whose answers wait to be taken
 
 
-@functools.lru_cache(maxsize=1)
-def _requests(_pid: int) -> ThreadPoolExecutor:
+@functools.lru_cache(maxsize=2)
+def _threads(name: str, _pid: int) -> ThreadPoolExecutor:
     from concurrent.futures import ThreadPoolExecutor
 
-    return ThreadPoolExecutor(AT_ONCE, "shardtool-requests")
-
-
-@functools.lru_cache(maxsize=1)
-def _callers(_pid: int) -> ThreadPoolExecutor:
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(AT_ONCE, "shardtool-callers")
+    return ThreadPoolExecutor(AT_ONCE, name)
 
 
 def requests() -> ThreadPoolExecutor:
     """Return the threads of this process that make requests, and wait for nothing else."""
-    return _requests(os.getpid())
+    return _threads("shardtool-requests", os.getpid())
 
 
 def callers() -> ThreadPoolExecutor:
     """Return the threads of this process that may wait for requests, but not for each other."""
-    return _callers(os.getpid())
+    return _threads("shardtool-callers", os.getpid())
 
 
 def called(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

@@ -20,12 +20,10 @@ from shardtool.errors import Bug, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.blob import Blob
-from shardtool.storage.remote.client import drop, google_hashes, request, stored_md5
+from shardtool.storage.remote.client import connections_to, drop, google_hashes, request, stored_md5
 from shardtool.storage.remote.failures import WRONG_PLACE, answering, refusal, writing
-from shardtool.storage.remote.network import of_proxy, proxy_of, tls
 from shardtool.storage.remote.objects import signed
 from shardtool.storage.remote.retry import Attempts, Passing
-from shardtool.storage.remote.stores import not_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 LARGEST = 5 * 10**9  # bytes of one PUT: S3 takes 5 GiB, Azure 5000 MiB
-_CONNECT_S = 10
 _TLS_PORT = 443
 _GO_ON_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
 _LINE = 65536
@@ -224,31 +221,16 @@ def stored_crc(address: str) -> int | None:
         return None
 
 
-def _connection(url: str) -> tuple[HTTPConnection, str, dict[str, str]]:
+def _connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
     """Return a connection that leads to the server of a signed address, not made yet; what to ask for, and headers."""
-    try:
-        from urllib3.connection import ProxyConfig
-        from urllib3.util import parse_url
-
-        from shardtool.storage.remote.line import Connection, SecureConnection
-    except ImportError:
-        raise not_installed("urllib3") from None
-    options: dict[str, Any] = {"timeout": _CONNECT_S}
-    server = urlsplit(url)
-    target = f"{server.path}?{server.query}" if server.query else server.path
-    if (proxy := proxy_of(url)) is None:
-        if server.scheme == "http":
-            return Connection(server.hostname or "", server.port, **options), target, {}
-        return SecureConnection(server.hostname or "", server.port, ssl_context=tls(), **options), target, {}
-    between, headers, context = urlsplit(proxy), of_proxy(proxy), tls()
-    options |= {"proxy": parse_url(proxy), "proxy_config": ProxyConfig(context, False, None, None)}  # noqa: FBT003
-    if "https" not in (server.scheme, between.scheme):
-        return Connection(between.hostname or "", between.port, **options), url, headers
-    connection = SecureConnection(between.hostname or "", between.port, ssl_context=context, **options)
-    if server.scheme == "http":
-        return connection, url, headers
-    connection.set_tunnel(server.hostname or "", server.port or _TLS_PORT, headers, between.scheme)
-    return connection, target, {}
+    pool: Any = connections_to(url).connection_from_url(url)
+    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - one of its own, by the rule for all requests
+    server, proxy = urlsplit(url), pool.proxy
+    if proxy is not None and server.scheme == "http":
+        return connection, url, pool.proxy_headers
+    if proxy is not None:
+        connection.set_tunnel(server.hostname or "", server.port or _TLS_PORT, pool.proxy_headers, proxy.scheme)
+    return connection, f"{server.path}?{server.query}" if server.query else server.path, {}
 
 
 def _refusal(line: Line) -> _Answer | None:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
-from shardtool.storage.remote.client import length_of, object_md5, send
-from shardtool.storage.remote.failures import answering
-from shardtool.storage.remote.retry import Passing, retried
+from shardtool.storage.remote.client import body_of, length_of, object_md5, send
+from shardtool.storage.remote.retry import retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,21 +57,16 @@ def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
 
 def _read(address: str, into: memoryview) -> tuple[int, ObjectFact]:
     answer = send("GET", address)
-    got = 0
-    try:
-        if (size := length_of(answer)) is None:
+    got, size = 0, length_of(answer)
+    fact = ObjectFact(size or 0, version_number(answer.headers.get("ETag", "")))
+    if size != len(into):
+        answer.close()
+        if size is None:
             raise StoreFailed(shown(address), "the server does not say how large it is")
-        fact = ObjectFact(size, version_number(answer.headers.get("ETag", "")))
-        if size != len(into):
-            return 0, fact
-        with answering(address):
-            while got < size and (piece := answer.read(size - got)):
-                into[got : got + len(piece)] = piece
-                got += len(piece)
-    finally:
-        answer.close()  # of one that was read to its end, the connection is given back already
-    if got < size:
-        raise Passing(f"the answer ends {size - got:,} bytes early", answered=True)
+        return 0, fact
+    for piece in body_of(answer, address, size, size):
+        into[got : got + len(piece)] = piece
+        got += len(piece)
     if (md5 := object_md5(address, answer.headers)) is not None:
         _compare(address, md5, hashlib.md5(into, usedforsecurity=False))
     return got, fact
