@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from shardtool.request.observer import Observer
     from shardtool.request.results import IndexResult
+    from shardtool.values import Given
 
 
 @click.command(no_args_is_help=True)
@@ -90,11 +91,7 @@ def index(
     made = IndexOptions(output=output, overwrite=overwrite, **options)
     try:
         found = [dataset] if merges else of_glob(dataset)
-        givens = [
-            [os.fspath(one)] if isinstance(one, (str, os.PathLike)) else [os.fspath(name) for name in one]
-            for one in found
-        ]
-        done = [_index(one, made, formats, terminal, merges=merges) for one in givens]
+        done = [_index(_names(one), made, formats, terminal, merges=merges) for one in found]
     finally:
         terminal.close()
     documents = [document for document, _ in done]
@@ -102,6 +99,10 @@ def index(
         show_json(documents[0] if len(documents) == 1 else {"datasets": documents})
     elif not quiet:
         show("\n".join(line for _, lines in done for line in lines))
+
+
+def _names(given: Given) -> list[str]:
+    return [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
 
 
 def _index(

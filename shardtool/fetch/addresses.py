@@ -11,29 +11,27 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
-_REFUSED = tuple(
-    map(
-        IPv4Network,
-        (
-            "0.0.0.0/8",  # this network
-            "10.0.0.0/8",
-            "100.64.0.0/10",  # shared by the customers of a provider; Alibaba's metadata
-            "127.0.0.0/8",
-            "168.63.129.16/32",  # in no registry: Azure's services for its machines
-            "169.254.0.0/16",  # of a link; the metadata of most clouds
-            "172.16.0.0/12",
-            "192.0.0.0/24",  # of protocols; Oracle's metadata
-            "192.0.2.0/24",  # documentation, as are 198.51.100.0 and 203.0.113.0
-            "192.88.99.0/24",  # relays of 6to4
-            "192.168.0.0/16",
-            "198.18.0.0/15",  # tests of networks
-            "198.51.100.0/24",
-            "203.0.113.0/24",
-            "224.0.0.0/4",  # multicast
-            "240.0.0.0/4",  # reserved, and broadcast
-        ),
+_REFUSED = [
+    IPv4Network(one)
+    for one in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # shared by the customers of a provider; Alibaba's metadata
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # in no registry: Azure's services for its machines
+        "169.254.0.0/16",  # of a link; the metadata of most clouds
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # of protocols; Oracle's metadata
+        "192.0.2.0/24",  # documentation, as are 198.51.100.0 and 203.0.113.0
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # tests of networks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
     )
-)
+]
 _UNICAST = IPv6Network("2000::/3")
 _REFUSED_6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # protocols, documentation
 _HOLDING = (  # of IPv6, and by how many bits the IPv4 address that packets go to in the end is shifted

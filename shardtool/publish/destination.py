@@ -143,7 +143,7 @@ def look(before: Destination) -> Destination:
     folder, pattern, there = before.folder, before.pattern, before.folder.names()
     found = replace(before, existing=folder.facts(name for name in there if pattern.owns(name) or before.owns(name)))
     where, names = folder.path or ".", sorted(found.existing)
-    check_facts(folder, found.existing)
+    check_facts(folder.full_path, found.existing)
     if pattern.dataset_file in found.existing:
         _check_dataset_file(found)
     if rivals := sorted(name for name in there if pattern.rivals(name)):

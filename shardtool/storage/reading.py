@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, raise_if_machines
+from shardtool.errors import InvalidRequest, machine_reads, raise_if_machines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,11 +122,8 @@ def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_res
         OSError: It cannot be opened, or is no plain file.
         StoreFailed: The machine is to blame.
     """
-    try:
+    with machine_reads(path):
         fd = _open(path, flags)
-    except OSError as error:
-        raise_if_machines(error, path)
-        raise
     fact = _fstat(fd)
     if stat.S_ISREG(fact.st_mode):
         return fd, fact

@@ -101,13 +101,6 @@ class StagedOutput(Sink, Protocol):
         """Remove what was written."""
 
 
-class Place(Protocol):
-    """Where files have paths."""
-
-    def full_path(self, name: str) -> str:
-        """Return where `name` lies."""
-
-
 class Stages(Protocol):
     """Where small files can be staged."""
 
@@ -517,20 +510,26 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
         OutputExists: A folder, a device, a FIFO or a socket is there, or a link that leads to one.
     """
     with contextlib.suppress(OSError, ValueError):  # what cannot be asked, the system refuses to replace
-        found = _special(path, os.lstat(path, dir_fd=folder).st_mode, folder)
-        if found:
-            raise OutputExists(os.fsdecode(path), found, expected="a file, or nothing", remedy=_MOVE)
+        _refuse(os.fsdecode(path), _special(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
-def check_facts(folder: Place, facts: Mapping[str, FileFact]) -> None:
+def check_facts(full_path: Callable[[str], str], facts: Mapping[str, FileFact]) -> None:
     """Hold the names that a run will write, as far as they are there, to the same rule.
+
+    Args:
+        full_path: Returns where a name lies.
+        facts: What is said of those that are there.
 
     Raises:
         OutputExists: One is no file.
     """
     for name in sorted(facts):
-        if found := facts[name].special:
-            raise OutputExists(folder.full_path(name), found, expected="a file, or nothing", remedy=_MOVE)
+        _refuse(full_path(name), facts[name].special)
+
+
+def _refuse(path: str, special: str) -> None:
+    if special:
+        raise OutputExists(path, special, expected="a file, or nothing", remedy=_MOVE)
 
 
 def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cure: str) -> None:

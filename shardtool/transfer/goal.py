@@ -144,7 +144,7 @@ def look(origin: Origin, where: str) -> Goal:
     named = [origin.name, origin.skipped_name, *(one.sidecar.name for one in origin.pairs)]
     facts = folder.facts(named), below.facts([one.shard.name for one in origin.pairs])
     for place, found in zip((folder, below), facts, strict=True):
-        check_facts(place, found)
+        check_facts(place.full_path, found)
     data, old = None, None
     if origin.name in facts[0]:
         data = b""

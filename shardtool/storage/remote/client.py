@@ -26,7 +26,7 @@ from shardtool.storage.remote.network import (
     without_user,
 )
 from shardtool.storage.remote.objects import signed
-from shardtool.storage.remote.retry import Passing, retried
+from shardtool.storage.remote.retry import Passing
 from shardtool.storage.remote.stores import not_installed
 
 if TYPE_CHECKING:
@@ -119,20 +119,6 @@ def send(
         return answer
     body = _start_of(answer)
     raise refusal(address, method, answer, body)
-
-
-def request(
-    method: str, address: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
-) -> urllib3.BaseHTTPResponse:
-    """Make a request as `send` does, again and again where that may help; the answer has no body, or a short one.
-
-    Raises:
-        FileNotFoundError: There is no such object.
-        FileExistsError: The condition in the headers does not hold.
-        AccessRefused: We may not.
-        StoreFailed: It failed time and again.
-    """
-    return retried(shown(address), lambda: send(method, address, headers, body))
 
 
 def stored_md5(headers: Mapping[str, str]) -> str | None:

@@ -120,19 +120,13 @@ def writing(address: str) -> Iterator[None]:
         raise OutputFailed(where, found, remedy="Run the same command again.") from None
 
 
-def lost(address: str, error: Exception, url: str = "") -> Passing | StoreFailed:
-    """Return what is said of a request that got no answer, or a part of one.
-
-    Args:
-        address: What was asked for.
-        error: Of urllib3.
-        url: Where the request went; empty: it had begun to answer.
-    """
+def _lost(address: str, error: Exception, url: str) -> Passing | StoreFailed:
+    """Return what is said of a request that got no answer, or a part of one; see `answering`."""
     from urllib3 import exceptions
 
-    server, proxy = urlsplit(url).netloc.rpartition("@")[2], ""
+    server, proxy = _server(url), ""
     if isinstance(error, exceptions.ProxyError):
-        proxy = f"the proxy {urlsplit(proxy_of(url) or '').netloc.rpartition('@')[2]}: "
+        proxy = f"the proxy {_server(proxy_of(url) or '')}: "
         error = error.original_error
     if isinstance(error, exceptions.SSLError):
         said = next(filter(None, (getattr(one, "verify_message", "") for one in error.args)), "")
@@ -149,18 +143,27 @@ def lost(address: str, error: Exception, url: str = "") -> Passing | StoreFailed
     return Passing(f"{proxy}{found}{'' if not server or server in address else f' ({server})'}")
 
 
+def _server(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
 @contextmanager
 def answering(address: str, url: str = "") -> Iterator[None]:
-    """Turn what urllib3 says of a request without an answer, or a whole one, into our errors; as `lost` does."""
+    """Turn what urllib3 says of a request without an answer, or a whole one, into our errors.
+
+    Args:
+        address: What was asked for.
+        url: Where the request went; empty: it had begun to answer.
+    """
     from urllib3.connection import BaseSSLError
     from urllib3.exceptions import HTTPError, SSLError
 
     try:
         yield
     except HTTPError as error:
-        raise lost(address, error, url) from None
+        raise _lost(address, error, url) from None
     except BaseSSLError as error:  # a connection without a pool raises it as it is
-        raise lost(address, SSLError(error), url) from None
+        raise _lost(address, SSLError(error), url) from None
     except (ValueError, ArithmeticError, HTTPException):
         raise StoreFailed(shown(address), "no valid address, or an answer that is no HTTP") from None
 

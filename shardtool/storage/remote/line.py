@@ -50,10 +50,6 @@ class Line(io.RawIOBase):
         """Tell that it can be read."""
         return True
 
-    def writable(self) -> bool:
-        """Tell that it can be written."""
-        return True
-
     def readinto(self, into: Buffer, /) -> int:
         """Fill `into` with what comes next; return how much there was.
 

@@ -13,6 +13,7 @@ import os
 import re
 from contextlib import suppress
 from netrc import NetrcParseError, netrc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -60,8 +61,11 @@ def of_proxy(proxy: str) -> dict[str, str]:
 
 def _basic(url: str) -> str:
     parts = urlsplit(url)
-    user = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-    return "" if parts.username is None else f"Basic {base64.b64encode(user.encode()).decode()}"
+    return "" if parts.username is None else _of_user(unquote(parts.username), unquote(parts.password or ""))
+
+
+def _of_user(name: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
 
 
 def use_headers(lines: Iterable[str]) -> None:
@@ -122,7 +126,7 @@ def _of_netrc(host: str, path: str) -> str:
         return ""
     with suppress(OSError, NetrcParseError, UnicodeDecodeError):
         if found := netrc(path).hosts.get(host):
-            return f"Basic {base64.b64encode(f'{found[0]}:{found[2]}'.encode()).decode()}"
+            return _of_user(found[0], found[2] or "")
     return ""
 
 
@@ -147,17 +151,12 @@ def more_certificates() -> str:
 
 
 def _read(name: str, path: str) -> str:
+    given = Path(path)
     try:
-        paths = [path]
-        if os.path.isdir(path):
-            paths = [os.path.join(path, one) for one in sorted(os.listdir(path)) if one.endswith(_CERTIFICATES)]
-        texts = []
-        for one in paths:
-            with open(one, encoding="ascii", errors="replace") as file:
-                texts.append(file.read())
+        files = [one for one in sorted(given.iterdir()) if one.suffix in _CERTIFICATES] if given.is_dir() else [given]
+        return "\n".join(one.read_text(encoding="ascii", errors="replace") for one in files)
     except OSError as error:
         raise InvalidRequest(f"{name}={path}", reason(error), expected="a file of certificates (PEM)") from None
-    return "\n".join(texts)
 
 
 def tls() -> ssl.SSLContext | None:

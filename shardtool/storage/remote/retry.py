@@ -10,8 +10,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardtool.errors import InvalidRequest, StoreFailed
 
@@ -26,8 +25,7 @@ MOST = 1e9  # of any of these numbers
 SLICE_S = 0.2  # between two looks at whether anybody waits
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """How often, how long, and how slowly.
 
     Attributes:

@@ -54,9 +54,8 @@ def _check_endpoint(url: str, where: str) -> None:
         found = "no address of a server" if at is None else "an address with more than a server and a path"
         if at is not None and "@" not in at.host and not at.query:
             found = "no name of a server and number of a port"
-        raise InvalidRequest(
-            where, found, expected="such as https://minio.example:9000; keys come from the environment"
-        )
+        expected = "such as https://minio.example:9000; keys come from the environment"
+        raise InvalidRequest(where, found, expected=expected)
 
 
 def endpoint_of_all() -> str:
@@ -94,24 +93,24 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
                 _check_endpoint(endpoint, f"the endpoint {endpoint}")
                 options["endpoint"] = endpoint
             if session is not None:
-                options["credential_provider"] = _provider(session)
-            plain = None
-            if os.environ.get("AWS_SKIP_SIGNATURE", "").lower() in ("1", "true"):
-                region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-                plain = (
-                    f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
-                )
-            return store.S3Store(bucket, **options), plain
+                from obstore.auth.boto3 import Boto3CredentialProvider
+
+                options["credential_provider"] = Boto3CredentialProvider(session)
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+            plain = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
+            return store.S3Store(bucket, **options), plain if _is_set("AWS_SKIP_SIGNATURE") else None
         if scheme == "gs":
             if endpoint:
                 options["config"] = {"base_url": endpoint}
-            plain = None
-            if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
-                plain = f"{(endpoint or 'https://storage.googleapis.com').rstrip('/')}/{bucket}"
-            return store.GCSStore(bucket, **options), plain
+            plain = f"{(endpoint or 'https://storage.googleapis.com').rstrip('/')}/{bucket}"
+            return store.GCSStore(bucket, **options), plain if _is_set("GOOGLE_SKIP_SIGNATURE") else None
         if endpoint:
             options["endpoint"] = endpoint
         return store.AzureStore(bucket, **options), None
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true")
 
 
 def _aws_session(bucket: str) -> Any:
@@ -126,12 +125,8 @@ def _aws_session(bucket: str) -> Any:
         import boto3
     except ImportError:
         if os.environ.get("AWS_PROFILE"):
-            raise InvalidRequest(
-                "AWS_PROFILE",
-                "boto3 is not installed",
-                expected="boto3, which reads profiles",
-                remedy="pip install boto3",
-            ) from None
+            found, expected = "boto3 is not installed", "boto3, which reads profiles"
+            raise InvalidRequest("AWS_PROFILE", found, expected=expected, remedy="pip install boto3") from None
     else:
         with _aws_failures():
             session = boto3.Session()
@@ -175,12 +170,6 @@ def _aws_endpoint(session: Any) -> str:
     profile = (configured := Session()).get_scoped_config()
     services = configured.full_config.get("services", {}).get(profile.get("services", ""), {})
     return str(services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url", ""))
-
-
-def _provider(session: Any) -> Any:
-    from obstore.auth.boto3 import Boto3CredentialProvider
-
-    return Boto3CredentialProvider(session)
 
 
 def _check_pair(bucket: str) -> None:

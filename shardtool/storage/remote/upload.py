@@ -20,10 +20,10 @@ from shardtool.errors import Bug, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.blob import Blob
-from shardtool.storage.remote.client import connections_to, drop, google_hashes, request, stored_md5
+from shardtool.storage.remote.client import connections_to, drop, google_hashes, send, stored_md5
 from shardtool.storage.remote.failures import WRONG_PLACE, answering, refusal, writing
 from shardtool.storage.remote.objects import signed
-from shardtool.storage.remote.retry import Attempts, Passing
+from shardtool.storage.remote.retry import Attempts, Passing, retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -212,7 +212,7 @@ def stored_crc(address: str) -> int | None:
     """
     if parse_address(address).scheme != "gs":
         return None
-    answer = request("GET", address, {"Range": "bytes=0-0"})
+    answer = retried(shown(address), lambda: send("GET", address, {"Range": "bytes=0-0"}))
     drop(answer)
     given = google_hashes(answer.headers).get("crc32c", "")
     try:
