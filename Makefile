@@ -49,7 +49,7 @@ bench: .venv/.bench  ## measure against tar, ShardWriter and a C program: minute
 	.venv/bin/python benchmarks/bench.py $(ARGS)
 
 soak: .venv/.dev  ## put a cache under load, with kills, for two minutes; ARGS='--seconds 600' for longer
-	.venv/bin/python -m tests.cache.load $(ARGS)
+	.venv/bin/python -m tests.verbs.cache.load $(ARGS)
 
 interop: export PATH := $(PATH):$(CURDIR)/.venv-clients/azurite/node_modules/.bin
 interop: .venv-clients/.installed .venv-clients/azurite/.installed  ## read our shards with other tools: tar, webdataset, wids, datasets, DuckDB, TensorFlow, DALI ...

@@ -99,7 +99,7 @@ def plan_file(folder: Path, samples: int = 10_000_000) -> None:
         "from dataclasses import replace\n"
         "from shardtool import CreateOptions; from shardtool.source.base import Listing\n"
         "from shardtool.source.planned.plan_file import Planned, write_plan\n"
-        "from shardtool.source.planned.source import asked_of\n"
+        "from shardtool.source.planned.plan_file import asked_of\n"
         f"e = p.made_entries({samples})\n"
         f"for at in range(0, {samples}, {step}):\n"  # a plan of which no file is there is refused
         f"    path = {str(source)!r} + '/' + e.path(at).decode(); os.makedirs(os.path.dirname(path), exist_ok=True)\n"

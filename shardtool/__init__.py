@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 from shardtool._version import __version__
 
 if TYPE_CHECKING:
-    from shardtool.cache.cache import Cache
-    from shardtool.check.findings import Finding
-    from shardtool.check.look import Report
     from shardtool.errors import (
         AccessRefused,
         CorruptShard,
@@ -25,30 +22,40 @@ if TYPE_CHECKING:
         UnknownKey,
         WorkerDied,
     )
-    from shardtool.inspection.summary import Summary
-    from shardtool.reading.dataset import Dataset
-    from shardtool.reading.mix import mix
-    from shardtool.reading.open import open  # noqa: A004 - `shardtool.open`
-    from shardtool.reading.stream import Stream
-    from shardtool.request.observer import Observer
+    from shardtool.read.dataset import (
+        Dataset,
+        open,  # noqa: A004 - `shardtool.open`
+    )
+    from shardtool.read.mix import mix
+    from shardtool.read.stream import Stream
     from shardtool.request.options import (
         CopyOptions,
         CreateOptions,
         ExportOptions,
         IndexOptions,
         InspectOptions,
+        ReshardOptions,
         VerifyOptions,
     )
-    from shardtool.request.reshard_options import ReshardOptions
-    from shardtool.request.results import CopyResult, CreateResult, DryRun, ExportResult, IndexResult, SplitResult
+    from shardtool.request.results import (
+        CopyResult,
+        CreateResult,
+        DryRun,
+        ExportResult,
+        IndexResult,
+        Observer,
+        SplitResult,
+    )
     from shardtool.storage.places import use_endpoint
-    from shardtool.verbs.copy import copy
-    from shardtool.verbs.create import create, dry_run
-    from shardtool.verbs.export import export
-    from shardtool.verbs.index import index
-    from shardtool.verbs.inspect import inspect
-    from shardtool.verbs.reshard import reshard, reshard_dry_run
-    from shardtool.verbs.verify import verify
+    from shardtool.verbs.cache.cache import Cache
+    from shardtool.verbs.copy.copy import copy
+    from shardtool.verbs.create.create import create, dry_run, reshard, reshard_dry_run
+    from shardtool.verbs.index.index import export, index
+    from shardtool.verbs.inspect.inspect import inspect
+    from shardtool.verbs.inspect.summary import Summary
+    from shardtool.verbs.verify.findings import Finding
+    from shardtool.verbs.verify.look import Report
+    from shardtool.verbs.verify.verify import verify
     from shardtool.writer.merge import merge
     from shardtool.writer.options import WriterOptions
     from shardtool.writer.writer import ShardWriter
@@ -104,41 +111,41 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Cache": "cache.cache",
+    "Cache": "verbs.cache.cache",
     "CopyOptions": "request.options",
     "CopyResult": "request.results",
     "CreateOptions": "request.options",
     "CreateResult": "request.results",
-    "Dataset": "reading.dataset",
+    "Dataset": "read.dataset",
     "DryRun": "request.results",
     "ExportOptions": "request.options",
     "ExportResult": "request.results",
-    "Finding": "check.findings",
+    "Finding": "verbs.verify.findings",
     "IndexOptions": "request.options",
     "IndexResult": "request.results",
     "InspectOptions": "request.options",
-    "Observer": "request.observer",
-    "Report": "check.look",
-    "ReshardOptions": "request.reshard_options",
+    "Observer": "request.results",
+    "Report": "verbs.verify.look",
+    "ReshardOptions": "request.options",
     "ShardWriter": "writer.writer",
     "SplitResult": "request.results",
-    "Stream": "reading.stream",
-    "Summary": "inspection.summary",
+    "Stream": "read.stream",
+    "Summary": "verbs.inspect.summary",
     "VerifyOptions": "request.options",
     "WriterOptions": "writer.options",
-    "copy": "verbs.copy",
-    "create": "verbs.create",
-    "dry_run": "verbs.create",
-    "export": "verbs.export",
-    "index": "verbs.index",
-    "inspect": "verbs.inspect",
-    "mix": "reading.mix",
-    "open": "reading.open",
+    "copy": "verbs.copy.copy",
+    "create": "verbs.create.create",
+    "dry_run": "verbs.create.create",
+    "export": "verbs.index.index",
+    "index": "verbs.index.index",
+    "inspect": "verbs.inspect.inspect",
+    "mix": "read.mix",
+    "open": "read.dataset",
     "merge": "writer.merge",
-    "reshard": "verbs.reshard",
-    "reshard_dry_run": "verbs.reshard",
+    "reshard": "verbs.create.create",
+    "reshard_dry_run": "verbs.create.create",
     "use_endpoint": "storage.places",
-    "verify": "verbs.verify",
+    "verify": "verbs.verify.verify",
 }
 
 

@@ -60,7 +60,7 @@ def few_workers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(local, "_may_fork", lambda: True)
         patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
-        patched.setattr("shardtool.execute.start.LocalPool", OwnWorker)
+        patched.setattr("shardtool.execute.local.LocalPool", OwnWorker)
         yield
 
 

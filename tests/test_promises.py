@@ -12,12 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.check import worker
-from shardtool.check.findings import _MOST as FINDINGS_MOST
 from shardtool.cli import _LEAST_ROOM
 from shardtool.cli.signals import _PATIENCE_S
 from shardtool.dataset import payload
-from shardtool.dataset.classes import _FILE_LIMIT as CLASSES_FILE_LIMIT
+from shardtool.dataset.dataset_file import _FILE_LIMIT as CLASSES_FILE_LIMIT
 from shardtool.dataset.shard_file import _XZ_MEMORY as SHARD_FILE_XZ_MEMORY
 from shardtool.dataset.sidecar_read import _FACTOR as SIDECAR_READ_FACTOR
 from shardtool.dataset.sidecar_read import _FIELD_BYTES as SIDECAR_READ_FIELD_BYTES
@@ -33,11 +31,11 @@ from shardtool.format.tar_read import _LONG_LIMIT as TAR_READ_LONG_LIMIT
 from shardtool.format.tfrecord_read import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
 from shardtool.format.zip_read import _MOST_A_BYTE as ZIP_READ_MOST_A_BYTE
 from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
-from shardtool.reading.files import _MOST_OPEN as FILES_MOST_OPEN
-from shardtool.request import ranges
-from shardtool.source.archive.members import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
-from shardtool.source.archive.members import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
-from shardtool.source.archive.members import _LONGEST as ARCHIVE_LONGEST
+from shardtool.read.files import _MOST_OPEN as FILES_MOST_OPEN
+from shardtool.request import choices as ranges
+from shardtool.source.archive import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
+from shardtool.source.archive import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
+from shardtool.source.archive import _LONGEST as ARCHIVE_LONGEST
 from shardtool.storage.remote import lock
 from shardtool.storage.remote.client import _CONNECT_S as CLIENT_CONNECT_S
 from shardtool.storage.remote.client import _DIGITS as CLIENT_DIGITS
@@ -45,10 +43,12 @@ from shardtool.storage.remote.client import _MOST_REDIRECTS as CLIENT_MOST_REDIR
 from shardtool.storage.remote.client import _REASON as CLIENT_REASON
 from shardtool.storage.remote.line import _MOST_HEAD as LINE_MOST_HEAD
 from shardtool.storage.remote.retry import POLICY
-from shardtool.table import limits
-from shardtool.transfer.beside import _LIST_LIMIT as BESIDE_LIST_LIMIT
+from shardtool.table import columns as limits
 from shardtool.transform import image
 from shardtool.values import NAME_LIMIT
+from shardtool.verbs.copy.goal import _LIST_LIMIT as BESIDE_LIST_LIMIT
+from shardtool.verbs.verify import worker
+from shardtool.verbs.verify.findings import _MOST as FINDINGS_MOST
 
 _KB, _MB, _GB = 2**10, 2**20, 2**30
 _FETCH = FetchOptions()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardtool.errors import InvalidRequest
-from shardtool.pack.request import output_pattern
-from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.shard_names import NameFacts, is_shard_name, read_name, whole_of
+from shardtool.pattern import NameFacts, is_shard_name, parse_pattern, read_name, sidecar_name, whole_of
+from shardtool.verbs.create.request import output_pattern
 
 TOLD = {
     "a.tar": NameFacts("tar"), "A.TAR": NameFacts("tar"), "a.b.Tar": NameFacts("tar"),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli.options import PLACE, Whole, chosen, endpoint, progress
+from shardtool.cli.options import PLACE, WholeNumber, chosen, endpoint, progress
 from shardtool.request.options import CopyOptions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("arguments", type=PLACE, nargs=-1, required=True, metavar="DATASET... DEST")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset of the same name, and files of its names.")
 @click.option("--dry-run", is_flag=True, help="Compare, and print what would be copied; write nothing.")
-@click.option("--workers", type=Whole("workers"), metavar="N", help="Shards at a time. [default: 4]")
+@click.option("--workers", type=WholeNumber("workers"), metavar="N", help="Shards at a time. [default: 4]")
 @chosen(
     CopyOptions,
     "trust",
@@ -63,7 +63,7 @@ def copy(
 
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
-    from shardtool.verbs.copy import copy as run
+    from shardtool.verbs.copy.copy import copy as run
 
     *dataset, dest = arguments
     if not dataset:

@@ -11,9 +11,9 @@ import click
 
 from shardtool.cli.options import (
     PLACE,
-    Sectioned,
+    SectionedCommand,
     Size,
-    Whole,
+    WholeNumber,
     chosen,
     common,
     dividing,
@@ -24,8 +24,8 @@ from shardtool.cli.options import (
 )
 from shardtool.cli.piped import in_files
 from shardtool.cli.reshard import follows
+from shardtool.pattern import is_shard_name
 from shardtool.request.options import CreateOptions
-from shardtool.shard_names import is_shard_name
 from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.cli.options import Command
 
 
-class _Create(Sectioned):
+class _Create(SectionedCommand):
     SECTIONS: ClassVar[dict[str, str]] = {
         "max_size": "Shards",
         "where": "Choosing and dividing",
@@ -96,7 +96,9 @@ def fetching(command: Command) -> Command:
 
 def _number(name: str, text: str) -> Callable[[Command], Command]:
     default = next(one.default for one in fields(CreateOptions) if one.name == name)
-    return click.option(typed_name(name), type=Whole(name), default=default, show_default=True, metavar="N", help=text)
+    return click.option(
+        typed_name(name), type=WholeNumber(name), default=default, show_default=True, metavar="N", help=text
+    )
 
 
 @click.command(cls=_Create, no_args_is_help=True)
@@ -146,7 +148,7 @@ def _number(name: str, text: str) -> Callable[[Command], Command]:
 )
 @click.option("--only-larger", is_flag=True, help="Never enlarge.")
 @chosen(CreateOptions, "encode", "Into this format.")
-@click.option("--quality", type=Whole("quality"), metavar="N", help="Of jpg and webp. [default: 90]")
+@click.option("--quality", type=WholeNumber("quality"), metavar="N", help="Of jpg and webp. [default: 90]")
 @click.option("--image", "images", multiple=True, metavar="FIELD", help="These fields are images. [default: by ending]")
 @click.option("--mask", "masks", multiple=True, metavar="FIELD", help="These are images of labels: never blended.")
 @click.option("--probe", is_flag=True, help="Width, height and mode go into the sidecars.")
@@ -224,8 +226,8 @@ def create(
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
     from shardtool.cli.results_text import carry_out
-    from shardtool.verbs.create import create as run
-    from shardtool.verbs.create import dry_run as run_dry
+    from shardtool.verbs.create.create import create as run
+    from shardtool.verbs.create.create import dry_run as run_dry
 
     asked = CreateOptions(if_exists=if_exists(append=append, resume=resume, overwrite=overwrite), **options)
     source, output = divide_arguments((*in_files(arguments[:-1], table=True), *arguments[-1:]))

@@ -14,8 +14,7 @@ from shardtool.request.options import OF_WORKERS, ExportOptions, IndexOptions
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.request.observer import Observer
-    from shardtool.request.results import IndexResult
+    from shardtool.request.results import IndexResult, Observer
     from shardtool.values import Given
 
 
@@ -111,8 +110,8 @@ def _index(
     """Index one dataset, and make what other tools want of it; return what was done, as JSON and as lines."""
     from shardtool.errors import printable
     from shardtool.values import counted
-    from shardtool.verbs.export import check_names, export
-    from shardtool.verbs.index import index as run
+    from shardtool.verbs.index.index import check_names, export
+    from shardtool.verbs.index.index import index as run
 
     document: dict[str, object] = {}
     lines, file = list[str](), dataset[0]

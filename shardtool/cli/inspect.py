@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardtool.cli.options import Whole, endpoint
+from shardtool.cli.options import WholeNumber, endpoint
 from shardtool.cli.options import progress as progress_option
 from shardtool.cli.piped import in_files
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from shardtool.cli.results_text import Terminal
     from shardtool.dataset.opened import OpenedDataset
-    from shardtool.inspection.samples import FoundSample, SampleView
     from shardtool.request.options import InspectOptions
+    from shardtool.verbs.inspect.samples import FoundSample, SampleView
 
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
@@ -42,7 +42,7 @@ _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where
     metavar="KEY|N",
     help="Show this sample: its key, or its number from 0; repeatable.",
 )
-@click.option("--head", type=Whole("head"), metavar="N", help="Show the first N samples, a line each.")
+@click.option("--head", type=WholeNumber("head"), metavar="N", help="Show the first N samples, a line each.")
 @click.option("--keys", "only_keys", is_flag=True, help="Print all keys, one per line.")
 @click.option(
     "--extract",
@@ -61,13 +61,15 @@ _APART = (("--field", "--extract"), ("--field", "--json"), ("--sample", "--where
 @click.option("--full", is_flag=True, help="Read the index of every shard, above four million samples, too.")
 @click.option(
     "--looks",
-    type=Whole("looks"),
+    type=WholeNumber("looks"),
     default=256,
     show_default=True,
     metavar="N",
     help="Images that are opened for their sizes and modes.",
 )
-@click.option("--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images.")
+@click.option(
+    "--seed", type=WholeNumber("seed"), default=0, show_default=True, metavar="N", help="Of the choice of images."
+)
 @endpoint
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every shard.")
 @click.option("--quiet", is_flag=True, help="No progress.")
@@ -139,7 +141,7 @@ def inspect(
         return
     from shardtool.dataset.opened import open_dataset
     from shardtool.dataset.several import given_datasets
-    from shardtool.inspection.samples import find_sample, first_samples
+    from shardtool.verbs.inspect.samples import find_sample, first_samples
 
     opened = [open_dataset(one) for one in given_datasets(dataset)]
     if pictures:
@@ -182,7 +184,7 @@ def _asked(given: set[str]) -> bool:
 def _show_summary(dataset: tuple[str, ...], options: InspectOptions, terminal: Terminal, *, as_json: bool) -> None:
     from shardtool.cli.output import show, show_json
     from shardtool.cli.summary_text import encodable, summary_text, width
-    from shardtool.verbs.inspect import inspect as run
+    from shardtool.verbs.inspect.inspect import inspect as run
 
     try:
         summary = run(dataset, options, observer=terminal)
@@ -197,7 +199,7 @@ def _show_summary(dataset: tuple[str, ...], options: InspectOptions, terminal: T
 def _show_read_speed(dataset: tuple[str, ...], *, decode: bool, seed: int, as_json: bool) -> None:
     from shardtool.cli.output import show, show_json
     from shardtool.cli.summary_text import encodable, read_speed_text
-    from shardtool.inspection.read_speed import read_speed
+    from shardtool.verbs.inspect.read_speed import read_speed
 
     speed = read_speed(dataset, decode=decode, seed=seed)
     if as_json:
@@ -217,9 +219,9 @@ def _write_pictures(
 ) -> None:
     from shardtool.cli.output import show, show_json
     from shardtool.errors import InvalidRequest, printable
-    from shardtool.inspection.page.contact_sheet import write_contact_sheet
-    from shardtool.inspection.page.page import write_page
     from shardtool.values import output_text
+    from shardtool.verbs.inspect.page.contact_sheet import write_contact_sheet
+    from shardtool.verbs.inspect.page.page import write_page
 
     if len(datasets) > 1:
         where = "--contact-sheet" if html is None else "--html"
@@ -239,8 +241,8 @@ def _write_pictures(
 def _write_table(opened: list[OpenedDataset], path: str, where: str | None, *, overwrite: bool, as_json: bool) -> None:
     from shardtool.cli.output import show, show_json
     from shardtool.errors import printable
-    from shardtool.inspection.table import write_table
     from shardtool.values import counted, output_text
+    from shardtool.verbs.inspect.table import write_table
 
     rows = write_table(opened, path, where=where, overwrite=overwrite)
     if as_json:
@@ -251,7 +253,7 @@ def _write_table(opened: list[OpenedDataset], path: str, where: str | None, *, o
 
 def _print_field(sample: FoundSample, field: str) -> None:
     from shardtool.cli.output import show_bytes
-    from shardtool.inspection.extract import field_bytes
+    from shardtool.verbs.inspect.extract import field_bytes
 
     show_bytes(field_bytes(sample, field))
 
@@ -263,7 +265,7 @@ def _print_keys(opened: list[OpenedDataset], where: str | None, *, as_json: bool
     from shardtool.cli.output import show_json
     from shardtool.cli.summary_text import encodable, show_each
     from shardtool.errors import printable
-    from shardtool.inspection.samples import keys
+    from shardtool.verbs.inspect.samples import keys
 
     found = keys(opened, where)
     chunks = iter(lambda: list(islice(found, _MANY)), [])
@@ -278,9 +280,9 @@ def _print_samples(
 ) -> None:
     from shardtool.cli.output import show_json
     from shardtool.cli.summary_text import show_each, width
-    from shardtool.inspection.extract import extract
-    from shardtool.inspection.samples import view
     from shardtool.values import output_text
+    from shardtool.verbs.inspect.extract import extract
+    from shardtool.verbs.inspect.samples import view
 
     seen = ((view(sample, text_limit=_BRIEF) if brief else view(sample), sample) for sample in found)
     shown = (

@@ -11,9 +11,8 @@ import click
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.export_formats import EXPORTS
-from shardtool.request.choices import choices
+from shardtool.request.choices import RANGES, choices
 from shardtool.request.options import OutputOptions
-from shardtool.request.ranges import RANGES
 from shardtool.storage.places import use_endpoint, use_headers
 from shardtool.storage.remote.retry import use_retry_for
 from shardtool.values import parse_size
@@ -42,7 +41,7 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
             self.fail(f"{error.found}: {value!r}, expected {error.expected}", param, ctx)
 
 
-class Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
+class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """A whole number, in the range that `RANGES` has for an option."""
 
     name = "integer"
@@ -57,7 +56,7 @@ class Whole(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
         return self._range.convert(value, param, ctx)  # type: ignore[no-any-return,unused-ignore]
 
 
-class Sectioned(click.Command):
+class SectionedCommand(click.Command):
     """A command whose help shows its options in sections: each starts at the option that `SECTIONS` names."""
 
     SECTIONS: ClassVar[dict[str, str]] = {}
@@ -117,12 +116,14 @@ def shards(command: Command) -> Command:
     return _add(
         command,
         click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]"),
-        click.option("--max-count", type=Whole("max_count"), metavar="N", help="Samples in a shard at most."),
-        click.option("--shards", type=Whole("shards"), metavar="N", help="Exactly so many shards; of each split."),
+        click.option("--max-count", type=WholeNumber("max_count"), metavar="N", help="Samples in a shard at most."),
+        click.option(
+            "--shards", type=WholeNumber("shards"), metavar="N", help="Exactly so many shards; of each split."
+        ),
         click.option("--equal-count", is_flag=True, help="Equally many samples in each shard, give or take one."),
         click.option(
             "--shards-multiple-of",
-            type=Whole("shards_multiple_of"),
+            type=WholeNumber("shards_multiple_of"),
             default=1,
             metavar="N",
             help="So that ranks x workers divide them.",
@@ -131,7 +132,12 @@ def shards(command: Command) -> Command:
         chosen(OutputOptions, "place", "By order, or by the hash of the key: a new file changes one shard."),
         click.option("--shuffle", is_flag=True, help="One global random order."),
         click.option(
-            "--seed", type=Whole("seed"), default=0, show_default=True, metavar="N", help="Of --shuffle and --split."
+            "--seed",
+            type=WholeNumber("seed"),
+            default=0,
+            show_default=True,
+            metavar="N",
+            help="Of --shuffle and --split.",
         ),
         click.option(
             "--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last."
@@ -245,7 +251,7 @@ def common(command: Command) -> Command:
     """Add what every verb has."""
     return _add(
         command,
-        click.option("--workers", type=Whole("workers"), metavar="N", help="Tasks at once. [default: the cores]"),
+        click.option("--workers", type=WholeNumber("workers"), metavar="N", help="Tasks at once. [default: the cores]"),
         chosen(OutputOptions, "executor", "Where they run: on this machine, or on the nodes of a Ray cluster."),
         click.option("--address", metavar="ADDRESS", help="The cluster's: auto, ray://host:port or host:port."),
         endpoint,

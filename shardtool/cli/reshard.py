@@ -11,9 +11,9 @@ import click
 
 from shardtool.cli.options import (
     PLACE,
-    Sectioned,
+    SectionedCommand,
     Size,
-    Whole,
+    WholeNumber,
     chosen,
     common,
     dividing,
@@ -23,8 +23,8 @@ from shardtool.cli.options import (
     shards,
 )
 from shardtool.cli.piped import in_files
-from shardtool.request.reshard_options import ReshardOptions
-from shardtool.shard_names import is_shard_name
+from shardtool.pattern import is_shard_name
+from shardtool.request.options import ReshardOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ _MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 
 
-class _Reshard(Sectioned):
+class _Reshard(SectionedCommand):
     SECTIONS: ClassVar[dict[str, str]] = {
         "max_size": "Shards",
         "method": "Reading in another order",
@@ -107,7 +107,7 @@ def follows(one: str, other: str) -> bool:
     "size, fields.",
 )  # fmt: skip
 @click.option("--sample", metavar="SHARE", help="This share of the samples, by the hash of the key: 0.01 or 1%.")
-@click.option("--head", type=Whole("head"), metavar="N", help="The first N samples.")
+@click.option("--head", type=WholeNumber("head"), metavar="N", help="The first N samples.")
 @chosen(ReshardOptions, "on_duplicate", "Samples with one key: an error, new names (KEY-2), or only one stays.")
 @dividing
 @selecting
@@ -148,9 +148,9 @@ def reshard(
       shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
     from shardtool.cli.results_text import carry_out
-    from shardtool.request.reshard_options import ReshardOptions
-    from shardtool.verbs.reshard import reshard as run
-    from shardtool.verbs.reshard import reshard_dry_run
+    from shardtool.request.options import ReshardOptions
+    from shardtool.verbs.create.create import reshard as run
+    from shardtool.verbs.create.create import reshard_dry_run
 
     givens, output = divide_arguments((*in_files(datasets[:-1]), *datasets[-1:]))
     asked = ReshardOptions(

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 
 from shardtool.cli.output import show
 from shardtool.errors import listing, printable
-from shardtool.inspection.samples import plain
-from shardtool.request.command_line import command_line
-from shardtool.request.run_record import RunRecord
+from shardtool.request.run_record import RunRecord, command_line
 from shardtool.values import counted, show_size
+from shardtool.verbs.inspect.samples import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.inspection.read_speed import ReadSpeed
-    from shardtool.inspection.samples import FieldView, SampleView
-    from shardtool.inspection.statistics import ColumnSummary, Spread
-    from shardtool.inspection.summary import ImageSummary, LabelSummary, Summary
+    from shardtool.verbs.inspect.read_speed import ReadSpeed
+    from shardtool.verbs.inspect.samples import FieldView, SampleView
+    from shardtool.verbs.inspect.statistics import ColumnSummary, Spread
+    from shardtool.verbs.inspect.summary import ImageSummary, LabelSummary, Summary
 
 _WIDTH, _NARROWEST, _WIDEST = 100, 40, 160
 _LABELS = 8  # values that are shown; the JSON has more

@@ -13,6 +13,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,12 +23,21 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import is_plain_name, no_dataset_file, pattern_text, shard_names
 from shardtool.dataset.shard_file import FETCH, looks_like
-from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
-from shardtool.pattern import DATASET_SUFFIX, MOST_NAMES, parse_pattern, sidecar_name
-from shardtool.shard_names import KNOWN, is_shard_name, read_name, whole_of
-from shardtool.storage.places import (
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, ShardError, listing, printable, reason
+from shardtool.pattern import (
+    DATASET_SUFFIX,
+    KNOWN,
+    MOST_NAMES,
+    is_shard_name,
+    parse_pattern,
+    read_name,
+    sidecar_name,
+    whole_of,
+)
+from shardtool.storage.places import (  # fmt: skip
     base_name,
     folder_of,
+    for_each,
     is_file,
     is_folder,
     is_url,
@@ -36,18 +46,21 @@ from shardtool.storage.places import (
     list_folder,
     names_in,
     plain_sizes,
+    read_beside,
     read_small,
     refuse_near_url,
-)  # fmt: skip
+)
 from shardtool.storage.reading import dangling
-from shardtool.values import to_bytes
-from shardtool.wording import either
+from shardtool.values import counted, to_bytes
+from shardtool.wording import create_again, either
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from shardtool.dataset.sidecar import ShardFact
     from shardtool.pattern import ShardPattern
-    from shardtool.values import Given
+    from shardtool.values import Dots, Given
+
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
@@ -62,7 +75,7 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DatasetFiles:
     """The shards of a dataset.
 
     Attributes:
@@ -101,7 +114,7 @@ def sidecar_path(shard: str, folder: str | None) -> str:
     return join(folder_of(shard) if folder is None else folder, sidecar_name(base_name(shard)))
 
 
-def find_dataset(given: Given, *, lacking: bool = False) -> Found:
+def find_dataset(given: Given, *, lacking: bool = False) -> DatasetFiles:
     """Return the shards that `given` means.
 
     Args:
@@ -121,7 +134,7 @@ def find_dataset(given: Given, *, lacking: bool = False) -> Found:
     return found
 
 
-def _find(names: list[str]) -> Found:
+def _find(names: list[str]) -> DatasetFiles:
     if not names:
         raise InvalidRequest("the dataset", "nothing given", expected=EXPECTED)
     if len(names) > 1:
@@ -155,7 +168,7 @@ def matches(name: str) -> list[str]:
     return [join(folder, one) for one in sorted(names, key=natural)]
 
 
-def _at_address(name: str) -> Found:
+def _at_address(name: str) -> DatasetFiles:
     """Return the shards that an address means."""
     last = base_name(name)
     if last.endswith(DATASET_SUFFIX):
@@ -182,7 +195,7 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if at % 2 else (-1, part) for at, part in enumerate(_NUMBER.split(name))]
 
 
-def _of_names(names: list[str], text: str = "") -> Found:
+def _of_names(names: list[str], text: str = "") -> DatasetFiles:
     """Return the shards of these names; of a glob, which is `text`, also those that a dataset file lists."""
     sidecars = {sidecar_path(name, None) for name in names}
     names = [name for name in names if name not in sidecars] or names  # a glob finds them beside `train-00000-of-01024`
@@ -205,7 +218,7 @@ def _of_names(names: list[str], text: str = "") -> Found:
             raise InvalidRequest(name, "no such file", expected=EXPECTED)
     if lost := [join(folder, name) for name in listed if text and name not in plain]:
         names = sorted([*names, *lost], key=natural)
-    return Found(tuple(names), file, folder, own=file is not None)
+    return DatasetFiles(tuple(names), file, folder, own=file is not None)
 
 
 def _check_fetched(path: str) -> None:
@@ -214,7 +227,7 @@ def _check_fetched(path: str) -> None:
         raise InvalidRequest(path, f"a link to nothing, {printable(target)}", expected=EXPECTED, remedy=FETCH)
 
 
-def _of_folder(folder: str) -> Found:
+def _of_folder(folder: str) -> DatasetFiles:
     try:
         names = sorted(list_folder(folder), key=natural)
     except OSError as error:
@@ -229,7 +242,7 @@ def _of_folder(folder: str) -> Found:
     if not shards:
         makes = either("`create` makes shards of other files.", "`shardtool create` makes shards of other files.")
         raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}", remedy=makes)
-    return Found(tuple(shards), None, folder.rstrip("/") or "/")
+    return DatasetFiles(tuple(shards), None, folder.rstrip("/") or "/")
 
 
 def shards_of_folder(folder: str, names: list[str]) -> list[str]:
@@ -255,7 +268,7 @@ def _may_be_shard(path: str) -> bool:
         return True
 
 
-def _of_pattern(text: str) -> Found:
+def _of_pattern(text: str) -> DatasetFiles:
     folder = folder_of(text)
     try:
         pattern = replace(parse_pattern(base_name(text)), folder=folder) if is_web(text) else parse_pattern(text)
@@ -283,7 +296,7 @@ def _of_pattern(text: str) -> Found:
     names = () if whole or pattern.count is None else (pattern.shard(at) for at in range(pattern.count))
     missing = tuple(islice((name for name in names if name not in known), _MOST_MISSING))
     shards = tuple(join(pattern.folder, name) for name in found)
-    return Found(shards, file, pattern.folder, own=file is not None, whole=whole, missing=missing)
+    return DatasetFiles(shards, file, pattern.folder, own=file is not None, whole=whole, missing=missing)
 
 
 def _there(pattern: ShardPattern) -> Iterable[str] | None:
@@ -324,7 +337,7 @@ def _check_named(pattern: ShardPattern) -> None:
         raise InvalidRequest(where, f"{pattern.count:,} names", expected=f"at most {MOST_NAMES:,}")
 
 
-def _of_dataset_file(path: str) -> Found:
+def _of_dataset_file(path: str) -> DatasetFiles:
     _check_fetched(path)
     try:
         data = read_small(path)
@@ -343,7 +356,7 @@ def _of_dataset_file(path: str) -> Found:
     names = [os.fsdecode(to_bytes(name)) for name in names]
     if not is_url(path):  # no links in stores
         check_below(path, {os.path.dirname(name) for name in names})
-    return Found(tuple(join(folder, name) for name in names), path, folder, own=listed is not None, whole=True)
+    return DatasetFiles(tuple(join(folder, name) for name in names), path, folder, own=listed is not None, whole=True)
 
 
 def _is_beside(name: str, of_url: str) -> bool:
@@ -427,3 +440,110 @@ def _dataset_file_of(
         if name in usual and (there.intersection(listed) or not listed):
             some.append(found)
     return some[0] if some else (None, [], "")
+
+
+# Shards of a run that did not end: their sidecars say how many shards there were to be.
+#
+# A dataset file is written last, so where none is there, a run may have been killed. What has been published by then is
+# sound, and looks like a smaller dataset: who makes a dataset file for it loses the rest without a word.
+#
+# Source: docs/format.md, "Sidecar".
+
+
+ALL_SHARDS = "all of them, and their dataset file"
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedRun:
+    """A run whose shards are not all there.
+
+    Attributes:
+        first: The name of its first shard.
+        shards: How many there are.
+        planned: How many there were to be, at least.
+    """
+
+    first: str
+    shards: int
+    planned: int
+
+    def __str__(self) -> str:
+        there = f"{counted(self.shards, 'shard')} of {self.planned:,} that were planned"
+        return f"{there} from {printable(self.first)[:80]} on: a run did not end, or not all was copied"
+
+
+def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = ()) -> list[UnfinishedRun]:
+    """Return the runs, of `create` or of an append, of which fewer shards are there than their sidecars say.
+
+    Args:
+        facts: What the sidecar of each shard says; None where there is none, or it is damaged: such a shard may
+            be of any of the runs.
+        beside: The same of other shards that are there: who asks about some shards need not name all.
+    """
+    there: Counter[str] = Counter()
+    planned: dict[str, int] = {}
+    unknown = 0
+    for fact in facts:
+        if fact is None or fact.shards is None:
+            unknown += 1
+            continue
+        there[fact.first] += 1
+        planned[fact.first] = max(planned.get(fact.first, 0), fact.shards)
+    there.update(fact.first for fact in beside if fact.first in planned)
+    return [
+        UnfinishedRun(first, there[first] + unknown, number)
+        for first, number in sorted(planned.items())
+        if number > there[first] + unknown
+    ]
+
+
+def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
+    """Return what the sidecars of other shards in a folder say, beside those that were given."""
+    given = {base_name(path) for path in shards if folder_of(path) == folder}
+    others = [name for name in names_in(folder) if is_shard_name(name) and name not in given]
+    return [fact for fact in for_each(_fact_beside, [join(folder, name) for name in others]) if fact is not None]
+
+
+def check_finished(folder: str, shards: Sequence[str]) -> None:
+    """Check that shards without a dataset file are all of their dataset, as far as their sidecars say.
+
+    Raises:
+        InvalidRequest: They are not.
+    """
+    there = [path for path, size in zip(shards, plain_sizes(shards), strict=True) if size is not None]
+    for one in unfinished(for_each(_fact_beside, there), facts_beside(folder, shards)):
+        remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
+        raise InvalidRequest(folder or ".", str(one), expected=ALL_SHARDS, remedy=remedy)
+
+
+def _fact_beside(shard: str) -> ShardFact | None:
+    """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
+    path = join(folder_of(shard), sidecar_name(base_name(shard)))
+    if (data := read_beside(path)) is None:
+        return None
+    from shardtool.dataset.sidecar_read import read_facts
+
+    try:
+        return read_facts(data, path)
+    except ShardError:
+        return None
+
+
+def recorded_dots(found: DatasetFiles) -> Dots:
+    """Return where keys end in members' names, as far as the sidecars show: where a key has a dot, at the last one.
+
+    Args:
+        found: Shards without a dataset file of ours that says it.
+    """
+    from shardtool.dataset.sidecar_read import read_sidecar
+
+    for shard, data in zip(found.shards, for_each(read_beside, map(found.sidecar, found.shards)), strict=True):
+        try:
+            rows = read_sidecar(data, shard, None, metadata=False).rows if data is not None else None
+        except ShardError:
+            continue
+        if rows is None:
+            continue
+        if b"." in rows.keys and any(b"." in key.rpartition(b"/")[2][1:] for key in rows.all_keys()):
+            return "last"
+    return "first"

@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, sidecar_path
+from shardtool.dataset.find import find_dataset, recorded_dots, sidecar_path
 from shardtool.dataset.shard_file import shard_format
-from shardtool.dataset.sidecar import SCHEMA, UNREAD, Tally
+from shardtool.dataset.sidecar import SCHEMA, UNREAD, ShardTally
 from shardtool.dataset.sidecar_read import Rows, Sidecar, check_shard, read_bytes, read_count, read_sidecar
-from shardtool.dataset.unfinished import recorded_dots
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, strings
 from shardtool.errors import AccessRefused, CorruptShard, raise_if_machines, reason
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.find import Found
+    from shardtool.dataset.find import DatasetFiles
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.dataset.sidecar import ShardFact
     from shardtool.values import Dots, Given, Kind
@@ -113,7 +112,7 @@ class OpenedDataset:
         shards: In order.
     """
 
-    found: Found
+    found: DatasetFiles
     file: DatasetFile | None
     shards: tuple[OpenedShard, ...] = field(repr=False)
 
@@ -141,7 +140,7 @@ def open_dataset(given: Given, *, dots: Dots | None = None) -> OpenedDataset:
     return OpenedDataset(found, file, tuple(shards))
 
 
-def said_of(found: Found) -> tuple[DatasetFile | None, tuple[str, ...]]:
+def said_of(found: DatasetFiles) -> tuple[DatasetFile | None, tuple[str, ...]]:
     """Return what the dataset file says of just those shards that were found, and these shards, one by one.
 
     None: there is none of ours, or it does not list all that were named one by one. Of a dataset that was named as a
@@ -331,14 +330,14 @@ def table_of(found: Survey) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def walked_tally(found: Survey) -> Tally:
+def walked_tally(found: Survey) -> ShardTally:
     """Return what the dataset file says of a shard that was walked."""
     first, last = (walked_text(found.keys[at]) for at in (0, -1)) if found.keys else ("", "")
     counts = np.bincount(np.frombuffer(found.codes, np.uint32), minlength=len(found.names)).tolist()
     fields: Counter[str] = Counter()
     for name, count in zip(found.names, counts, strict=True):
         fields[walked_text(name)] += count
-    return Tally(len(found.keys), first, last, dict(+fields), int(np.frombuffer(found.lengths, np.int64).sum()))
+    return ShardTally(len(found.keys), first, last, dict(+fields), int(np.frombuffer(found.lengths, np.int64).sum()))
 
 
 def places_of(table: pa.Table) -> tuple[bytes, ...]:

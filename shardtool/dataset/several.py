@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import EXPECTED, find_dataset, is_dataset_file, matches, natural, shards_of_folder
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, StoreFailed
-from shardtool.interop.sample_counts import OPEN_CLIP_FILE, TIMM_FILE
-from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, parse_pattern
-from shardtool.shard_names import is_shard_name
+from shardtool.interop.indexes import OPEN_CLIP_FILE, TIMM_FILE
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, is_shard_name, parse_pattern
 from shardtool.storage.places import (
     base_name,
     folder_of,

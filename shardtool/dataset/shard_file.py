@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar_read, tfrecord_read
-from shardtool.shard_names import KNOWN, NameFacts, part_of, read_name
+from shardtool.pattern import KNOWN, NameFacts, part_of, read_name
 from shardtool.storage.open_file import open_file
 from shardtool.storage.places import base_name, is_file, is_url, read_head
 from shardtool.storage.reading import dangling

@@ -99,7 +99,7 @@ class ShardFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ShardTally:
     """The figures of a shard that the dataset file lists or adds up: `fields` is how many samples have each."""
 
     samples: int
@@ -109,14 +109,14 @@ class Tally:
     field_bytes: int
 
 
-def tally_of(table: pa.Table) -> Tally:
+def tally_of(table: pa.Table) -> ShardTally:
     """Return what a sidecar's table says of its shard."""
     import pyarrow.compute as pc
 
     keys = [table.column("__key__")[at].as_py() for at in (0, -1)] if table.num_rows else ["", ""]
     fields = table.column("__fields__").combine_chunks().flatten()
     counts = {one["values"]: one["counts"] for one in fields.field("name").value_counts().to_pylist()}
-    return Tally(table.num_rows, keys[0], keys[1], counts, int(pc.sum(fields.field("length")).as_py() or 0))
+    return ShardTally(table.num_rows, keys[0], keys[1], counts, int(pc.sum(fields.field("length")).as_py() or 0))
 
 
 def with_shard(schema: pa.Schema) -> pa.Schema:

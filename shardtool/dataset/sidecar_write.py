@@ -16,7 +16,7 @@ from shardtool.dataset.sidecar import (
     SCHEMA,
     SHARD,
     ShardFact,
-    Tally,
+    ShardTally,
     types_of,
     with_shard,
 )
@@ -65,16 +65,16 @@ class ShardIndex:
     columns: dict[str, pa.Array]
     whole: NDArray[np.bool_] | None = None
 
-    def tally(self) -> Tally:
+    def tally(self) -> ShardTally:
         """Return what the dataset file lists of the shard."""
         counts = np.bincount(self.codes, minlength=len(self.names))
         fields = {name: int(count) for name, count in zip(self.names, counts, strict=True) if count}
         keys = self.keys[:-1].split(b"\0") if self.keys else [b""]
-        return Tally(len(self.counts), keys[0].decode(), keys[-1].decode(), fields, int(self.sizes.sum()))
+        return ShardTally(len(self.counts), keys[0].decode(), keys[-1].decode(), fields, int(self.sizes.sum()))
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenShard:
     """A shard that was written.
 
     Attributes:
@@ -94,7 +94,7 @@ class Written:
     source_paths: bytes = b""
 
 
-def index_of(shard: Written) -> ShardIndex:
+def index_of(shard: WrittenShard) -> ShardIndex:
     """Return the index of a shard that was written."""
     content, columns, skipped = shard.content, shard.columns, shard.skipped
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)

@@ -9,19 +9,177 @@ from __future__ import annotations
 import os
 import re
 from array import array
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.salvage import Lost, broken_samples, walk_members, walk_records, what_is_wrong
 from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misnamed, shard_kind
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
-from shardtool.format import tar_read, tfrecord_read
+from shardtool.format import resync, tar_read, tfrecord_read
 from shardtool.values import is_utf8, source_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
     from shardtool.values import Dots, Kind
+
+
+# What can still be read of a damaged shard: members and records behind the damage, and which samples are whole.
+#
+# A tar has no checksums of payloads, and does not say which members make a sample. So a sample next to a lost part
+# counts as whole only if it has all the fields that samples of the shard have; another one may have lost some.
+
+
+_MOST_SALVAGED = 2**16  # lost parts of a shard: what has more is no shard
+_MAY_MISS = "fields of it may be lost there"
+
+
+class LostRange(NamedTuple):
+    """A part of a shard that could not be read.
+
+    Attributes:
+        start: Where it starts.
+        end: Where the shard goes on; -1: nowhere.
+        found: What is wrong there.
+        name: Of a tar, the name in the damaged header, as far as that seems to have one.
+    """
+
+    start: int
+    end: int
+    found: str
+    name: bytes = b""
+
+    def __str__(self) -> str:
+        rest = f"{self.end - self.start:,} bytes" if self.end >= 0 else "all from there on"
+        return f"at {self.start:,}: {self.found}; passed over: {rest}"
+
+
+def what_is_wrong(error: CorruptShard) -> str:
+    """Return what an error says, without the place and what to do."""
+    return f"{error.problem}, expected {error.expected}" if error.expected else error.problem
+
+
+def walk_members(
+    shard: ShardFile | PackedFile, note: Callable[[int, str], None], lost: list[LostRange]
+) -> Iterator[tar_read.Member]:
+    """Yield the members of a tar that can be read; what cannot is added to `lost`."""
+    at, doubtful = 0, False
+    while at >= 0:
+        try:
+            for member in tar_read.walk(shard.read, shard.path, note, at):
+                at = member.end
+                if doubtful and member.data - member.offset == tar_read.BLOCK and resync.may_lack_its_name(member.name):
+                    lost.append(LostRange(member.offset, at, "a member whose long name may be lost", member.name))
+                else:
+                    yield member
+                doubtful = False
+        except CorruptShard as error:
+            lost.append(_lost_of_tar(shard, at, error))
+            at, doubtful = lost[-1].end, True
+            if len(lost) > _MOST_SALVAGED:
+                raise
+        else:
+            return
+
+
+def _lost_of_tar(shard: ShardFile | PackedFile, at: int, error: CorruptShard) -> LostRange:
+    at = at if shard.size < 0 else min(at, shard.size)
+    place = at if error.offset is None else max(at, error.offset)
+    try:
+        block = bytes(shard.read(place, tar_read.BLOCK))
+        end = resync.next_header(shard.read, place, place + (place == at), shard.size)
+    except CorruptShard:  # of what is compressed, nothing behind it can be read
+        return LostRange(at, -1, what_is_wrong(error))
+    return LostRange(at, -1 if end is None else end, what_is_wrong(error), resync.tar_name(block))
+
+
+def walk_records(
+    shard: ShardFile | PackedFile, hold: Callable[[int, int], None] | None, lost: list[LostRange]
+) -> Iterator[tfrecord_read.Record]:
+    """Yield the records of a TFRecord file that can be read; what cannot is added to `lost`."""
+    at = before = 0
+    while at >= 0:
+        try:
+            for record in tfrecord_read.walk(shard.read, shard.path, hold, at):
+                before, at = record.offset, record.end
+                yield record
+        except CorruptShard as error:
+            # A record whose data is damaged may be shorter than its head says: what follows begins in it.
+            cut = bool(lost) and lost[-1].start == before < at == lost[-1].end and shard.size >= 0
+            try:
+                end = resync.next_record(shard.read, at, before + 1 if cut else at + 1, shard.size)
+            except CorruptShard:  # of what is compressed, nothing behind it can be read
+                end = None
+            found = lost.pop() if cut else LostRange(at, -1, what_is_wrong(error))
+            lost.append(found._replace(end=-1 if end is None else end))
+            at = lost[-1].end
+            if len(lost) > _MOST_SALVAGED:
+                raise
+        else:
+            return
+
+
+def broken_samples(
+    keys: Sequence[bytes],
+    starts: Sequence[int],
+    fields: Sequence[frozenset[int]],
+    ends: Sequence[int],
+    lost: Iterable[tuple[LostRange, bytes]],
+    size: int,
+) -> dict[int, str]:
+    """Return the samples of a tar that are not whole, and why.
+
+    Args:
+        keys: The keys of the samples.
+        starts: Where each starts.
+        fields: The fields of each.
+        ends: Where the last payload of each ends.
+        lost: The parts that could not be read, and the key that each seems to have.
+        size: Bytes of the file; -1: unknown, since it is compressed.
+    """
+    broken: dict[int, str] = {}
+    near: dict[int, str] = {}
+    for one, key in lost:
+        before, behind = bisect_left(starts, one.start) - 1, bisect_right(starts, one.end - 1)
+        sides = [before] if one.end < 0 else [before, behind]
+        for at in sides:
+            if 0 <= at < len(keys):
+                near[at] = f"next to what is lost at {one.start:,}"
+                if keys[at] == key or (size < 0 and one.end < 0):
+                    broken[at] = f"{near[at]}: {_MAY_MISS}"
+    for at, end in enumerate(ends) if size >= 0 else ():
+        if end > size:
+            broken[at] = f"the file ends in it: {end - size:,} bytes are not there"
+    usual = frozenset().union(*(names for at, names in enumerate(fields) if at not in broken))
+    for at, reason in near.items():
+        if at not in broken and not fields[at] >= usual:
+            broken[at] = f"{reason}: {_MAY_MISS}"
+    return dict(sorted(broken.items()))
+
+
+def torn_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
+    """Return the samples of a tar whose fields lie apart: the places of the first two parts of each.
+
+    Where parts of one key share a field, it has samples of one key, and none is torn.
+
+    Args:
+        keys: The keys of the samples as they lie.
+        fields: The fields of each.
+    """
+    first: dict[bytes, int] = {}
+    torn: dict[bytes, tuple[int, int]] = {}
+    known: dict[bytes, frozenset[int]] = {}
+    for at, (key, names) in enumerate(zip(keys, fields, strict=True)):
+        before = known.get(key, frozenset())
+        if before & names:
+            return []
+        known[key] = before | names
+        if first.setdefault(key, at) != at:
+            torn.setdefault(key, (first[key], at))
+    return [*torn.values()]
+
 
 _FILE_NAME = b"image/filename"  # of TensorFlow's image sets
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME)
@@ -62,7 +220,7 @@ class SurveyTask:
     salvage: bool = False
 
 
-class Odd(NamedTuple):
+class OddMember(NamedTuple):
     """A member of a tar that is no part of a sample.
 
     Attributes:
@@ -85,7 +243,7 @@ class Odd(NamedTuple):
         return f"{printable(self.name) or './'}: {'a name without a field' if self.is_file else 'no plain file'}"
 
 
-class Unlike(NamedTuple):
+class FeatureConflict(NamedTuple):
     """The first feature of a name that is a list, or of another kind than before: its sample, kind, and values."""
 
     sample: int
@@ -146,12 +304,12 @@ class Survey:
     text_rows: array[int] = field(default_factory=lambda: array("Q"))
     text_lengths: array[int] = field(default_factory=lambda: array("B"))
     text_crcs: array[int] = field(default_factory=lambda: array("I"))
-    odd: list[Odd] = field(default_factory=list)
+    odd: list[OddMember] = field(default_factory=list)
     differ: list[tuple[int, str]] = field(default_factory=list)
-    unlike: dict[int, Unlike] = field(default_factory=dict)
+    unlike: dict[int, FeatureConflict] = field(default_factory=dict)
     whole: array[int] = field(default_factory=lambda: array("Q"))
     error: CorruptShard | None = None
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostRange] = field(default_factory=list)
     broken: list[tuple[int, bytes, str]] = field(default_factory=list)
     _known: dict[bytes, int] = field(default_factory=dict, repr=False)
 
@@ -262,7 +420,7 @@ def payload_crc(shard: ShardFile | PackedFile, offset: int, length: int) -> int:
     return crc
 
 
-class _Kept:
+class _WalkMemory:
     """Sees that a walk keeps no more than its shard may ask for: see `_KEPT_ALWAYS`."""
 
     def __init__(self, shard: ShardFile | PackedFile, found: Survey) -> None:
@@ -308,7 +466,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
     keys, starts, sizes, counts = found.keys, found.starts, found.sizes, found.counts
     codes, offsets, lengths, first_dot = found.codes, found.offsets, found.lengths, task.dots == "first"
     checksum = task.checksum
-    kept, size_limit = _Kept(shard, found), found.size if found.size >= 0 else _ENDLESS
+    kept, size_limit = _WalkMemory(shard, found), found.size if found.size >= 0 else _ENDLESS
     look_at, end = min(_KEPT_STEP, size_limit), 0
 
     def note(offset: int, what: str) -> None:
@@ -321,7 +479,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         base = name.rfind(b"/") + 1
         at = name.find(b".", base + 1) if first_dot else name.rfind(b".", base + 1)
         if not is_file or at < 0 or at == len(name) - 1:
-            found.odd.append(Odd(offset, name, is_file, kind, link))
+            found.odd.append(OddMember(offset, name, is_file, kind, link))
             last = None
             if end > look_at:
                 look_at = min(kept.look(end), size_limit)
@@ -366,7 +524,7 @@ def _sum_member(shard: ShardFile | PackedFile, found: Survey, start: int, size: 
 
 def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
     stem = _stem(shard.path)
-    kept, look_at = _Kept(shard, found), _KEPT_STEP
+    kept, look_at = _WalkMemory(shard, found), _KEPT_STEP
     hold = shard.hold if isinstance(shard, PackedFile) else None
     walk = walk_records(shard, hold, found.lost) if task.salvage else tfrecord_read.walk(shard.read, shard.path, hold)
     for number, record in enumerate(walk):
@@ -377,7 +535,7 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
         except CorruptShard as error:
             if not task.salvage:
                 raise
-            found.lost.append(Lost(record.offset, record.end, what_is_wrong(error)))
+            found.lost.append(LostRange(record.offset, record.end, what_is_wrong(error)))
 
 
 def _add_record(
@@ -385,9 +543,9 @@ def _add_record(
 ) -> None:
     """Note a record; `no_key` is its key where none is given: these differ from those of other shards."""
     held = record.size <= tfrecord_read.HELD_LIMIT
-    data = shard.read(record.data, record.size) if held else tfrecord_read.Far(shard.read, record)
+    data = shard.read(record.data, record.size) if held else tfrecord_read.DistantBytes(shard.read, record)
     if task.checksum:
-        crc = crc32c(data) if not isinstance(data, tfrecord_read.Far) else payload_crc(shard, *record[1:3])
+        crc = crc32c(data) if not isinstance(data, tfrecord_read.DistantBytes) else payload_crc(shard, *record[1:3])
         tfrecord_read.check_crc(record, crc, shard.path)
     features = tfrecord_read.features(data, record.data, shard.path)
     key_feature, key = _key_feature(features, shard.path), no_key
@@ -422,7 +580,7 @@ def _sum_feature(
 ) -> None:
     """Note the checksum of a payload and, of a single whole number, that of its text."""
     at = feature.offset - record.data
-    if isinstance(data, tfrecord_read.Far):
+    if isinstance(data, tfrecord_read.DistantBytes):
         found.crcs.append(payload_crc(shard, feature.offset, feature.size))
     else:
         found.crcs.append(crc32c(data[at : at + feature.size]))
@@ -459,7 +617,7 @@ def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord_read.F
     """Note a feature that is a list, or of another kind than the first of its name, before its row is."""
     before, kind = found.unlike.get(code), found.kinds[code]
     if before is None or (before.kind == kind and feature.kind != kind):
-        found.unlike[code] = Unlike(sample, feature.kind, feature.values)
+        found.unlike[code] = FeatureConflict(sample, feature.kind, feature.values)
     if feature.whole:  # then its values are never just one
         found.whole.append(len(found.codes))
 

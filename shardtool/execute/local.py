@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute import worker
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from shardtool.execute.pool import Needs, Progress
-    from shardtool.values import StartMethod
+    from shardtool.execute.pool import Needs, Pool, Progress
+    from shardtool.values import Executor, StartMethod
+
 
 Result = TypeVar("Result")
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
@@ -158,7 +159,7 @@ class LocalPool:
                 one = by_fd[fd]
                 try:
                     kind, number, value = worker.receive(fd)
-                except worker.Closed:
+                except worker.PipeClosed:
                     raise self._death(one) from None
                 if kind == worker.AGAIN:
                     tell(value)
@@ -249,3 +250,96 @@ def _may_fork() -> bool:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
         return False
+
+
+# This process in place of a pool of workers: where one worker is asked for, none is started.
+
+
+class InProcessPool:
+    """Does the work of a pool in this process."""
+
+    most = most_together = 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def check(self, needs: Needs) -> None:
+        """Refuse nothing: the tasks see what this process sees."""
+
+    def map(
+        self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield (number, result) of each task, in order."""
+        for number, task in enumerate(tasks):
+            if progress is None:
+                yield number, function(task)
+            else:
+                yield number, function(task, lambda *done, number=number: progress(number, *done))
+
+    def close(self) -> None:
+        """End nothing: there is no worker."""
+
+
+# The one place that decides where tasks run: on this machine, or on a Ray cluster.
+
+
+_SETTINGS = {  # of Ray, which looks at them when it is imported; where the environment does not say otherwise
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of its own future
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",  # print nothing of the nodes' logs, for which stdout is not meant
+    "RAY_gcs_server_port_wait_time_s": "1",  # attempts at a cluster that does not answer, each of half a minute
+    "GRPC_VERBOSITY": "NONE",
+}
+
+
+class WorkerOptions(Protocol):
+    """What the options of every verb with workers say of them."""
+
+    @property
+    def workers(self) -> int | None:
+        """How many tasks at once at most; None: as many as there are cores."""
+        ...
+
+    @property
+    def start_method(self) -> StartMethod:
+        """How worker processes of this machine start."""
+        ...
+
+    @property
+    def executor(self) -> Executor:
+        """Where tasks run."""
+        ...
+
+    @property
+    def address(self) -> str | None:
+        """Where the Ray cluster is; None: as Ray's own environment says, or the one of this machine."""
+        ...
+
+
+def start_pool(asked: WorkerOptions, again: str = "Run the same command again.") -> Pool:
+    """Start the workers that options ask for.
+
+    Args:
+        asked: The options.
+        again: What to do after a worker has died.
+
+    Raises:
+        InvalidRequest: Ray is not installed, there is no cluster at the address, or a node of it has other versions.
+        WorkerDied: Workers cannot be started.
+        OutOfMemory: There is no memory for them.
+    """
+    if asked.executor == "local":
+        return LocalPool(asked.workers or cores(), asked.start_method, again)
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        from shardtool.execute.ray_pool import RayPool
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
+        raise InvalidRequest(option("executor", "ray"), "Ray is not installed here", remedy=remedy) from None
+    return RayPool(asked.workers, asked.address, again)

@@ -64,7 +64,7 @@ class Surroundings:
         wording.set_words(command_line=self.command_line)
 
 
-class Tally(Protocol):
+class TaskTally(Protocol):
     """An actor that counts what tasks have done so far."""
 
     add: Remote
@@ -87,7 +87,7 @@ class Answer:
 
 
 def serve(
-    surroundings: Surroundings, function: Callable[..., object], number: int, task: object, tally: Tally | None
+    surroundings: Surroundings, function: Callable[..., object], number: int, task: object, tally: TaskTally | None
 ) -> Answer:
     """Do one task, in the process of a Ray worker."""
     surroundings.enter()
@@ -99,7 +99,7 @@ def serve(
         return Answer(error=reported(what, error))
 
 
-def _reporter(tally: Tally, number: int) -> Callable[..., None]:
+def _reporter(tally: TaskTally, number: int) -> Callable[..., None]:
     """Return what reports all that this attempt has done so far: a second attempt begins at nothing again."""
     last, samples, size = time.monotonic(), 0, 0
 
@@ -113,8 +113,8 @@ def _reporter(tally: Tally, number: int) -> Callable[..., None]:
     return report
 
 
-class Counts:
-    """What tasks have done so far, by number; the actor behind `Tally`."""
+class TaskCounts:
+    """What tasks have done so far, by number; the actor behind `TaskTally`."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[int, int]] = {}
@@ -130,7 +130,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FileSeen:
     """A file or folder as a process sees it.
 
     Attributes:
@@ -151,19 +151,23 @@ class Seen:
         return self.kind in ("a file", "a folder")
 
 
-def see(path: str | bytes) -> Seen:
+def see(path: str | bytes) -> FileSeen:
     """Return what this process sees at a path."""
     try:
         fact = os.stat(path)
     except OSError as error:
-        return Seen(path, reason(error))
+        return FileSeen(path, reason(error))
     if stat.S_ISDIR(fact.st_mode):
-        return Seen(path, "a folder")
-    return Seen(path, "a file", fact.st_size, fact.st_mtime_ns) if stat.S_ISREG(fact.st_mode) else Seen(path, "special")
+        return FileSeen(path, "a folder")
+    return (
+        FileSeen(path, "a file", fact.st_size, fact.st_mtime_ns)
+        if stat.S_ISREG(fact.st_mode)
+        else FileSeen(path, "special")
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class NodeView:
     """What a node sees of what was asked for.
 
     Attributes:
@@ -173,13 +177,13 @@ class View:
         function: What is wrong with the function; empty: nothing.
     """
 
-    files: tuple[Seen, ...]
+    files: tuple[FileSeen, ...]
     marker: bool = True
     writable: bool = True
     function: str = ""
 
 
-def look(surroundings: Surroundings, needs: Needs, marker: str) -> View:
+def look(surroundings: Surroundings, needs: Needs, marker: str) -> NodeView:
     """Return what this node sees.
 
     Args:
@@ -190,8 +194,8 @@ def look(surroundings: Surroundings, needs: Needs, marker: str) -> View:
     surroundings.enter()
     files = tuple(map(see, needs.paths))
     if needs.output is not None:
-        return View(files, os.path.exists(marker), os.access(needs.output or ".", os.W_OK | os.X_OK))
-    return View(files, function=_problem(needs.function) if needs.function else "")
+        return NodeView(files, os.path.exists(marker), os.access(needs.output or ".", os.W_OK | os.X_OK))
+    return NodeView(files, function=_problem(needs.function) if needs.function else "")
 
 
 def _problem(function: str) -> str:

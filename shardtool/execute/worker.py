@@ -28,7 +28,7 @@ _PROGRESS_S = 0.1
 _LENGTH = 4
 
 
-class Closed(Exception):
+class PipeClosed(Exception):
     """The other side closed the pipe."""
 
 
@@ -59,7 +59,7 @@ def _exactly(fd: int, size: int) -> bytearray:
         except ConnectionError:
             got = 0
         if not got:
-            raise Closed
+            raise PipeClosed
         done += got
     return data
 
@@ -86,7 +86,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     try:
         while True:
             _serve(tasks, answer)
-    except (Closed, BrokenPipeError):
+    except (PipeClosed, BrokenPipeError):
         return
 
 
@@ -98,7 +98,7 @@ def _serve(tasks: int, answer: Callable[[int, int, object], None]) -> None:
         what = what_of(function, task)
         report = _reporter(answer, number) if reports else None
         answer(DONE, number, function(task) if report is None else function(task, report))
-    except (Closed, BrokenPipeError):
+    except (PipeClosed, BrokenPipeError):
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
         answer(FAILED, 0, reported(what, error))  # it ends the run: no number is needed

@@ -7,27 +7,229 @@ redirect, so that no second look at a name can give another. Of a body, no more 
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import re
 import resource
 import socket
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http import HTTPStatus
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from yarl import URL
 
-from shardtool.fetch.addresses import is_public
-from shardtool.fetch.client_errors import RefusedAddress, failure_of, failure_of_status
-from shardtool.fetch.clock import Clock
-from shardtool.fetch.contents import Unpacker, is_image, refused_by
-from shardtool.fetch.failure import FetchFailed
+from shardtool.errors import OutputFailed, is_out_of_memory
+from shardtool.fetch.limits import Clock
+from shardtool.fetch.options import DIRECTIVES, FetchFailed
+from shardtool.skipped import SkipCode, http_code
+from shardtool.storage.remote.failures import BUSY, retry_after
 from shardtool.values import show_size
+from shardtool.wording import option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from shardtool.fetch.limits import Turns
     from shardtool.fetch.options import FetchOptions
-    from shardtool.fetch.turns import Turns
+
+
+# What a status, or an error of the HTTP library, means for a file.
+
+
+_Kinds = tuple[type[Exception], ...]
+_MEANINGS: tuple[tuple[_Kinds, SkipCode, str, bool], ...] = (  # the first that fits; whether it may pass
+    ((aiohttp.InvalidURL,), "bad-url", "a host that is no name and no address", False),
+    ((aiohttp.ClientConnectorDNSError,), "no-host", "no address is known for the host", False),
+    (
+        (aiohttp.ClientSSLError,),
+        "bad-certificate",
+        "its certificate, or its TLS, is refused",
+        False,
+    ),
+    ((aiohttp.ClientPayloadError,), "cut-short", "the body ended too early", True),
+    ((OSError, aiohttp.ServerConnectionError), "no-connection", "no connection, or one that ended early", True),
+)
+
+
+class RefusedAddress(OSError):
+    """An address that is not to be asked."""
+
+    def __init__(self) -> None:
+        super().__init__("refused: not an address of the public internet")
+
+
+def failure_of_status(status: int, asked: str) -> FetchFailed:
+    """Return the failure that a status other than 200 means; `asked` is its Retry-After."""
+    known = {one.value: one.phrase for one in HTTPStatus}
+    message = f"the server answered {status} {known.get(status, '')}".rstrip()
+    return FetchFailed(http_code(status), message, may_pass=status in BUSY, wait_s=retry_after(asked) or 0)
+
+
+def failure_of(error: Exception, timeout_s: float) -> FetchFailed:
+    """Return the failure that an error of a request means; a lack of memory or of files is raised.
+
+    Args:
+        error: An OSError, a ClientError, a ValueError, or a time that was exceeded.
+        timeout_s: The limit of time.
+
+    Raises:
+        OutputFailed: This process has too many files open.
+    """
+    if is_out_of_memory(error):
+        raise error
+    number = getattr(error, "errno", None)
+    if number in (errno.EMFILE, errno.ENFILE):  # of the machine, and no fault of a server
+        remedy = f"Raise the limit (ulimit -n), or use fewer {option('connections')}."
+        raise OutputFailed("the web", "too many open files", remedy=remedy)
+    if isinstance(error, asyncio.TimeoutError):
+        return FetchFailed("timeout", f"nothing was heard for {timeout_s:g} s")
+    if isinstance(error, OSError) and str(RefusedAddress()) in f"{error} {getattr(error, 'os_error', '')}":
+        return FetchFailed("refused-address", "an address of this machine, a local network or no network")
+    for kinds, code, message, may_pass in _MEANINGS:
+        if isinstance(error, kinds):
+            return FetchFailed(code, message, may_pass=may_pass or number == socket.EAI_AGAIN)
+    return FetchFailed("bad-response", "an answer that is no HTTP, or has far too long headers")
+
+
+# What a response says of its content: its coding, what robots may do with it, whether it is an image.
+
+
+_GZIP = 16 + zlib.MAX_WBITS
+_STEP = 2**18  # bytes that are unpacked at a time
+_PLAIN = ("", "identity")
+_HEADS = (
+    b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\0", b"MM\0*", b"\0\0\x01\0",
+    b"\0\0\0\x0cJXL \r\n\x87\n", b"\xff\x0a", b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51",
+)  # fmt: skip
+_BOXES = (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1", b"hevc")
+
+
+def is_image(data: bytes | bytearray) -> bool:
+    """Tell whether a file begins as an image does: JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF, HEIF, JPEG XL, JPEG 2000."""
+    if data[:4] == b"RIFF":
+        return data[8:12] == b"WEBP"
+    if data[4:8] == b"ftyp":
+        return bytes(data[8:12]) in _BOXES
+    return data.startswith(_HEADS)
+
+
+def refused_by(headers: Iterable[str], user_agent: str) -> str:
+    """Return the directive of X-Robots-Tag headers that keeps a file from being used by us; empty: there is none.
+
+    A header is for all, `noai, noindex`, or for the robot that it names: `shardtool: noai`.
+    """
+    own = user_agent.partition("/")[0].partition(" ")[0].casefold()
+    for header in headers:
+        robot = ""
+        for part in header.casefold().split(","):
+            name, colon, rest = part.partition(":")
+            robot, directive = (name.strip(), rest) if colon else (robot, part)
+            if robot in ("", own, "*") and directive.strip() in DIRECTIVES:
+                return directive.strip()
+    return ""
+
+
+class Unpacker:
+    """Undoes the coding of a body, never more of it at a time than a step.
+
+    Args:
+        coding: What Content-Encoding says.
+
+    Raises:
+        FetchFailed: It is none that is known.
+    """
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding.strip().lower()
+        if self._coding not in (*_PLAIN, "gzip", "x-gzip", "deflate"):
+            raise FetchFailed("bad-response", f"a body in the coding {self._coding[:40]!r}, which was not asked for")
+        self._unpack = None if self._coding in _PLAIN else zlib.decompressobj(_GZIP)
+        self._begun = False
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yield what the next bytes of a body stand for.
+
+        Raises:
+            FetchFailed: They are damaged.
+        """
+        if self._unpack is None:
+            yield data
+            return
+        if not self._begun and self._coding == "deflate" and data:
+            is_wrapped = data[0] & 15 == zlib.DEFLATED
+            self._unpack = zlib.decompressobj(zlib.MAX_WBITS if is_wrapped else -zlib.MAX_WBITS)
+        self._begun = self._begun or bool(data)
+        try:
+            while data and not self._unpack.eof:
+                yield self._unpack.decompress(data, _STEP)
+                data = self._unpack.unconsumed_tail
+        except zlib.error:
+            raise FetchFailed("bad-response", f"a damaged body, coded with {self._coding}") from None
+
+    def end(self) -> None:
+        """Check that the body is at its end.
+
+        Raises:
+            FetchFailed: It is not.
+        """
+        if self._unpack is not None and self._begun and not self._unpack.eof:
+            raise FetchFailed("cut-short", f"a body that ends too early, coded with {self._coding}", may_pass=True)
+
+
+# Which addresses are public: others are those of this machine, of local networks and of clouds' own services.
+#
+# The tables are ours, for `ipaddress.is_global` means other addresses in other versions of Python. What the registries
+# call special is refused whole, the few anycast addresses in it that can be reached too: no file lies there.
+#
+# Source: IANA's special-purpose address registries for IPv4 and IPv6 (RFC 6890, RFC 8190; with 3fff::/20 of RFC 9637),
+# RFC 5771 (multicast), RFC 4291 (2000::/3 is all of IPv6 that is global unicast), RFC 6052 (NAT64), RFC 3056 (6to4).
+
+
+_REFUSED = [
+    IPv4Network(one)
+    for one in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # shared by the customers of a provider; Alibaba's metadata
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # in no registry: Azure's services for its machines
+        "169.254.0.0/16",  # of a link; the metadata of most clouds
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # of protocols; Oracle's metadata
+        "192.0.2.0/24",  # documentation, as are 198.51.100.0 and 203.0.113.0
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # tests of networks
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
+    )
+]
+_UNICAST = IPv6Network("2000::/3")
+_REFUSED_6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "3fff::/20")))  # protocols, documentation
+_HOLDING = (  # of IPv6, and by how many bits the IPv4 address that packets go to in the end is shifted
+    (IPv6Network("::ffff:0:0/96"), 0),
+    (IPv6Network("64:ff9b::/96"), 0),
+    (IPv6Network("2002::/16"), 80),
+)
+_LOW_32 = 2**32 - 1
+
+
+def is_public(address: str) -> bool:
+    """Tell whether an IP address is of the public internet; an IPv6 address that stands for an IPv4 one is that."""
+    found = ip_address(address.partition("%")[0])
+    if isinstance(found, IPv6Address):
+        shift = next((shift for network, shift in _HOLDING if found in network), None)
+        if shift is None:
+            return found in _UNICAST and not any(found in network for network in _REFUSED_6)
+        found = IPv4Address(int(found) >> shift & _LOW_32)
+    return not any(found in network for network in _REFUSED)
+
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _OK = 200

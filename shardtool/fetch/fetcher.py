@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from shardtool.fetch.client import Client
-from shardtool.fetch.turns import Turns
+from shardtool.fetch.limits import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

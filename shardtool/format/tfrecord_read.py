@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Read = Callable[[int, int], bytes | memoryview]
     Hold = Callable[[int, int], None]
-    Data: TypeAlias = "bytes | memoryview | Far"
+    Data: TypeAlias = "bytes | memoryview | DistantBytes"
 
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2  # the fields of an entry of a map
 REMEDY = "Get the shard again, or make it anew from its source."
@@ -137,7 +137,7 @@ def check_crc(record: Record, crc: int, where: str) -> None:
         raise CorruptShard(where, what, offset=record.offset, expected=f"{record.crc:08x}", remedy=REMEDY)
 
 
-class Far:
+class DistantBytes:
     """The data of a record that is too large to hold, as something that can be indexed and sliced."""
 
     def __init__(self, read: Read, record: Record) -> None:

@@ -152,7 +152,7 @@ def payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
         raise CorruptShard(where, "a member that is encrypted, or compressed otherwise than listed", offset=offset)
     start = _LOCAL.size + names + extra
     most = _SLACK + 2 * size if flags & _DESCRIBED or packed == _IN_ZIP64 else packed
-    source = _Packed(read, head[start:], offset + max(start, len(head)), most)
+    source = _PackedBytes(read, head[start:], offset + max(start, len(head)), most)
     done = crc = 0
     for block in _inflated(source, size) if method == DEFLATED else _stored(source, size):
         done += len(block)
@@ -168,7 +168,7 @@ def payload(read: Read, offset: int, size: int, where: str) -> Iterator[bytes]:
         raise CorruptShard(where, problem, offset=offset)
 
 
-class _Packed:
+class _PackedBytes:
     """The bytes of a member as they lie in the file, in sequence; `data` are those at hand, `most` how many it has."""
 
     def __init__(self, read: Read, data: bytes, at: int, most: int) -> None:
@@ -193,14 +193,14 @@ class _Packed:
         return said in (found[:8], found.removeprefix(_DESCRIPTOR_MARK)[:8])
 
 
-def _stored(source: _Packed, size: int) -> Iterator[bytes]:
+def _stored(source: _PackedBytes, size: int) -> Iterator[bytes]:
     while size and source.more():
         block, source.data = source.data[:size], source.data[size:]
         size -= len(block)
         yield block
 
 
-def _inflated(source: _Packed, size: int) -> Iterator[bytes]:
+def _inflated(source: _PackedBytes, size: int) -> Iterator[bytes]:
     """Yield what a deflate stream holds: no more than a byte beyond `size`, and nothing where it is damaged."""
     unpack = zlib.decompressobj(-zlib.MAX_WBITS)
     while not unpack.eof and size >= 0 and source.more():

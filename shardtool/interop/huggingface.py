@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.fingerprint import crc32c
-from shardtool.interop.energon import by_split
+from shardtool.interop.indexes import by_split
 from shardtool.wording import exporting
 
 if TYPE_CHECKING:

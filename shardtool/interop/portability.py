@@ -68,7 +68,7 @@ READERS = {  # by the code of what they get wrong
 
 
 @dataclass(frozen=True, slots=True)
-class Misread:
+class NameProblem:
     """Something that a reader would get wrong.
 
     Attributes:
@@ -91,7 +91,7 @@ class Misread:
         return f"{self.readers}: {counted(self.count, self.what)} (such as '{self.example}')"
 
 
-def misreads(entries: Entries) -> list[Misread]:
+def misreads(entries: Entries) -> list[NameProblem]:
     """Return what readers would get wrong about these samples in a tar shard, each kind once."""
     found = misread_keys(entries.keys) + _long_names(entries)
     used = set(np.flatnonzero(np.bincount(entries.rows.code, minlength=1)).tolist())
@@ -100,34 +100,34 @@ def misreads(entries: Entries) -> list[Misread]:
         rows = int(np.isin(entries.rows.code, upper).sum())
         readers = "webdataset lower-cases fields; other readers do not"
         found.append(
-            Misread("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
+            NameProblem("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
         )
     found += _bad_fields(entries, used)
     meta = [at for at, name in enumerate(entries.fields) if name.startswith("__") and at in used]
     if meta:
         rows = int(np.isin(entries.rows.code, meta).sum())
         readers = "webdataset takes fields that start with two underscores for its own"
-        found.append(Misread("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
+        found.append(NameProblem("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
     found += _text_labels(entries)
     large = np.flatnonzero(entries.rows.size > SIZE_LIMIT)
     if len(large):
         example = printable(entries.path(int(large[0])))
         readers = "wids cannot read members of 8 GiB or more"
-        found.append(Misread("large-member", readers, "field", len(large), example, mendable=False))
+        found.append(NameProblem("large-member", readers, "field", len(large), example, mendable=False))
     return found + _uneven(entries)
 
 
-def _bad_fields(entries: Entries, used: set[int]) -> list[Misread]:
+def _bad_fields(entries: Entries, used: set[int]) -> list[NameProblem]:
     """Find fields that a reader takes for its own, or cannot be asked for."""
     found = []
     for code, readers, what, pattern in _FIELD_RULES:
         if bad := [at for at, name in enumerate(entries.fields) if at in used and pattern.search(name)]:
             rows = int(np.isin(entries.rows.code, bad).sum())
-            found.append(Misread(code, readers, what, rows, printable(entries.fields[bad[0]])))
+            found.append(NameProblem(code, readers, what, rows, printable(entries.fields[bad[0]])))
     return found
 
 
-def misread_keys(keys: Names) -> list[Misread]:
+def misread_keys(keys: Names) -> list[NameProblem]:
     """Return what readers would get wrong about these keys in a tar shard, each kind once."""
     found = []
     for code, readers, what, signs, pattern in _KEY_RULES:
@@ -136,11 +136,11 @@ def misread_keys(keys: Names) -> list[Misread]:
             sample = int(np.searchsorted(keys.starts, first.start(), "right")) - 1
             count = sum(1 for _ in pattern.finditer(keys.data))
             who = readers.format(exporting("dali-webdataset"))
-            found.append(Misread(code, who, what, count, printable(keys[sample])))
+            found.append(NameProblem(code, who, what, count, printable(keys[sample])))
     return found
 
 
-def _long_names(entries: Entries) -> list[Misread]:
+def _long_names(entries: Entries) -> list[NameProblem]:
     longest = max((len(field) for field in entries.fields), default=0) + 1
     suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
     rows = entries.rows_of(suspects)
@@ -152,14 +152,16 @@ def _long_names(entries: Entries) -> list[Misread]:
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:
         return []
-    found = [Misread("long-name", "wids cuts names at 100 bytes", "name over 100 bytes", len(long), printable(long[0]))]
+    found = [
+        NameProblem("long-name", "wids cuts names at 100 bytes", "name over 100 bytes", len(long), printable(long[0]))
+    ]
     if pax := [name for name in long if split_prefix(name) is None]:
         readers = f"DALI loses the field of a name in a pax header, without an index ({exporting('dali-webdataset')})"
-        found.append(Misread("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
+        found.append(NameProblem("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
     return found
 
 
-def _text_labels(entries: Entries) -> list[Misread]:
+def _text_labels(entries: Entries) -> list[NameProblem]:
     """Find values in fields that a reader takes for whole numbers, and are none."""
     found = []
     for name, texts in entries.values.inline.items():
@@ -180,11 +182,13 @@ def _text_labels(entries: Entries) -> list[Misread]:
         if bad:
             readers = f"webdataset's decoder takes the field {name} for a whole number, and fails at text"
             readers += f" ({option('classes', (name,))} numbers it)"
-            found.append(Misread("text-label", readers, f"text in {name}", bad, printable(first)[:80], mendable=False))
+            found.append(
+                NameProblem("text-label", readers, f"text in {name}", bad, printable(first)[:80], mendable=False)
+            )
     return found
 
 
-def _uneven(entries: Entries) -> list[Misread]:
+def _uneven(entries: Entries) -> list[NameProblem]:
     """Find fields that not all samples have."""
     total = len(entries)
     has = np.bincount(entries.rows.code, minlength=len(entries.fields))
@@ -212,7 +216,7 @@ class Holders:
         return 2 * self.count < self.total
 
 
-def missing_field(fields: int, first: Holders, key: str) -> Misread:
+def missing_field(fields: int, first: Holders, key: str) -> NameProblem:
     """Return what is wrong with fields that not all samples have.
 
     Args:
@@ -225,7 +229,7 @@ def missing_field(fields: int, first: Holders, key: str) -> Misread:
         where += f" and {others:,} more"
     readers = "Hugging Face datasets refuses or drops fields that the first five samples lack"
     what, example = "field that not all samples have", f"{first.field}, {where}"
-    return Misread("missing-field", readers, what, fields, example, mendable=False)
+    return NameProblem("missing-field", readers, what, fields, example, mendable=False)
 
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")

@@ -45,7 +45,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ShardsAsked:
     """The number of shards that was asked for, and by what: an option, or the pattern."""
 
     count: int
@@ -103,7 +103,7 @@ def bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray
     raise InvalidRequest(option("shards_multiple_of"), found, remedy=remedy)
 
 
-def check_multiple(asked: Asked, bounds: Bounds) -> None:
+def check_multiple(asked: ShardsAsked, bounds: Bounds) -> None:
     """Refuse a number of shards that is not the multiple that it is to be.
 
     Raises:
@@ -114,7 +114,7 @@ def check_multiple(asked: Asked, bounds: Bounds) -> None:
         raise InvalidRequest(option("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}")
 
 
-def exactly(total: NDArray[np.int64], asked: Asked, limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
+def exactly(total: NDArray[np.int64], asked: ShardsAsked, limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
     """Return the ends of as many shards as were asked for, within the bounds.
 
     Raises:

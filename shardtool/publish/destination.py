@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, OutputExists, listing, reason
+from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.old_dataset import (
-    Done,
-    New,
-    Unfinished,
+    EndedAppend,
+    KilledAppend,
+    NewAppend,
     check_none_left,
     check_old,
     later_files,
     names_left,
     nothing_there,
 )
-from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, read_skipped
-from shardtool.publish.stale_indexes import StaleIndexes
+from shardtool.publish.records import check_skipped_file, encode_skipped, read_skipped
 from shardtool.storage.staging import check_facts
 from shardtool.values import IfExists, counted, to_bytes
 from shardtool.wording import either, option
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
     from shardtool.publish.old_dataset import Append
-    from shardtool.publish.part_file import Own
+    from shardtool.publish.records import PartShare
     from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import FileFact
@@ -55,7 +55,7 @@ class Destination:
     if_exists: IfExists
     existing: Mapping[str, FileFact] = field(default_factory=dict)
     append: Append | None = None
-    own: Own | None = None
+    own: PartShare | None = None
 
     def owns(self, name: str) -> bool:
         """Tell whether a file called `name` is one that this run may replace or remove."""
@@ -166,7 +166,7 @@ def look(before: Destination) -> Destination:
     return found
 
 
-def _look_at_own(found: Destination, own: Own) -> Destination:
+def _look_at_own(found: Destination, own: PartShare) -> Destination:
     """Return what is there of a part's files, or refuse to touch it: other parts' files are nothing to it."""
     names = [found.pattern.dataset_file, *own.names]
     known = {name: found.existing[name] for name in names if name in found.existing}
@@ -219,6 +219,6 @@ def _find_append(found: Destination) -> Append:
         check_none_left(folder, later)
     if not later:  # a killed append may have put its own list there, with its shards
         check_skipped_file(encode_skipped(found.listed_skipped()), old, found.skipped_file)
-    if isinstance(before, Done):
+    if isinstance(before, EndedAppend):
         return before
-    return Unfinished(old, data, len(old.shards)) if later else New(old, data, len(old.shards))
+    return KilledAppend(old, data, len(old.shards)) if later else NewAppend(old, data, len(old.shards))

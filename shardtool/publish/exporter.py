@@ -6,37 +6,141 @@ Only where they hold hashes of payloads, shards are read, by workers. Nothing is
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import check_below
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, reason
-from shardtool.interop.export_formats import wanted_exports
-from shardtool.interop.export_types import IndexedShard
-from shardtool.interop.hashes import DigestTask, digest
+from shardtool.interop.export_formats import EXPORTS, index_name, wanted_exports
+from shardtool.interop.export_types import DigestTask, IndexedShard, digest
 from shardtool.interop.huggingface import README, cure, is_ours, listed, misreading, readme, split_name
-from shardtool.interop.index_forms import index_name
-from shardtool.pattern import DATASET_SUFFIX
-from shardtool.publish.folder_index import has_own_readme, listed_shards, once_files, other_splits, refuse_others
-from shardtool.publish.outbox import Outbox
-from shardtool.shard_names import is_packed_name
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
+from shardtool.publish.foreign_indexes import has_own_readme, listed_shards, once_files, other_splits, refuse_others
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import join
+from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text, to_bytes
-from shardtool.wording import exporting, made_again, option
+from shardtool.wording import export_call, exporting, flag, made_again, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
+    from typing_extensions import Self
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.execute.pool import Pool
     from shardtool.interop.export_types import Export
     from shardtool.pattern import ShardPattern
-    from shardtool.request.observer import Notes
+    from shardtool.publish.destination import Destination
+    from shardtool.request.results import Notes
     from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import DurableFile
+
+
+# Files that appear together: written under temporary names, then published, in a folder and in folders below it.
+
+
+class Outbox:
+    """Files that appear together, to be used in a `with` block; leaving it removes what was not published.
+
+    Args:
+        folder: Where they go.
+        names: Paths in `folder` of what may be written: what a killed run has left of them is removed.
+        overwrite: Replace other files of their names.
+    """
+
+    def __init__(self, folder: OutputFolder, names: list[str], *, overwrite: bool) -> None:
+        self.kept = 0
+        self._overwrite = overwrite
+        self._folders = {"": folder}
+        self._names: dict[str, list[str]] = {"": []}
+        self._staged: dict[str, list[DurableFile]] = {}
+        for path in names:
+            below, _, name = path.rpartition("/")
+            if below not in self._folders:
+                self._folders[below] = _below(folder, below)
+            self._names.setdefault(below, []).append(name)
+
+    def __enter__(self) -> Self:
+        self._discard()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._discard()
+
+    def add(self, path: str, data: bytes, *, replace: bool = False, lasting: bool = False) -> None:
+        """Stage a file, unless it is there with the same bytes.
+
+        Args:
+            path: Where in the folder.
+            data: Its bytes.
+            replace: Whether what is there may be replaced even without `overwrite`.
+            lasting: Whether it stays where it is there, whatever it holds.
+
+        Raises:
+            OutputExists: There is another one, which may not be replaced.
+            OutputFailed: It cannot be written.
+        """
+        below, _, name = path.rpartition("/")
+        folder = self._folders[below]
+        if (lasting and folder.facts([name])) or _is_there(folder, name, data, overwrite=self._overwrite or replace):
+            self.kept += 1
+            return
+        if below:
+            folder.ready()
+        self._staged.setdefault(below, []).append(write_whole(folder, name, data))
+
+    def publish(self) -> None:
+        """Let all appear, folder by folder, each in the order in which they were added.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        for below, staged in self._staged.items():
+            self._folders[below].publish(*staged)
+
+    def _discard(self) -> None:
+        for below, folder in self._folders.items():
+            folder.discard_staged(self._names[below])
+
+
+def _below(folder: OutputFolder, name: str) -> OutputFolder:
+    fact = folder.facts([name]).get(name)
+    if fact is not None and not fact.is_folder:  # a link to one would lead elsewhere
+        raise OutputExists(folder.full_path(name), "no folder", remedy="Move it away.")
+    return open_folder(folder.full_path(name))
+
+
+def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
+    """Tell whether a file has these bytes already.
+
+    Raises:
+        OutputExists: It lists others, and may not be replaced.
+    """
+    fact = folder.facts([name]).get(name)
+    if fact is None:
+        return False
+    where, remedy = folder.full_path(name), f"choose another folder with {option('output')}."
+    if fact.special:
+        raise OutputExists(where, fact.special, remedy=remedy.capitalize())
+    if fact.size == len(data):
+        with suppress(OSError):
+            if folder.read(name) == data:
+                return True
+    if not overwrite:
+        raise OutputExists(
+            where,
+            "a file there already, with other bytes",
+            remedy=f"Replace it with {flag('overwrite')}, or {remedy}",
+        )
+    if name.endswith(DATASET_SUFFIX):
+        with suppress(OSError):
+            if shard_names(folder.read(name)) is not None:
+                raise OutputExists(where, "a dataset file", remedy=remedy.capitalize())
+    return False
+
 
 _FOLDER_LOCK = ".exported"  # no dataset is called that: for the files of which a folder has one set
 
@@ -300,3 +404,54 @@ def index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fil
                 raise InvalidRequest(exporting(name), found, expected=expected)
             owners[index] = shard
     return [*owners]
+
+
+# The indexes of other tools beside a dataset that is appended to: they are renewed with it.
+
+
+def exports_beside(destination: Destination) -> list[str]:
+    """Return which indexes of other tools, as `--export` calls them, lie beside the dataset that is appended to."""
+    old = destination.old
+    if old is None or not old.shards:
+        return []
+    stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
+    ours, found = {shard.name for shard in old.shards}, []
+    for name, export in EXPORTS.items():
+        if export.once is not None:  # a list of the folder's shards: it may be of others
+            is_there = not ours.isdisjoint(listed_shards(export.once, destination.folder) or ())
+        else:
+            is_there = export.encode is not None and bool(destination.folder.facts([stem + export.suffix]))
+        if is_there and export.shard_format == old.format:
+            found.append(name)
+    return found
+
+
+def export_notes(destination: Destination, renewed: Collection[str]) -> Iterable[str]:
+    """Return what the user should know of other tools' indexes beside the dataset.
+
+    Args:
+        destination: The dataset.
+        renewed: The exports that this run makes itself.
+    """
+    hashed = {name for name in exports_beside(destination) if EXPORTS[name].hashed}
+    if stale := sorted(hashed.difference(renewed)):
+        again = f"{export_call('', stale, overwrite=False)} renews them, and reads all shards"
+        yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"
+
+
+def renew_exports(destination: Destination, made: Collection[str], notes: Notes) -> None:
+    """Renew the indexes of other tools beside a dataset that was appended to, where no shard must be read for them.
+
+    Args:
+        destination: The dataset.
+        made: The exports that the run has made itself.
+        notes: Gets which could not be renewed: the dataset is complete without them.
+    """
+    for name in exports_beside(destination):
+        export = EXPORTS[name]
+        if name not in made and not export.hashed:
+            exporter = Exporter(destination.folder, destination.pattern.dataset_file, {name: export}, notes)
+            try:
+                exporter.write(destination.folder, overwrite=True)
+            except (InvalidRequest, OutputExists) as error:
+                notes.add(f"the index for {export.reader} could not be renewed: {error}")

@@ -42,19 +42,19 @@ class Append:
     first: int
 
 
-class New(Append):
+class NewAppend(Append):
     """Nothing of it is there."""
 
     __slots__ = ()
 
 
-class Unfinished(Append):
+class KilledAppend(Append):
     """It was killed: some of its shards are there, and the dataset file does not list them."""
 
     __slots__ = ()
 
 
-class Done(Append):
+class EndedAppend(Append):
     """It was killed after its end: the dataset file lists its shards. Nothing is published, only compared."""
 
     __slots__ = ()

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.pattern import sidecar_name
-from shardtool.publish.old_dataset import Done, later_files
-from shardtool.publish.part_file import record_name, remove_records
-from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, unmerged
-from shardtool.publish.stale_indexes import StaleIndexes
+from shardtool.publish.foreign_indexes import StaleIndexes
+from shardtool.publish.old_dataset import EndedAppend, later_files
+from shardtool.publish.records import check_skipped_file, encode_skipped, merged, record_name, remove_records, unmerged
 from shardtool.storage.folders import check_there
 from shardtool.storage.staging import write_whole
 from shardtool.values import show_size, to_bytes
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.publish.destination import Destination
-    from shardtool.publish.part_file import PartRecord
+    from shardtool.publish.records import PartRecord
     from shardtool.skipped import Skipped
-    from shardtool.storage.staging import Staged, StagedFile
+    from shardtool.storage.staging import DurableFile, StagedFile
 
 _SPOOL_SUFFIX = ".spool"
 _SPACE_FOR_INDEXES = 1.01  # sidecars and the dataset file, as a share of the shards
@@ -57,7 +56,7 @@ class Publisher:
     def __init__(self, destination: Destination) -> None:
         self.destination, self.folder, self.pattern = destination, destination.folder, destination.pattern
         self._existing = dict(destination.existing)
-        self._waiting: list[Staged] = []
+        self._waiting: list[DurableFile] = []
         self._spool: StagedFile | None = None
         self.beside = StaleIndexes(self.folder, self.pattern, appends=destination.appends)
         self.beside.look(self.folder.names())
@@ -133,7 +132,7 @@ class Publisher:
         """Whether all is published at the end, in place of an old dataset that stays until then."""
         return self.destination.if_exists == "overwrite" and self.folder.hides
 
-    def add(self, shard: Staged | None, sidecar: bytes, name: str) -> None:
+    def add(self, shard: DurableFile | None, sidecar: bytes, name: str) -> None:
         """Publish a shard and its sidecar, or keep them for the end of an `--overwrite`.
 
         Args:
@@ -254,7 +253,7 @@ class Publisher:
 
     def take_back(self, shards: Sequence[str]) -> None:
         """Remove the shards of a run that nothing came of: they would be in the way of the next one."""
-        if not isinstance(self.destination.append, Done):
+        if not isinstance(self.destination.append, EndedAppend):
             self.folder.remove(sorted(name for shard in shards for name in (shard, sidecar_name(shard))))
 
     def _withdraw_dataset_file(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.dataset import Dataset
+from shardtool.read.dataset import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -19,14 +19,14 @@ from ray.data.datasource import ReadTask
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import InvalidRequest, listing
-from shardtool.reading.tables import metadata_schema
+from shardtool.read.index import metadata_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from shardtool.reading.dataset import Dataset
-    from shardtool.reading.fetch import Fetcher
-    from shardtool.reading.order.orders import View
+    from shardtool.read.dataset import Dataset
+    from shardtool.read.fetch import Fetcher
+    from shardtool.read.order.orders import SampleView
 
 _BLOCK = 128 * 2**20  # what Ray Data wants a block to be at most
 _NUMBERS = {"int64": pa.int64(), "float": pa.float32()}
@@ -54,7 +54,7 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
         fetcher = dataset.fetcher if fields is None else dataset.fetcher.selecting(frozenset(names))
         self._catalog, self._exact = fetcher.catalog, fetcher.options.on_error == "raise"
         self._columns = _columns(fetcher, names)
-        self._shards = [*_by_shard(cast("View", dataset.source))]
+        self._shards = [*_by_shard(cast("SampleView", dataset.source))]
         self._rows = max(1, _BLOCK // fetcher.mean_size)
         self._fetcher = ray.put(fetcher)
 
@@ -82,7 +82,7 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
         metadata = BlockMetadata(
             num_rows=count if self._exact else None, size_bytes=self._size(part), input_files=[path], exec_stats=None
         )
-        read = _Read(self._fetcher, part.numbers, self._columns, self._rows)
+        read = _BlockReader(self._fetcher, part.numbers, self._columns, self._rows)
         return ReadTask(read, metadata, schema=_schema(self._columns), per_task_row_limit=limit)
 
     def _size(self, part: _Part) -> int:
@@ -99,7 +99,7 @@ class _Part:
     numbers: range | np.ndarray[Any, np.dtype[np.int64]]
 
 
-def _by_shard(view: View) -> Iterator[_Part]:
+def _by_shard(view: SampleView) -> Iterator[_Part]:
     catalog, chosen = view.catalog, view.chosen
     if chosen is not None:
         for shard, _, places in catalog.by_shard(chosen):
@@ -133,7 +133,7 @@ def _schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _BlockReader:
     """Reads the blocks of a shard, in the process of a Ray worker.
 
     Attributes:

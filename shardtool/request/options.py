@@ -9,20 +9,31 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.choices import check_address, check_choices
+from shardtool.request.choices import (
+    Folder,
+    Function,
+    Pairs,
+    Shares,
+    check_address,
+    check_choices,
+    check_ranges,
+    keep_texts,
+    pairs,
+    shares_text,
+)
 from shardtool.request.part import check_part
-from shardtool.request.python_types import Folder, Function, Pairs, Shares, keep_texts, pairs, shares_text
-from shardtool.request.ranges import check_ranges
 from shardtool.request.split_options import SplitOptions, parse_shares
 from shardtool.values import (
     Dots,
     Executor,
     IfExists,
     ImageFormat,
+    OnDuplicate,
     OnError,
     OnKnown,
     Oversize,
     Place,
+    ReadMethod,
     Require,
     ResizeMode,
     Robots,
@@ -37,6 +48,7 @@ from shardtool.wording import either, option
 if TYPE_CHECKING:
     from shardtool.fetch.options import FetchOptions
     from shardtool.transform.steps import Transform
+
 
 TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
 
@@ -655,3 +667,35 @@ def _parse_resize(given: str | int | tuple[int, int]) -> tuple[int, int]:
     if max(sides) > _MOST_PIXELS:
         raise InvalidRequest(option("resize"), repr(text), expected=f"{_MOST_PIXELS:,} pixels a side at most")
     return sides
+
+
+# What `reshard` can be asked for.
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardOptions(SelectingOptions):
+    """The options of `reshard`; options on the command line have the same names where no other is given.
+
+    After those of `SelectingOptions`, they act in this order: `sample`, `on_duplicate`, `sort_by`, `head`; `shuffle`
+    and `split` come after all of them.
+
+    Attributes:
+        sample: A share of the samples, by the hash of their keys: `0.01` or `1%`.
+        on_duplicate: What becomes of samples with one key: `error`, `rename`, or only the `first` or the `last` stays.
+        head: Only the first samples, so many.
+        method: How samples in another order are read: `gather`, each at its place; `scatter`, in two passes; `auto`.
+        memory: What `scatter` may hold in memory.
+        temp_dir: Where `scatter` writes; None: beside the output.
+    """
+
+    sample: str | float | None = None
+    on_duplicate: OnDuplicate = "error"
+    head: int | None = None
+    method: ReadMethod = "auto"
+    memory: str | int = "2GB"
+    temp_dir: Folder | None = None
+
+    def __post_init__(self) -> None:
+        SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
+        check_classes_from(self.classes_from, option("classes", ("FIELD",)), self.classes)
+        parse_size(self.memory)

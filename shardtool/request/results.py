@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING
 
+from shardtool.errors import printable
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -265,3 +266,54 @@ class ExportResult:
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it."""
         return asdict(self)
+
+
+# Progress and notes of a run.
+
+
+class Observer:
+    """Gets the progress and the notes of a run, in the parent process, and ignores them: override what you need."""
+
+    def note(self, text: str) -> None:
+        """Take something that the user should know before a byte is written."""
+
+    def log(self, text: str) -> None:
+        """Take a detail."""
+
+    def listed(self, samples: int) -> None:
+        """Take how many more samples were found."""
+
+    def phase(self, text: str, size: int) -> None:
+        """Take what is done before `start`, and how many bytes that takes; they come by `advance`."""
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        """Take how much there is to do, sizes in bytes."""
+
+    def failed(self, samples: int) -> None:
+        """Take how many of the samples that `advance` takes next could not be fetched."""
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        """Take how much more is done."""
+
+
+class Notes:
+    """The notes of a run for the user: given to the observer at once, and kept in order for its result.
+
+    Args:
+        observer: Gets each note at once.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.said: list[str] = []
+
+    def add(self, *notes: str) -> None:
+        """Give notes to the user, now and in the result."""
+        for note in map(printable, notes):
+            self.said.append(note)
+            self.observer.note(note)
+
+    def add_new(self, note: str) -> None:
+        """Give a note to the user, unless it was given before."""
+        if printable(note) not in self.said:
+            self.add(note)

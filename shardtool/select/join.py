@@ -18,10 +18,11 @@ from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.select.inline import Field, with_fields
+from shardtool.select.fields import Field, with_fields
 from shardtool.select.portable import paths_of
 from shardtool.table import arrays
 from shardtool.table.columns import (
+    Rows,
     check_fields,
     check_labels,
     check_names,
@@ -30,12 +31,20 @@ from shardtool.table.columns import (
     is_index,
     is_text,
     no_such,
+    rows_text,
 )
-from shardtool.table.json_text import ColumnTexts, has_text, render_values
 from shardtool.table.keys import broken_numbers, is_key, key_texts, places_among, repeated
 from shardtool.table.open import open_table, read_columns
-from shardtool.table.row_names import Rows, rows_text
-from shardtool.table.values import large_places, missing_places, nul_places, number_of, numbered
+from shardtool.table.values import (
+    ColumnTexts,
+    has_text,
+    large_places,
+    missing_places,
+    nul_places,
+    number_of,
+    numbered,
+    render_values,
+)
 from shardtool.values import INLINE, counted
 from shardtool.wording import option
 
@@ -54,7 +63,7 @@ _NOWHERE = pa.nulls(1, pa.int64())[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedSamples:
     """Samples with the columns of a table.
 
     Attributes:
@@ -72,7 +81,7 @@ class Joined:
     notes: tuple[str, ...]
 
 
-def join(entries: Entries, table: object, on: str) -> Joined:
+def join(entries: Entries, table: object, on: str) -> JoinedSamples:
     """Return the samples with the columns of a table as metadata.
 
     A sample's row is the one with its key, or, where the samples have a column of metadata called `on`, with what that
@@ -112,7 +121,7 @@ def join(entries: Entries, table: object, on: str) -> Joined:
     unused = np.flatnonzero(~used[:-1])
     entries, replaced = with_columns(entries, source, columns, found)
     notes = (*by_path, *_notes(source.name, entries.keys, lone, rows, unused), *replaced)
-    return Joined(entries, source.name, len(lone), len(unused), notes)
+    return JoinedSamples(entries, source.name, len(lone), len(unused), notes)
 
 
 def _has_paths(entries: Entries) -> bool:

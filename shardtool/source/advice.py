@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import is_dataset_file, listed_by, sidecar_path, usual_names
 from shardtool.errors import InvalidRequest, ShardError, printable
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern, sidecar_name
-from shardtool.shard_names import is_shard_name, read_name
+from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern, read_name, sidecar_name
 from shardtool.storage.places import base_name, folder_of, is_file, is_url, is_web, join, refuse_near_url
 from shardtool.storage.sources import check_scheme
 from shardtool.values import counted, output_text

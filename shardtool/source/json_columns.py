@@ -13,9 +13,8 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing
 from shardtool.select.join import with_columns
 from shardtool.skipped import Skipped
-from shardtool.source.base import TASKS
+from shardtool.source.base import FILES_A_TASK, TASKS, file_tasks, span_tasks
 from shardtool.source.json_scalars import LONG_TEXT, read_scalars
-from shardtool.source.payloads import FILES_A_TASK, file_tasks, span_tasks
 from shardtool.table.columns import check_names, check_sidecar_names, no_such
 from shardtool.table.open import MemoryTable, read_columns
 from shardtool.table.text import read_json_lines
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.skipped import SkipCode
-    from shardtool.source.base import Listing
+    from shardtool.source.base import Files, Listing, Spans
     from shardtool.source.json_scalars import Scalars
-    from shardtool.source.payloads import Files, Spans
 
     Rows = NDArray[np.int64]
 

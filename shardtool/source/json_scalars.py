@@ -19,7 +19,7 @@ from shardtool.errors import CorruptShard, StoreFailed, reason
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
-from shardtool.source.payloads import Files, Spans
+from shardtool.source.base import Files, Spans
 from shardtool.storage import places, sources
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_small
 

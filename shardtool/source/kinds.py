@@ -6,7 +6,7 @@ import os
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardtool.shard_names import format_of, is_shard_name
+from shardtool.pattern import format_of, is_shard_name
 from shardtool.storage.places import base_name, is_url, is_web
 from shardtool.storage.reading import entries_in
 from shardtool.storage.sources import objects_below

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.reshard_options import ReshardOptions
+from shardtool.request.options import ReshardOptions
 from shardtool.source.advice import check_archive, check_folder, check_not_shards
 from shardtool.source.kinds import archive_in, is_table
 from shardtool.storage.places import is_url
@@ -36,12 +36,12 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
         return ShardSource(source, options, outputs[0].format)
     if options.plan is not None:
-        from shardtool.source.planned.source import PlannedSource, asked_of
+        from shardtool.source.planned.plan_file import PlannedSource, asked_of
 
         return PlannedSource(os.fspath(options.plan), asked_of(source, options, outputs[0].format))
     if options.plan_only is None:
         return _open_listed(source, options, outputs)
-    from shardtool.source.planned.source import RecordedSource, asked_of
+    from shardtool.source.planned.plan_file import RecordedSource, asked_of
 
     asked = asked_of(source, options, outputs[0].format)
     return RecordedSource(_open_listed(source, options, outputs), asked, options)
@@ -60,13 +60,13 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
     if (archive := archive_in(source)) is not None:
         check_archive(archive[0])
         options.check_for(manifest=False)
-        from shardtool.source.archive.source import ArchiveSource
+        from shardtool.source.archive import ArchiveSource
 
         return ArchiveSource(*archive, options)
     is_manifest = is_table(source)
     options.check_for(manifest=is_manifest)
     if is_manifest:
-        from shardtool.source.manifest.source import ManifestSource
+        from shardtool.source.manifest.manifest import ManifestSource
 
         return ManifestSource(source, options)
     from shardtool.source.folder.source import FolderSource
@@ -95,7 +95,7 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     if len(sources) == 1:
         return _open_listed(sources[0], options, outputs)
     options.check_for(manifest=False)
-    from shardtool.source.folder.several import FoldersSource
+    from shardtool.source.folder.source import FoldersSource
 
     return FoldersSource([os.fspath(one) for one in sources], options, outputs)
 

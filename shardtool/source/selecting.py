@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.python_types import pairs
+from shardtool.request.choices import pairs
 from shardtool.source.base import Listing, check_skipped
 from shardtool.wording import option
 
@@ -109,7 +109,7 @@ class Selection:
         options, values = self.options, pairs("values", self.options.values)
         if not (values or options.classes):
             return listed
-        from shardtool.dataset.classes import open_classes
+        from shardtool.dataset.dataset_file import open_classes
         from shardtool.select.join import set_fields
 
         entries, notes = set_fields(listed.entries, values, options.classes, open_classes(options.classes_from))

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage.remote import blob, objects
 from shardtool.storage.remote.address import MEANT, SCHEMES, parse_address, shown
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.blob import Blob, ObjectFact, object_blocks, read_object, version_number
 from shardtool.storage.remote.client import PIECE
-from shardtool.storage.remote.objects import Listed
-from shardtool.storage.remote.whole import ObjectFact, object_blocks, read_object, version_number
+from shardtool.storage.remote.objects import BucketEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +101,7 @@ def read_blocks(address: str, into: memoryview) -> Iterator[int | ObjectFact]:
     return object_blocks(open_blob(address), into)
 
 
-def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
+def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield what lies directly in a folder, or with `below` all at any depth; see `objects.listed`.
 
     Raises:
@@ -121,7 +120,7 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
         name = str(one["name"]).strip("/")[len(root) :].strip("/")
         size = -1 if one["type"] == "directory" else int(one["size"] or 0)
         if name:
-            yield Listed(f"{key}/{name}" if key else name, size, "", 0)
+            yield BucketEntry(f"{key}/{name}" if key else name, size, "", 0)
 
 
 def _files(address: str) -> tuple[Any, str]:

@@ -14,9 +14,8 @@ from shardtool.errors import AccessRefused
 from shardtool.storage import other_schemes, reading
 from shardtool.storage.other_schemes import listed, read_end, read_small_object
 from shardtool.storage.remote import address, network, upload
-from shardtool.storage.remote.blob import Blob
+from shardtool.storage.remote.blob import Blob, called, read_places, together
 from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
-from shardtool.storage.remote.together import called, read_places, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -19,13 +19,75 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, machine_reads, reason
 from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
-from shardtool.storage.spool import Spool, spool_failed
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from typing_extensions import Self
+
+
+# A temporary file that several processes fill, each at its own places; `Folder.spool` makes it.
+
+
+def spool_remedy() -> str:
+    """Return what to do where temporary files cannot be written."""
+    return f"Choose another {option('temp_dir')}, or {option('method', 'gather')}, which needs none."
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """A spool's path. A plain value that travels to workers.
+
+    Attributes:
+        path: The path of the file.
+        folder: Its folder, as the user gave it.
+    """
+
+    path: str
+    folder: str
+
+    def open(self) -> SpoolFile:
+        """Open it for writing.
+
+        Raises:
+            OutputFailed: It cannot be opened.
+        """
+        return SpoolFile(self)
+
+
+class SpoolFile:
+    """A spool that is open for writing; `close` it."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._folder = spool.folder
+        try:
+            self._fd = os.open(spool.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise spool_failed(self._folder, error) from None
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of `data` at a place.
+
+        Raises:
+            OutputFailed: The disk is full, or fails.
+        """
+        done, total = 0, len(data)
+        try:
+            while done < total:
+                done += os.pwrite(self._fd, data[done:] if done else data, offset + done)
+        except OSError as error:
+            raise spool_failed(self._folder, error) from None
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._fd)
+
+
+def spool_failed(folder: str, error: OSError) -> OutputFailed:
+    """Return the error of a spool in `folder` that cannot be made or written."""
+    return OutputFailed(folder or ".", f"cannot write a temporary file: {reason(error)}", remedy=spool_remedy())
+
 
 Made = TypeVar("Made")
 
@@ -43,7 +105,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class DurableFile:
     """A file that is whole and durable, and in a folder not visible yet.
 
     Attributes:
@@ -94,7 +156,7 @@ class StagedOutput(Sink, Protocol):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End; if the block has failed, `abandon` the file."""
 
-    def finish(self) -> Staged:
+    def finish(self) -> DurableFile:
         """Make it whole and durable."""
 
     def abandon(self) -> None:
@@ -150,7 +212,7 @@ class StagedFile:
         except OSError as error:
             raise _failed(self._name, error) from None
 
-    def finish(self, mtime_ns: int | None = None) -> Staged:
+    def finish(self, mtime_ns: int | None = None) -> DurableFile:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
         try:
             if mtime_ns is not None:
@@ -159,7 +221,7 @@ class StagedFile:
             os.close(self._fd)
         except OSError as error:
             raise _failed(self._name, error) from None
-        return Staged(self._name, self.path)
+        return DurableFile(self._name, self.path)
 
     def abandon(self) -> None:
         """Remove what was written."""
@@ -251,7 +313,7 @@ class Folder:
 
     def write(
         self, name: str, fill: Callable[[Sink], Made], _size: int | None, mtime_ns: int, /
-    ) -> tuple[Made, Staged]:
+    ) -> tuple[Made, DurableFile]:
         """Stage a file; return what `fill`, which writes it, has returned, and the file.
 
         Args:
@@ -283,7 +345,7 @@ class Folder:
             raise spool_failed(self.path, error) from None
         return Spool(path, self.path)
 
-    def publish(self, *staged: Staged) -> None:
+    def publish(self, *staged: DurableFile) -> None:
         """Give staged files their final names, each in place of the file that had it, and make that durable.
 
         Raises:
@@ -478,7 +540,7 @@ def set_attempt(token: str) -> None:
     _attempt = f"~{token}" if token else ""
 
 
-def write_whole(folder: Stages, name: str, data: bytes) -> Staged:
+def write_whole(folder: Stages, name: str, data: bytes) -> DurableFile:
     """Stage a whole file.
 
     Raises:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.entries.arrow import number_array
+from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.values import counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 PATH_NAMES = (
     "path", "file", "filename", "file_name", "filepath", "file_path", "image_path", "img_path", "image_file",
@@ -113,3 +120,126 @@ def check_labels(classes: Sequence[str], fields: Sequence[tuple[str, str]]) -> N
     if unknown:
         remedy = f"Name its column: {option('values', {unknown[0]: 'COLUMN'})}."
         raise InvalidRequest(option("classes"), f"no field {listing([repr(name) for name in unknown])}", remedy=remedy)
+
+
+# How large a table's shape may be: what readers, and the files that come of a table, stand.
+
+
+MOST_COLUMNS = 10_000  # each has its own part in the sidecar of each shard
+MOST_LEVELS = 32  # lists and structs in each other: Parquet's reader takes 100 of its own, up to three a level
+LONGEST_ROW = 2**28  # bytes of text: they are in memory several times, and a few in a compressed file may mean all
+
+
+def check_shape(where: str, schema: pa.Schema) -> None:
+    """Refuse a table with too many columns, or with one that is nested too deep.
+
+    Raises:
+        InvalidRequest: It has.
+    """
+    if len(schema) > MOST_COLUMNS:
+        raise too_many_columns(where, len(schema))
+    for one in schema:
+        left = MOST_COLUMNS
+        for level in _levels(one.type):
+            if level > MOST_LEVELS:
+                raise too_deep(f"{where}, column {one.name!r}")
+            left -= 1
+            if left < 0:
+                found = f"column {one.name!r} with more than {MOST_COLUMNS:,} parts"
+                raise InvalidRequest(where, found, expected="fewer")
+
+
+def _levels(kind: pa.DataType) -> Iterator[int]:
+    """Yield the level of each type within a type, 1 for what lies in a column."""
+    stack = [(kind, 0)]
+    while stack:
+        one, level = stack.pop()
+        yield level
+        if isinstance(one, pa.BaseExtensionType):
+            stack.append((one.storage_type, level))
+        elif pa.types.is_dictionary(one):
+            stack.append((one.value_type, level))
+        elif pa.types.is_nested(one):
+            stack += [(one.field(at).type, level + 1) for at in range(one.num_fields)]
+
+
+def too_many_columns(where: str, count: int | None = None) -> InvalidRequest:
+    """Return the error for a table with too many columns."""
+    found = f"more than {MOST_COLUMNS:,} columns" if count is None else f"{count:,} columns"
+    remedy = "Put numbers that belong together into one column of lists."
+    return InvalidRequest(where, found, expected=f"at most {MOST_COLUMNS:,}", remedy=remedy)
+
+
+def too_deep(where: str) -> InvalidRequest:
+    """Return the error for values that are nested too deep."""
+    found = f"lists or objects more than {MOST_LEVELS} deep in each other"
+    return InvalidRequest(where, found, expected=f"at most {MOST_LEVELS}", remedy="Write such a value as text.")
+
+
+def too_long(where: str) -> InvalidRequest:
+    """Return the error for a row that is too long."""
+    found = f"a row of more than {LONGEST_ROW >> 20} MiB"
+    remedy = f"Write it to a file, and its path into the table ({option('files', {'FIELD': 'COLUMN'})})."
+    return InvalidRequest(where, found, expected="less text in a row", remedy=remedy)
+
+
+# The rows of a table, and how messages name them: row 1 is the first after the header.
+
+
+_SHOWN = 5  # rows in a message
+_EXAMPLES = 3  # values
+_SHOWN_LETTERS = 120  # of each value, or key
+
+
+def mixed_types(name: str, column: str, kinds: dict[str, list[int]]) -> InvalidRequest:
+    """Return the error for a column with values of several types; `kinds` gives the rows of each."""
+    most, *rare = sorted(kinds, key=lambda kind: -len(kinds[kind]))
+    found = [f"{kind} in {rows_text(kinds[kind])}" for kind in rare]
+    what = f"column {column!r} mixes types: {most} in {counted(len(kinds[most]), 'row')}, {listing(found)}"
+    return InvalidRequest(name, what, expected="values of one type")
+
+
+def rows_text(rows: list[int], *, total: int | None = None) -> str:
+    """Return `row 3`, or `rows 3, 17 and 12 more`, for the numbers of rows, of which there are `total`."""
+    total = len(rows) if total is None else total
+    return f"row{'' if total == 1 else 's'} {listing([f'{row:,}' for row in rows[:_SHOWN]], total=total)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a table that are left.
+
+    Attributes:
+        where: What the table is called.
+        columns: Those that hold no bytes, an array each.
+        numbers: int64, their numbers in the table, counted from 0; None: all are left.
+    """
+
+    where: str
+    columns: Mapping[str, pa.ChunkedArray]
+    numbers: NDArray[np.int64] | None
+
+    def named(self, at: NDArray[np.int64]) -> str:
+        """Return `rows 3, 17 and 12 more` for places among these rows."""
+        first = at[:_SHOWN]
+        shown = (first if self.numbers is None else self.numbers[first]) + 1
+        return rows_text(shown.tolist(), total=len(at))
+
+    def refuse(self, at: NDArray[np.int64], found: str, *, expected: str = "", remedy: str = "") -> None:
+        """Raise for the rows at these places, where there are any.
+
+        Raises:
+            InvalidRequest: There are.
+        """
+        if len(at):
+            raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
+
+    def examples(self, column: pa.ChunkedArray, at: NDArray[np.int64]) -> str:
+        """Return the first few of the values at these places."""
+        values = column.take(number_array(at[:_EXAMPLES])).to_pylist()
+        return listing([f"'{short(printable(str(value)))}'" for value in values], _EXAMPLES, total=len(at))
+
+
+def short(text: str) -> str:
+    """Return the first letters of a text."""
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."

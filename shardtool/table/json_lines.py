@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import InvalidRequest, printable
-from shardtool.table.limits import LONGEST_ROW, MOST_COLUMNS, MOST_LEVELS, too_deep, too_long, too_many_columns
+from shardtool.table.columns import LONGEST_ROW, MOST_COLUMNS, MOST_LEVELS, too_deep, too_long, too_many_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,9 +25,8 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.table import arrays
+from shardtool.table.columns import LONGEST_ROW, check_shape, mixed_types, rows_text, too_long
 from shardtool.table.json_lines import blocks, check_lines, kind_of, read_line
-from shardtool.table.limits import LONGEST_ROW, check_shape, too_long
-from shardtool.table.row_names import mixed_types, rows_text
 from shardtool.values import counted
 
 if TYPE_CHECKING:

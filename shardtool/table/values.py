@@ -1,10 +1,18 @@
-"""Values of a column as payload: which of them cannot be one, and what a field of them is.
+"""Columns as text: the JSON of a row, and the value of a column.
 
-Where a value is null there is none to judge; `missing_places` finds those.
+The text of five million rows is never held: its sizes are, and it is made again for the rows of a
+shard. No Python object is made for a row.
+
+A row's JSON is what `json.dumps(row, ensure_ascii=False, separators=(",", ":"))` gives, keys in the
+order of the columns. What JSON has no form for: NaN is null; a float32 is the shortest number that
+reads back as the same float32; a decimal is a number with all its digits; dates, times and
+timestamps are ISO 8601 text (UTC, with a Z, where they have a time zone); a duration is
+`PT` seconds `S`; a map is an object.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +23,223 @@ from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import number_classes
 from shardtool.table import arrays
-from shardtool.table.json_text import ColumnTexts, render_values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
     from shardtool.values import Number
+
+    Render = Callable[[pa.Table], pa.Array]
+
+
+_CONTROLS = 32  # characters below it are control characters
+_CHUNK, _CHUNK_BYTES = 2**16, 2**24  # rows, or bytes of their columns, at a time
+_EMPTY = arrays.text("")
+_NULL = arrays.text("null")
+_QUOTE = arrays.text('"')
+_END = arrays.text("\0")
+_SIMPLE = (1e-4, 1e10)  # the floats that Arrow writes as Python does, but for ".0"
+
+
+class ColumnTexts:
+    """A text for each row of a table, made when asked for.
+
+    Args:
+        table: Columns of one chunk each.
+        render: Makes the texts of a slice of it.
+        which: Rows of the table; None: all.
+    """
+
+    __slots__ = ("_render", "_step", "_table", "_which")
+
+    def __init__(self, table: pa.Table, render: Render, which: NDArray[np.int64] | None = None) -> None:
+        self._table, self._render, self._which = table, render, which
+        row = table.nbytes // max(1, table.num_rows) + 1
+        self._step = max(1, min(_CHUNK, _CHUNK_BYTES // row))
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows) if self._which is None else len(self._which)
+
+    def take(self, which: NDArray[np.int64]) -> ColumnTexts:
+        """Return the texts `which`, in that order."""
+        return ColumnTexts(self._table, self._render, which if self._which is None else self._which[which])
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the bytes of each text, its NUL not counted."""
+        found = np.empty(len(self), np.int64)
+        for first in range(0, len(self), self._step):
+            last = min(first + self._step, len(self))
+            found[first:last] = arrays.lengths(self._texts(first, last))
+        found -= 1
+        return found
+
+    def span(self, first: int, last: int) -> bytes:
+        """Return texts `first` to `last` (exclusive), a NUL after each."""
+        steps = range(first, last, self._step)
+        return b"".join([arrays.payload(self._texts(step, min(step + self._step, last))) for step in steps])
+
+    def gather(self, which: NDArray[np.int64]) -> bytes:
+        """Return the texts `which`, in that order, a NUL after each."""
+        return self.take(which).span(0, len(which))
+
+    def _texts(self, first: int, last: int) -> pa.Array:
+        if self._which is None:
+            return self._render(self._table.slice(first, last - first))
+        return self._render(self._table.take(number_array(self._which[first:last])))
+
+
+def render_rows(table: pa.Table) -> pa.Array:
+    """Return the JSON object of each row, and a NUL."""
+    columns = {name: arrays.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    return _object(list(columns), [_json(column) for column in columns.values()], "}\0")
+
+
+def render_values(table: pa.Table) -> pa.Array:
+    """Return the value of each row of a table of one column, and a NUL; without quotes, and 0 or 1 for a truth."""
+    array = arrays.plain(arrays.one_chunk(table.column(0)))
+    if pa.types.is_boolean(array.type):
+        array = pc.cast(array, pa.int8())
+    return _join(_json(array) if _is_nested(array.type) else _plain(array), _END)
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Tell whether values of an Arrow type have a text: all but bytes, intervals and such."""
+    try:
+        _json(pa.nulls(0, kind))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
+        return False
+    return True
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind))
+
+
+def _join(*pieces: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(*pieces, _EMPTY, null_handling="replace", null_replacement="null")
+
+
+def _object(names: list[str], values: list[pa.Array], end: str) -> pa.Array:
+    pieces: list[pa.Array] = []
+    for name, value in zip(names, values, strict=True):
+        label = f"{json.dumps(name, ensure_ascii=False)}:"
+        pieces += [arrays.text(("," if pieces else "{") + label), value]
+    return _join(*pieces, arrays.text(end))
+
+
+def _json(array: pa.Array) -> pa.Array:
+    """Return the JSON of each value, as large_string; a null may stay one."""
+    array = arrays.plain(array)
+    kind = array.type
+    if pa.types.is_struct(kind):
+        if not kind.num_fields:
+            return _unless_null(array, arrays.texts(["{}"] * len(array)))
+        names = [kind.field(at).name for at in range(kind.num_fields)]
+        return _unless_null(array, _object(names, [_json(part) for part in array.flatten()], "}"))
+    if pa.types.is_map(kind):
+        pairs = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+        return _list(pc.cast(array, pa.list_(pairs)), _pairs, "{}")
+    if pa.types.is_fixed_size_list(kind):
+        array = pc.cast(array, pa.list_(kind.value_type))
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _list(array, _json, "[]")
+    if _is_nested(kind):
+        raise TypeError(kind)
+    found = _plain(array)
+    if _is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return found
+    return pc.binary_join_element_wise(_QUOTE, _escape(found), _QUOTE, _EMPTY)
+
+
+def _pairs(array: pa.Array) -> pa.Array:
+    keys, values = array.flatten()
+    return _join(_QUOTE, _escape(_plain(arrays.plain(keys))), arrays.text('":'), _json(values))
+
+
+def _list(array: pa.Array, render: Render, brackets: str) -> pa.Array:
+    counts = pc.fill_null(pc.list_value_length(array), 0)
+    offsets = np.concatenate(([0], np.cumsum(arrow.numbers(counts), dtype=np.int64)))
+    elements = _join(render(array.flatten()))  # so that a null in a list is the text null
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(number_array(offsets), elements), arrays.text(","))
+    return _unless_null(array, _join(arrays.text(brackets[0]), joined, arrays.text(brackets[1])))
+
+
+def _unless_null(array: pa.Array, found: pa.Array) -> pa.Array:
+    return pc.if_else(pc.is_valid(array), found, _NULL) if array.null_count else found
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Return the text of each value that is no list or the like, without quotes, as large_string; a null stays one."""
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        raise TypeError(kind)
+    if pa.types.is_timestamp(kind):
+        found = _whole(pc.cast(array.view(pa.timestamp(kind.unit)), pa.large_string()))
+        found = pc.replace_substring(found, " ", "T")
+        return found if kind.tz is None else pc.binary_join_element_wise(found, arrays.text("Z"), _EMPTY)
+    if pa.types.is_duration(kind):
+        return _seconds(array)
+    found = pc.cast(array, pa.large_string())
+    if pa.types.is_floating(kind):
+        return _as_python(array, found)
+    return _whole(found) if pa.types.is_time(kind) else found
+
+
+def _whole(found: pa.Array) -> pa.Array:
+    """Return times without a fraction of zero: the same instant has the same text, whatever the unit of its column."""
+    return pc.replace_substring_regex(found, r"\.0+$", "")
+
+
+def _seconds(array: pa.Array) -> pa.Array:
+    digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[array.type.unit]
+    found: list[str | None] = []
+    for count in array.view(pa.int64()).to_pylist():
+        if count is None:
+            found.append(None)
+            continue
+        whole, part = divmod(abs(count), 10**digits)
+        fraction = f".{part:0{digits}}" if part else ""
+        found.append(f"{'-' if count < 0 else ''}PT{whole}{fraction}S")
+    return arrays.texts(found)
+
+
+def _as_python(array: pa.Array, found: pa.Array) -> pa.Array:
+    """Return what Python's `repr` says of floats whose shortest digits are `found`: 1.0 for 1, 1e-05 for 0.00001."""
+    values = arrow.numbers(array)
+    size = np.abs(values)
+    simple = ((size >= _SIMPLE[0]) & (size < _SIMPLE[1])) | (size == 0)
+    found = pc.replace_substring_regex(found, pattern=r"^(-?\d+)$", replacement=r"\1.0")
+    other = np.flatnonzero(~simple)
+    if len(other):
+        again = found.take(number_array(other)).to_pylist()
+        shown = [None if one in (None, "nan") else repr(float(one)) for one in again]
+        mask = arrays.truths(~simple)
+        found = pc.replace_with_mask(found, mask, arrays.texts(shown))
+    return found
+
+
+def _escape(array: pa.Array) -> pa.Array:
+    """Return text as it stands between the quotes of JSON."""
+    data = np.frombuffer(arrays.payload(array), np.uint8)
+    special = [*b'\\"', *range(_CONTROLS if (data < _CONTROLS).any() else 0)]  # the backslash first
+    for code in special:
+        if (data == code).any():
+            char = chr(code)
+            array = pc.replace_substring(array, char, json.dumps(char)[1:-1])
+    return array
+
+
+# Values of a column as payload: which of them cannot be one, and what a field of them is.
+#
+# Where a value is null there is none to judge; `missing_places` finds those.
+
 
 _INT64 = 2**63 - 1
 

@@ -10,8 +10,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.order.orders import OrderOptions
-from shardtool.request.ranges import check_least
+from shardtool.read.order.orders import OrderOptions
+from shardtool.request.choices import check_least
 from shardtool.tensorflow.records import RecordOrder, find_records
 
 if TYPE_CHECKING:

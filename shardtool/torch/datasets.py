@@ -18,20 +18,27 @@ import torch
 import torch.utils.data
 
 from shardtool.errors import InvalidRequest, PlainError, SampleFailed
-from shardtool.reading.dataset import Dataset
+from shardtool.read.dataset import Dataset
 from shardtool.storage.shared import SharedBlocks
-from shardtool.torch.chain import Decoders, Transform, chained, unchained
-from shardtool.torch.states import WorkerState, stream_state
-from shardtool.torch.streaming import Streaming
-from shardtool.torch.tally import WORKERS, Tally
+from shardtool.torch.streaming import (
+    WORKERS,
+    Decoders,
+    SkipTally,
+    Streaming,
+    Transform,
+    WorkerState,
+    chained,
+    stream_state,
+    unchained,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
-    from shardtool.reading.chain.stages import Stages
-    from shardtool.reading.fetch import Skipped
-    from shardtool.reading.stream import Stream
+    from shardtool.read.chain.stages import Stages
+    from shardtool.read.fetch import SkippedSamples
+    from shardtool.read.stream import Stream
 
 _DIVIDERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # of accelerate, and the first of transformers, too
 
@@ -132,16 +139,16 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         position = resumed.position if resumed else start["position"]
         self._reading = stream.divided(worker, workers, self.batch_size, position).with_stages(self._stages)
         self._pass = WorkerState(start, stream.end, stream.world_size, worker, workers, self.batch_size, position)
-        self._reading.skipped = tally = Tally(self._tallies, worker)
+        self._reading.skipped = tally = SkipTally(self._tallies, worker)
         return self._checked_batches(iter(self._reading), workers, tally)
 
     @property
-    def skipped(self) -> Skipped:
+    def skipped(self) -> SkippedSamples:
         """What was left out so far, in all workers; while they run, a count may lag behind by a part in sixteen."""
-        told = Tally.total(self._tallies)
+        told = SkipTally.total(self._tallies)
         return max(told, self._reading.skipped if self._reading else told, key=lambda one: one.samples)
 
-    def _checked_batches(self, samples: Iterator[Any], workers: int, tally: Tally) -> Iterator[Any]:
+    def _checked_batches(self, samples: Iterator[Any], workers: int, tally: SkipTally) -> Iterator[Any]:
         """Yield samples, after a look at how many the DataLoader wants at a time: nothing else tells its batch size.
 
         Raises:

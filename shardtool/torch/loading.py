@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardtool.execute.local import cores
-from shardtool.request.ranges import check_least
-from shardtool.torch.states import stream_state
-from shardtool.torch.streaming import Streaming
-from shardtool.torch.threads import Work, batches
+from shardtool.request.choices import check_least
+from shardtool.torch.streaming import Streaming, stream_state
+from shardtool.torch.threads import SampleWork, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from shardtool.reading.fetch import Skipped
-    from shardtool.reading.stream import Place, Stream
+    from shardtool.read.fetch import SkippedSamples
+    from shardtool.read.stream import Stream, StreamPosition
 
 _LEFT_OUT = object()
 
@@ -68,8 +67,8 @@ class Loader(Streaming):
         stream = copy(self._stream)
         stream.load_state_dict(self._state)
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        work = Work(self._changed, _LEFT_OUT, self.batch_size, self.drop_last, self.collate, pin, _key)
-        passing = batches(_Placed(stream), work, self.threads or cores(), self.depth)
+        work = SampleWork(self._changed, _LEFT_OUT, self.batch_size, self.drop_last, self.collate, pin, _key)
+        passing = batches(_PlacedStream(stream), work, self.threads or cores(), self.depth)
         try:
             for handed in passing:
                 self._state = handed.pop()
@@ -79,7 +78,7 @@ class Loader(Streaming):
         self._state = stream.state_dict()
 
     @property
-    def skipped(self) -> Skipped:
+    def skipped(self) -> SkippedSamples:
         """What was left out so far, as `on_error` or `missing` said: damaged samples, and those that the chain left."""
         return self._stream.skipped
 
@@ -102,18 +101,18 @@ class Loader(Streaming):
         self._stream.load_state_dict(dict(stream_state(state)))
         self._state = self._stream.state_dict()
 
-    def _changed(self, given: tuple[object, Place]) -> object:
+    def _changed(self, given: tuple[object, StreamPosition]) -> object:
         sample, place = given
         return next(self._stages.run((sample,), place.left_out), _LEFT_OUT)
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _PlacedStream:
     """A stream whose samples come with their places."""
 
     stream: Stream
 
-    def __iter__(self) -> Iterator[tuple[object, Place]]:
+    def __iter__(self) -> Iterator[tuple[object, StreamPosition]]:
         for sample in self.stream:
             yield sample, self.stream.place()
 
@@ -121,7 +120,7 @@ class _Placed:
         return self.stream.state_dict()
 
 
-def _key(given: tuple[dict[str, object], Place]) -> object:
+def _key(given: tuple[dict[str, object], StreamPosition]) -> object:
     return given[0]["__key__"]
 
 

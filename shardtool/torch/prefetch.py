@@ -19,18 +19,231 @@ Everywhere else (the CPU, for one) a batch is copied and changed in the same way
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.ranges import check_least
-from shardtool.torch.normalize import Levels, Normalize
-from shardtool.torch.transfer import AtOnce, HandOut, Sender, SideStream
+from shardtool.request.choices import check_least
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+# The tensors inside of a batch, whatever its shape: a dict, a tuple, a list, a named tuple, or a tensor alone.
+
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def change_tensors(batch: Any, change: Change) -> Any:
+    """Return `batch` with each tensor changed; arrays of numbers become tensors, and all else stays as it is."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, np.ndarray):
+        return change(_tensor(batch)) if batch.dtype.kind in "biufc" else batch
+    if isinstance(batch, Mapping):
+        changed = {name: change_tensors(value, change) for name, value in batch.items()}
+        return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(change_tensors(value, change) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(change_tensors(value, change) for value in batch)
+    return batch
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return the array as a tensor: of the same memory, where torch can write to it."""
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    plain = native.flags.writeable and all(step >= 0 for step in native.strides)
+    return torch.from_numpy(native if plain else native.copy())
+
+
+# The ways of a batch to a device: at once, or on a CUDA stream beside the model's.
+#
+# A sender says when the memory of the batch that it was given last is no longer read (`wait`). What it returns for a
+# batch is the hand-out: called once, on the stream that will use the batch.
+
+
+HandOut: TypeAlias = "Callable[[], Any]"
+
+
+class Sender(Protocol):
+    """A way to the device."""
+
+    def send(self, batch: Any) -> HandOut:
+        """Start the batch on its way."""
+
+    def wait(self) -> None:
+        """Return when nothing reads the memory of the last batch any more."""
+
+
+class AtOnce:
+    """Copies and changes in `send`: what comes out is no memory of the batch's."""
+
+    def __init__(self, device: torch.device, change: Change) -> None:
+        self._device, self._change = device, change
+
+    def send(self, batch: Any) -> HandOut:
+        """Copy and change the batch now."""
+        return [change_tensors(batch, self._copy)].pop
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        changed = self._change(tensor.to(self._device))
+        return changed.clone() if changed is tensor else changed
+
+    def wait(self) -> None:
+        """Return at once: nothing is read after `send`."""
+
+
+class SideStream:
+    """Copies and changes on a stream of its own; at most one batch in host memory is being read."""
+
+    def __init__(self, device: torch.device, change: Change) -> None:
+        self._device, self._change = device, change
+        self._stream = torch.cuda.Stream(device)
+        self._copied: torch.cuda.Event | None = None
+        self._reading: list[torch.Tensor] = []  # pinned memory lives until it was copied, whoever owns it
+
+    def send(self, batch: Any) -> HandOut:
+        """Enqueue the copies, and after them the changes."""
+        given = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = change_tensors(batch, lambda tensor: self._move(tensor, given))
+            self._copied = self._event()
+            arrived = [change_tensors(moved, self._change)]
+            ready = self._event()
+
+        def hand_out() -> Any:
+            user = torch.cuda.current_stream(self._device)
+            user.wait_event(ready)
+            return change_tensors(arrived.pop(), lambda tensor: self._receive(tensor, user))
+
+        return hand_out
+
+    def wait(self) -> None:
+        """Return when the copies have ended."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._copied, self._reading = None, []
+
+    def _move(self, tensor: torch.Tensor, given: torch.cuda.Stream) -> torch.Tensor:
+        if tensor.device == self._device:  # made on the stream of whoever asked for it
+            self._stream.wait_stream(given)
+            return _used_on(tensor, self._stream).clone()
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return tensor  # of another GPU, or sparse: copied when it is handed out
+        tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
+        self._reading.append(tensor)
+        return tensor.to(self._device, non_blocking=True)
+
+    def _receive(self, tensor: torch.Tensor, user: torch.cuda.Stream) -> torch.Tensor:
+        return _used_on(tensor, user) if tensor.device == self._device else tensor.to(self._device)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(blocking=True)  # a thread that waits for it leaves its core to the decoders
+        event.record(self._stream)
+        return event
+
+
+def _used_on(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    """Keep the tensor's memory from being given again before `stream` has done what it has been asked for so far."""
+    tensor.record_stream(stream)
+    return tensor
+
+
+# Images as numbers that a model takes: uint8 becomes (value / 255 - mean) / std, on the device that holds it.
+#
+# One operation reads uint8 and writes floats, so that no float copy of the batch lies in between. It is computed in 32
+# bits and rounded once, whatever the result's dtype is.
+
+
+Levels: TypeAlias = "float | Sequence[float] | torch.Tensor"  # one number for all channels, or one a channel
+
+_CHANNELS = (1, 3, 4)
+_DIMENSIONS = 4  # of a batch of images
+_WHITE = 255.0
+
+
+@dataclass
+class Normalize:
+    """What becomes of a batch's images: uint8 tensors [n, h, w, c] or [n, c, h, w]. They come out as [n, c, h, w].
+
+    Images have as many channels as `mean` and `std` have values, and 1, 3 or 4 where these are one value or none:
+    with three values a mask [n, 1, h, w] stays as it is, as every other tensor does.
+
+    Attributes:
+        mean: Of the values between 0 and 1; none: 0.
+        std: Of the values between 0 and 1; none: 1.
+        dtype: Of the result; none: float32.
+        channels_last: In memory a pixel's channels lie next to each other.
+        images: How many tensors of images were changed so far.
+    """
+
+    mean: Levels | None
+    std: Levels | None
+    dtype: torch.dtype | None
+    channels_last: bool
+    images: int = field(init=False, default=0)
+    _scale: torch.Tensor = field(init=False, repr=False)
+    _shift: torch.Tensor = field(init=False, repr=False)
+    _on: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not getattr(self.dtype, "is_floating_point", False):
+            raise InvalidRequest("dtype", f"{self.dtype!r}", expected="a floating-point dtype")
+        mean, std = _levels("mean", self.mean, 0.0), _levels("std", self.std, 1.0)
+        if len(mean) != len(std) and 1 not in (len(mean), len(std)):
+            raise InvalidRequest("std", f"{len(std)} values", expected=f"{len(mean)}, as in mean")
+        if not bool((std > 0).all()):
+            raise InvalidRequest("std", "a value that is not positive", expected="values above 0")
+        scale, shift = torch.broadcast_tensors(1 / (_WHITE * std), -mean / std)
+        self._scale, self._shift = (one.float().reshape(1, -1, 1, 1) for one in (scale, shift))
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return images as floats, and any other tensor as it is.
+
+        Raises:
+            InvalidRequest: Both the second and the last dimension could be the channels.
+        """
+        images = self._channels_first(tensor)
+        if images is None:
+            return tensor
+        self.images += 1
+        form = torch.channels_last if self.channels_last else torch.contiguous_format
+        result = torch.empty(images.shape, dtype=self.dtype or torch.float32, device=images.device, memory_format=form)
+        if images.device not in self._on:
+            self._on[images.device] = self._scale.to(images.device), self._shift.to(images.device)
+        scale, shift = self._on[images.device]
+        return torch.addcmul(shift, images, scale, out=result)
+
+    def _channels_first(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return images as [n, c, h, w], and None for what is none."""
+        if tensor.dtype != torch.uint8 or tensor.dim() != _DIMENSIONS:
+            return None
+        values = self._scale.shape[1]
+        known = (values,) if values > 1 else _CHANNELS
+        first, last = tensor.shape[1] in known, tensor.shape[3] in known
+        if first and last:
+            raise InvalidRequest(
+                f"a batch of images {[*tensor.shape]}",
+                "the second and the last dimension could both be the channels",
+                remedy="Give larger images, or normalise them in the transform.",
+            )
+        return tensor if first else tensor.permute(0, 3, 1, 2) if last else None
+
+
+def _levels(name: str, given: Levels | None, default: float) -> torch.Tensor:
+    try:
+        levels = torch.as_tensor(default if given is None else given, dtype=torch.float64).cpu().reshape(-1)
+    except (TypeError, ValueError):
+        raise InvalidRequest(name, f"{given!r}", expected="one number, or one a channel") from None
+    if not len(levels) or not bool(levels.isfinite().all()):
+        raise InvalidRequest(name, f"{given!r}", expected="one number, or one a channel")
+    return levels
 
 
 @dataclass

@@ -2,24 +2,88 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch.distributed
 
 from shardtool.errors import InvalidRequest
-from shardtool.reading.chain.batch import Batch
-from shardtool.reading.stream import Stream, Streamable
-from shardtool.request.ranges import check_least
-from shardtool.torch.chain import Decoders, Transform, chained, unchained
+from shardtool.read.chain.decode import Decode, own_decoders
+from shardtool.read.chain.stages import Batch, Map, Stages
+from shardtool.read.fetch import SkippedSamples
+from shardtool.read.stream import Stream, Streamable
+from shardtool.request.choices import check_least
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from shardtool.errors import ShardError
+    from shardtool.read.chain.decode import Decoder
+    from shardtool.read.order.orders import Shuffle
+    from shardtool.read.order.share import Ends
+    from shardtool.storage.shared import SharedBlocks
 
-    from shardtool.reading.chain.stages import Stages
-    from shardtool.reading.order.orders import Shuffle
-    from shardtool.reading.order.share import Ends
+
+# What becomes of samples on the way to a batch: the dataset's own chain, then the options of a loader or dataset.
+
+
+Decoders: TypeAlias = "bool | Mapping[str, Decoder] | Decode | None"
+Transform: TypeAlias = Callable[[Any], Any]
+Given = TypeVar("Given", bound=Streamable | Stream)
+
+
+@dataclass(frozen=True)
+class LabelStage:
+    """Gives each sample the label of its key, as its field `label`."""
+
+    labels: Mapping[str, Any]
+
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
+        """Return the sample with its label.
+
+        Raises:
+            InvalidRequest: There is none for its key, or the sample is no dict.
+        """
+        if not isinstance(sample, dict):
+            expected = "samples with a key: give labels to select(...), and make a tuple in transform"
+            raise InvalidRequest("labels", f"a {type(sample).__name__}", expected=expected)
+        key = sample["__key__"]
+        try:
+            return {**sample, "label": self.labels[str(key)]}
+        except KeyError:
+            raise InvalidRequest("labels", f"none for the sample {key}", expected="one for each key") from None
+
+
+def unchained(source: Given, kinds: tuple[type, ...]) -> tuple[Given, Stages]:
+    """Return what is read, without its chain, and the chain.
+
+    Raises:
+        InvalidRequest: It is none of the kinds that may be given.
+    """
+    if not isinstance(source, kinds):
+        expected = "a dataset that shardtool.open returned"
+        if Stream in kinds:
+            expected += ", or a stream of it"
+        raise InvalidRequest("the dataset", f"a {type(source).__name__}", expected=expected)
+    stages = source.stages
+    bare = copy(source)
+    bare.stages = Stages()
+    return bare, stages
+
+
+def chained(stages: Stages, decode: Decoders, labels: Mapping[str, Any] | None, transform: Transform | None) -> Stages:
+    """Return a chain with the stages of options added: decode, then label, then transform."""
+    if decode is not None and decode is not False:
+        given = decode if isinstance(decode, Decode) else Decode(() if decode is True else own_decoders(decode))
+        stages = stages.then(given)
+    if labels is not None:
+        if isinstance(labels, (str, Sequence)):
+            raise InvalidRequest("labels", f"a {type(labels).__name__}", expected="key to label, such as {'cat/1': 0}")
+        stages = stages.then(Map(LabelStage(labels)))
+    return stages if transform is None else stages.then(Map(transform))
+
 
 _OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size")
 
@@ -107,3 +171,138 @@ def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int 
     if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return rank, world_size
+
+
+# Where a pass is: one worker's part of it, and what that says about all ranks and workers.
+#
+# A stream's state is the same for all ranks and any number of workers (`reading/order/state.py`). A
+# DataLoader's worker knows only what it has taken itself, and reads ahead of what training has seen. How many batches
+# were handed out, the loader knows: with that, the state of any one worker becomes the stream's.
+
+
+_WORKER = "shardtool_worker"  # the key that says what the rest is
+_VERSION = 1
+
+
+@dataclass
+class WorkerState:
+    """How far one worker is in a pass.
+
+    Attributes:
+        start: The stream's state where the pass began.
+        end: The position of the epoch where the pass ends.
+        world_size: How many ranks there are.
+        worker: The worker's number.
+        workers: How many there are.
+        batch_size: Samples of a batch.
+        position: The position of the epoch that this worker goes on from.
+    """
+
+    start: dict[str, Any]
+    end: int
+    world_size: int
+    worker: int
+    workers: int
+    batch_size: int
+    position: int
+
+    def to_json(self) -> dict[str, object]:
+        """Return the state as JSON can hold it."""
+        return {_WORKER: _VERSION, **asdict(self)}
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> WorkerState | None:
+        """Return the state that `to_json` gave; None: it is no state of a worker.
+
+        Raises:
+            InvalidRequest: It is one of another version, or incomplete.
+        """
+        if not isinstance(given, Mapping) or _WORKER not in given:
+            return None
+        names = [one.name for one in fields(cls)]
+        if given[_WORKER] != _VERSION or not all(name in given for name in names):
+            raise InvalidRequest("the state", "a worker's, of another version of shardtool, or incomplete")
+        return cls(**{name: given[name] for name in names})
+
+    def after(self, batches: int) -> dict[str, object]:
+        """Return the stream's state when each rank was handed so many batches of the pass."""
+        position = self.start["position"] + batches * self.batch_size * self.world_size
+        if position < self.end:
+            return {**self.start, "position": position}
+        return {**self.start, "epoch": self.start["epoch"] + 1, "position": 0}
+
+
+def stream_state(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stream's state in what a loader gave as its own: ours, or torchdata's StatefulDataLoader.
+
+    Raises:
+        InvalidRequest: It is the state of a single worker, which does not know what was handed out.
+    """
+    if WorkerState.of(given) is not None:
+        raise InvalidRequest(
+            "the state",
+            "that of one worker, which has read ahead",
+            remedy="Take state_at(batches) of the dataset, or the state of the StatefulDataLoader.",
+        )
+    if not isinstance(given, Mapping):
+        return given
+    if "_num_yielded" in given:  # of a StatefulDataLoader without workers
+        return _after(given, given["_num_yielded"]) or given
+    snapshot = given.get("_snapshot")
+    if not isinstance(snapshot, Mapping):
+        return given
+    batches = snapshot["_snapshot_step"] + given["_steps_since_snapshot"]
+    workers = snapshot["_worker_snapshots"].values()
+    return next(filter(None, (_after(worker, batches) for worker in workers)), given)
+
+
+def _after(loader: Mapping[str, Any], batches: int) -> dict[str, object] | None:
+    state = WorkerState.of(loader.get("dataset_state") or {})
+    return state.after(batches) if state else None
+
+
+# What the workers of a loader left out, where their parent sees it: each tells by a block of a file that all share.
+
+
+WORKERS = 256  # blocks: where there are more workers, several have one
+_LAG = 16  # a worker tells again when it has left out a part in so many more: a block is never written over
+
+
+class SkipTally(SkippedSamples):
+    """What one worker left out, those before it with its number included; what was not told yet, `tell` tells."""
+
+    def __init__(self, blocks: SharedBlocks, worker: int) -> None:
+        super().__init__()
+        self._blocks, self._worker = blocks, worker % WORKERS
+        self._take(blocks, self._worker)
+        self._told = self.samples
+
+    @classmethod
+    def total(cls, blocks: SharedBlocks) -> SkippedSamples:
+        """Return what all workers have told."""
+        found = cls(blocks, 0)
+        for worker in range(1, WORKERS):
+            found._take(blocks, worker)
+        return found
+
+    def add(self, error: ShardError, shard: str) -> None:
+        """Count a sample."""
+        super().add(error, shard)
+        if self.samples >= self._told + max(1, self._told // _LAG):
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell how many there are."""
+        if self.samples > self._told:
+            data = json.dumps([self.samples, self.shards, self.reasons]).encode()
+            self._blocks.write(self._worker, len(data), [(0, data)])
+            self._told = self.samples
+
+    def _take(self, blocks: SharedBlocks, worker: int) -> None:
+        """Add what a worker has told."""
+        with suppress(ValueError):  # half of it was written yet
+            if (told := blocks.read(worker)) is not None:
+                samples, shards, reasons = json.loads(bytes(told))
+                self.samples += samples
+                self.shards.update(shards)
+                self.reasons.update(reasons)

@@ -103,7 +103,7 @@ class Transform:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedSample:
     """A sample that comes out of a transform.
 
     Attributes:
@@ -160,7 +160,7 @@ class Transformer:
         self._images = transform.images
         self._function = find_function(transform.function) if transform.function else None
 
-    def __call__(self, key: bytes, fields: Mapping[str, Payload]) -> list[Changed]:
+    def __call__(self, key: bytes, fields: Mapping[str, Payload]) -> list[ChangedSample]:
         """Return what becomes of a sample: one, several, or none.
 
         Raises:
@@ -170,7 +170,7 @@ class Transformer:
         if self._images is not None:
             fields, image = _change_images(self._images, fields)
         if self._function is None:
-            return [Changed(key, _in_order(fields), image)]
+            return [ChangedSample(key, _in_order(fields), image)]
         sample: dict[str, object] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
         try:
             made = self._function(sample)
@@ -206,7 +206,7 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
     return changed, first
 
 
-def _returned(sample: object, key: str, default_key: str, image: ImageFact | None) -> Changed:
+def _returned(sample: object, key: str, default_key: str, image: ImageFact | None) -> ChangedSample:
     """Return a sample that the user's function made of the sample `key`.
 
     Raises:
@@ -233,7 +233,7 @@ def _returned(sample: object, key: str, default_key: str, image: ImageFact | Non
         raise BadSample("map-failed", f"{_function()} returned a sample without fields; None drops it")
     if len(fields) > _MOST_FIELDS:
         raise BadSample("map-failed", f"{_function()} returned a sample of {len(fields):,} fields")
-    return Changed(new.encode(), _in_order(fields), image)
+    return ChangedSample(new.encode(), _in_order(fields), image)
 
 
 def _is_text(value: object) -> TypeGuard[str]:

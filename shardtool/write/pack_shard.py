@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.write.buffers import packing_buffer
-from shardtool.write.packer import Nowhere, Packer, StartAgain, no_report
+from shardtool.write.packer import NullSink, Packer, StartAgain, no_report
 from shardtool.write.task import Keep, ShardResult, ShardTask, Write, digest, split_names
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
 
 def _packer(task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> Packer:
     if task.samples.spans.runs:
-        from shardtool.write.tar_copy import SpanTarPacker
+        from shardtool.write.tar import SpanTarPacker
 
         return SpanTarPacker(task, output, report, skipped)
     if task.format == "tar":
@@ -83,21 +83,21 @@ def _left(task: ShardTask) -> ShardResult | None:
         if md5 := task.folder.md5(task.name):
             return _compared_by(task, md5)
         there = _file_crc(task)
-        result = _from_source(task, Nowhere())
+        result = _from_source(task, NullSink())
         return result if result and (result.size, result.crc) == there else None
     return None
 
 
 def _compared_by(task: ShardTask, md5: str) -> ShardResult | None:
     """Return the result for a file of which the store says what may be the MD5; None if the source gives another."""
-    hashed = _Hashed()
+    hashed = _HashSink()
     result = _from_source(task, hashed)
     if result is None or hashed.md5.hexdigest() == md5:
         return result
     return result if (result.size, result.crc) == _file_crc(task) else None  # stores that encrypt give other numbers
 
 
-class _Hashed(Nowhere):
+class _HashSink(NullSink):
     """Takes the bytes of a shard that is only compared, by their MD5."""
 
     def __init__(self) -> None:
@@ -108,12 +108,12 @@ class _Hashed(Nowhere):
         self.md5.update(data)
 
 
-def _from_source(task: ShardTask, output: _Hashed | Nowhere) -> ShardResult | None:
+def _from_source(task: ShardTask, output: _HashSink | NullSink) -> ShardResult | None:
     """Return the result for a file that is what the source gives; None where that cannot be read."""
     skipped: dict[int, Skipped] = {}
     with suppress(SampleFailed):  # writing the shard will meet it again
         while True:
-            if isinstance(output, _Hashed):
+            if isinstance(output, _HashSink):
                 output.md5 = hashlib.md5(usedforsecurity=False)
             packer = _packer(task, output, no_report, skipped)
             with suppress(StartAgain), closing(packer):

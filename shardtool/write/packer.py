@@ -13,13 +13,15 @@ import os
 import time
 from array import array
 from bisect import bisect_right
+from collections import deque
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardtool.errors import (
     OF_PROCESS,
     CorruptShard,
     SampleFailed,
+    ShardError,
     is_out_of_memory,
     printable,
     raise_if_machines,
@@ -31,18 +33,152 @@ from shardtool.storage import sources
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
 from shardtool.values import FILE, INLINE, LINK, SPAN, placed, to_text
 from shardtool.wording import option
-from shardtool.write.buffers import packing_buffer
-from shardtool.write.read_ahead import PlannedFile, ReadAhead
+from shardtool.write.buffers import BUFFER_SIZE, packing_buffer
 from shardtool.write.spans import SpanReader
-from shardtool.write.task import Failed, ShardResult, ShardTask, digest, numbers, split_names
+from shardtool.write.task import ShardResult, ShardTask, SourceFailed, digest, numbers, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from shardtool.skipped import SkipCode
-    from shardtool.storage.staging import Staged
+    from shardtool.storage.sources import FileFact
+    from shardtool.storage.staging import DurableFile
 
-    Report = Callable[..., None]  # samples and bytes done since the last time; of URLs also samples that failed
+    Read = tuple[int, FileFact]
+    ReadFile = Callable[[bytes, memoryview, int], Read]
+    Report = Callable[..., None]
+
+
+# Reads the files of a shard several at a time, where opening one takes long: over a network, mostly.
+#
+# Strategy: threads read the files that come next, whole, in the order in which they will be asked for; who asks gets
+# them one after the other. What is not as it was planned is not used: it is read again by itself, so that errors, and
+# what is left out, are those of a shard that is read one file at a time. So are the bytes: no thread knows anything of
+# the shard. Where files open at once there is none of this, for a thread costs more than such a file.
+
+
+_QUEUED = 2  # times as many as are read: no thread waits while a buffer is written
+_TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # errors that reading one file at a time may not meet
+
+
+class PlannedFile(NamedTuple):
+    """A file that is to be read, as the plan saw it; `flags` open it."""
+
+    path: bytes
+    flags: int
+    size: int
+    mtime_ns: int
+
+
+class _FileRead(NamedTuple):
+    """A file that is read, or was."""
+
+    file: PlannedFile
+    data: memoryview
+    read: Future[Read]
+
+
+class ReadAhead:
+    """Gives the contents of files that are asked for in their order, some of them left out; `close` it.
+
+    It holds `memory` bytes at most. Files that are too large for that are none of its business.
+
+    Args:
+        files: All that may be asked for, in order.
+        at_once: How many are read at the same time.
+        read_file: Reads one: that of `storage.reading`, or of `storage.sources`.
+    """
+
+    def __init__(self, files: Iterator[PlannedFile], at_once: int, read_file: ReadFile) -> None:
+        self.memory = at_once * BUFFER_SIZE
+        self.largest = self.memory // 2  # or it would be read alone
+        self.held = 0  # bytes of files that are read and not asked for yet
+        self._at_once, self._read_file = at_once, read_file
+        self._files = (file for file in files if file.size <= self.largest)
+        self._next = next(self._files, None)
+        self._begun: deque[_FileRead] = deque()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def read(self, path: bytes, into: memoryview, flags: int) -> Read:
+        """Do what `read_file` does.
+
+        Raises:
+            OSError: The file cannot be opened or read.
+            ShardError: A store cannot be asked.
+        """
+        data = self.take(path, len(into), flags)
+        if data is None:
+            return self._read_file(path, into, flags)
+        got, fact = data.read.result()
+        into[:] = data.data
+        return got, fact
+
+    def blocks(self, path: bytes, size: int, flags: int, view: memoryview) -> Iterator[memoryview] | None:
+        """Return what yields a whole file in blocks that lie in `view`; None: it is to be read by itself."""
+        data = self.take(path, size, flags)
+        return None if data is None else _blocks(data.data, view)
+
+    def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
+        """Return a file that is as planned; None: it is to be read by itself."""
+        if size > self.largest:
+            return None
+        self._begin()
+        while self._begun:
+            one = self._begun.popleft()
+            error = one.read.exception()  # waits, for one that was left out too: its memory counts
+            self.held -= one.file.size
+            if one.file[:3] != (path, flags, size):
+                continue
+            if isinstance(error, ShardError):
+                raise error  # a store that refuses, or fails time and again: it is not asked once more
+            if isinstance(error, OSError) and error.errno in _TOO_MANY:
+                for other in self._begun:
+                    other.read.exception()
+            return one if error is None and _as_planned(one) else None
+        return None
+
+    def close(self) -> None:
+        """End the threads; what they read is given up."""
+        self._next = None
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _begin(self) -> None:
+        """Have the next files read, as many as there is room for."""
+        while self._next and len(self._begun) < _QUEUED * self._at_once and self.held + self._next.size <= self.memory:
+            file = self._next
+            try:
+                data = memoryview(bytearray(file.size))
+                read = self._pool().submit(self._read_file, file.path, data, file.flags)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._next = None  # from here on one file at a time, which takes less
+                return
+            self._begun.append(_FileRead(file, data, read))
+            self.held += file.size
+            self._next = next(self._files, None)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            from concurrent.futures import ThreadPoolExecutor
+
+            self._threads = ThreadPoolExecutor(self._at_once)
+        return self._threads
+
+
+def _as_planned(one: _FileRead) -> bool:
+    got, fact = one.read.result()
+    return got == fact.st_size == one.file.size and fact.st_mtime_ns == one.file.mtime_ns
+
+
+def _blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
+    for done in range(0, len(data), len(view)):
+        block = data[done : done + len(view)]
+        view[: len(block)] = block
+        yield view[: len(block)]
+
 
 _REPORT_S = 0.1
 
@@ -54,7 +190,7 @@ class Output(Protocol):
         """Append `data`."""
 
 
-class Nowhere:
+class NullSink:
     """Takes the bytes of a shard that is only measured or checked."""
 
     def write(self, data: memoryview | bytes) -> None:
@@ -121,7 +257,7 @@ class Packer:
         if self.ahead:
             self.ahead.close()
 
-    def result(self, staged: Staged | None) -> ShardResult:
+    def result(self, staged: DurableFile | None) -> ShardResult:
         """Return the result of the finished shard."""
         crcs = self.field_crcs.tobytes()
         skipped = tuple(sorted(self.skipped.items()))
@@ -147,7 +283,7 @@ class Packer:
         if crc != wanted and wanted >= 0:
             name = to_text(self.content.fields[self.codes[row]])
             message = f"at {self.offsets[row]:,}: field {name!r} has the CRC-32C {crc:08x}, not {wanted:08x}"
-            raise Failed(self.span_path(row, self._name_of(row)), "corrupt", message)
+            raise SourceFailed(self.span_path(row, self._name_of(row)), "corrupt", message)
 
     def span_path(self, row: int, name: bytes) -> bytes:
         """Return the file that a row's payload lies in, for messages; of a spool, which is ours, the field's `name`.
@@ -209,7 +345,7 @@ class Packer:
                 return
             done += got
             if done > size:
-                raise Failed(path, "changed", f"grew beyond {size:,} bytes while it was packed")
+                raise SourceFailed(path, "changed", f"grew beyond {size:,} bytes while it was packed")
             yield view[:got]
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> bytes:
@@ -246,7 +382,7 @@ class Packer:
                     flags = READ_PLAIN if kind == FILE else READ_FOLLOWING
                     yield PlannedFile(self.root + path, flags, self.sizes[at], self.mtimes[at])
 
-    def skip(self, sample: int, failed: Failed, *, streamed: bool) -> None:
+    def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
         """Note a sample that failed, or end the run."""
         path = to_text(failed.path)
         if self.task.on_error == "stop" and failed.code == "corrupt":
@@ -305,18 +441,18 @@ class Packer:
             self.reported = (samples, self.size, now)
 
 
-def unreadable(path: bytes, error: OSError) -> Failed:
+def unreadable(path: bytes, error: OSError) -> SourceFailed:
     """Return the failure of a file that cannot be read; a lack of memory is raised, for it is no fault of the file."""
     if is_out_of_memory(error):
         raise error
     raise_if_machines(error, printable(path), OF_PROCESS)
     if error.errno == errno.ESTALE:
-        return Failed(path, "changed", "changed while it was packed")
+        return SourceFailed(path, "changed", "changed while it was packed")
     code: SkipCode = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
-    return Failed(path, code, reason(error))
+    return SourceFailed(path, code, reason(error))
 
 
-def changed(path: bytes, planned: int, got: int, fact: sources.FileFact) -> Failed:
+def changed(path: bytes, planned: int, got: int, fact: sources.FileFact) -> SourceFailed:
     """Return the failure of a file that is not what the plan saw."""
     if fact.st_size != planned:
         message = f"changed while it was packed: {planned:,} bytes in the plan, {fact.st_size:,} now"
@@ -325,4 +461,4 @@ def changed(path: bytes, planned: int, got: int, fact: sources.FileFact) -> Fail
     else:
         what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
         message = f"changed while it was packed: its {what} is another"
-    return Failed(path, "changed", message)
+    return SourceFailed(path, "changed", message)

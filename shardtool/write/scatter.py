@@ -20,13 +20,13 @@ from shardtool.storage.reading import PARTS
 from shardtool.write.buffers import GAP, arena, gap_buffer
 from shardtool.write.packer import unreadable
 from shardtool.write.spans import open_span_file
-from shardtool.write.task import Failed, numbers
+from shardtool.write.task import SourceFailed, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shardtool.skipped import SkipCode
-    from shardtool.storage.spool import Spool, SpoolFile
+    from shardtool.storage.staging import Spool, SpoolFile
     from shardtool.values import SpanFile
 
 ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
@@ -64,7 +64,7 @@ class ScatterTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Scattered:
+class ScatterResult:
     """The result of a task.
 
     Attributes:
@@ -76,7 +76,7 @@ class Scattered:
     failed: tuple[SkipCode, str] | None = None
 
 
-def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scattered:
+def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> ScatterResult:
     """Copy payloads to their places in the spool; `report` is called with the bytes done.
 
     Raises:
@@ -85,16 +85,16 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
     """
     with closing(task.spool.open()) as spool:
         try:
-            with closing(_Packed(task.source) if task.packed else _Plain(task.source)) as source:
+            with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
                 found = _Scatterer(task, source, spool).run(report)
             open_span_file(task.source).close()  # still what the plan saw, now that it was read
-        except Failed as error:
+        except SourceFailed as error:
             failed = error
         except OSError as error:
             failed = unreadable(task.source.path, error)
         else:
             return found
-        return Scattered((), (failed.code, failed.message))
+        return ScatterResult((), (failed.code, failed.message))
 
 
 class _Source(Protocol):
@@ -115,7 +115,7 @@ class _Scatterer:
         self._targets, self._expected = numbers("q", task.targets), numbers("q", task.expected)
         self._wrong: list[tuple[int, int]] = []
 
-    def run(self, report: Callable[[int, int], None]) -> Scattered:
+    def run(self, report: Callable[[int, int], None]) -> ScatterResult:
         """Copy all payloads, as many at a time as memory can hold."""
         for first, last in self._batches():
             if self._sizes[first] > self._task.room:
@@ -125,7 +125,7 @@ class _Scatterer:
             report(0, sum(self._sizes[first:last]))
             if self._wrong and self._task.stop:
                 break
-        return Scattered(tuple(self._wrong))
+        return ScatterResult(tuple(self._wrong))
 
     def _batches(self) -> Iterator[tuple[int, int]]:
         """Yield runs of payloads that memory can hold; one that it cannot hold is alone."""
@@ -180,7 +180,7 @@ class _Scatterer:
             self._wrong += [(row, crc) for row, (crc, right) in pairs if crc != right and right >= 0]
 
 
-class _Plain:
+class _PlainFile:
     """A file, read from its start on.
 
     Raises:
@@ -216,7 +216,7 @@ class _Plain:
         self._source.close()
 
 
-class _Packed:
+class _UnpackedFile:
     """A compressed file, unpacked from its start on.
 
     Raises:

@@ -20,7 +20,7 @@ from shardtool.storage.open_file import open_spans
 from shardtool.values import to_text
 from shardtool.wording import option
 from shardtool.write.buffers import BUFFER_SIZE, arena, reading_window
-from shardtool.write.task import Failed
+from shardtool.write.task import SourceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ def open_span_file(planned: SpanFile) -> Spans:
     else:
         return source
     source.close()
-    raise Failed(planned.path, "changed", found)
+    raise SourceFailed(planned.path, "changed", found)
 
 
 def check_unchanged(source: Spans, planned: SpanFile) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
 from shardtool.fingerprint import crc32c
 from shardtool.format.tar import BLOCK, TRAILER, header, put_header
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN
 from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import Packer, changed, unreadable
-from shardtool.write.task import Failed, numbers
+from shardtool.write.task import SourceFailed, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 PADDING = [bytes(size) for size in range(BLOCK)]
 
@@ -77,7 +86,7 @@ class TarPacker(Packer):
                 used = at_start
                 del crcs[crcs_at_start:]
                 self.skip(sample, unreadable(path, error), streamed=False)
-            except Failed as failed:
+            except SourceFailed as failed:
                 if need <= limit:
                     used = at_start
                     del crcs[crcs_at_start:]
@@ -93,3 +102,79 @@ class TarPacker(Packer):
             crcs.append(self.stream_payload(name, at))
             self.write(PADDING[-size & (BLOCK - 1)])
         self.field_crcs.extend(crcs)
+
+
+# Writes a tar shard of samples that lie in other files, mostly shards, as far apart as they will here.
+#
+# Strategy: a buffer's worth of samples at a time. Runs of payloads are read at once to where they belong, and what
+# stood between them is written over: headers are always made anew. So copying costs a system call
+# or a few a buffer, and a header and a checksum a field. Where anything is not as planned, the samples of that buffer
+# are packed one by one, which shows whose fault it is.
+
+
+class SpanTarPacker(TarPacker):
+    """A member a field, all of them spans or inline."""
+
+    def run(self) -> None:
+        """Write all samples, and the end of the file."""
+        needs = numbers("q", self.task.samples.needs)
+        after = [0, *accumulate(needs)]  # bytes before each sample
+        rows = [0, *accumulate(self.counts)]
+        self._runs, self._run = numbers("I", self.task.samples.spans.runs).tolist(), 0
+        first, limit = 0, len(self.view)
+        while first < len(needs):
+            last = bisect_right(after, after[first] + limit) - 1  # what fits the buffer
+            if last > first and not self.skipped and self._copy(first, last, rows):
+                self.flush(after[last] - after[first], last)
+            else:
+                last = max(last, first + 1)
+                self.pack(first, last, rows[first])
+            first = last
+        self.report_progress(first)
+        self.write(TRAILER)
+
+    def _copy(self, first: int, last: int, rows: list[int]) -> bool:
+        """Fill the buffer with the records of samples; return whether all is as planned.
+
+        The per-file loop, flat for that reason: 1.2 us a field of 7 KB, besides its checksum and system calls.
+        """
+        view, padding, row, end, crcs = self.view, PADDING, rows[first], rows[last], array("I")
+        used, fetched, append = 0, row, crcs.append
+        try:
+            for at, (name, size) in enumerate(self._names_and_sizes(first, last, rows), row):
+                start = put_header(view, used, name, size)
+                stop = start + size
+                if at == fetched:
+                    fetched = self._fetch(at, end, start)
+                append(crc32c(view[start:stop]))
+                pad = -size & 511
+                used = stop + pad
+                view[stop:used] = padding[pad]
+        except (OSError, SourceFailed):
+            return False
+        found, wanted = crcs.tolist(), self.expected[row:end]
+        if wanted and found != wanted and any(one != other >= 0 for one, other in zip(found, wanted, strict=True)):
+            return False
+        self.field_crcs.extend(crcs)
+        return True
+
+    def _names_and_sizes(self, first: int, last: int, rows: list[int]) -> Iterable[tuple[bytes, int]]:
+        """Return the name and size of each member of samples."""
+        endings, codes, names = self.endings, self.codes, []
+        for key, row, end in zip(self.keys[first:last], rows[first:last], rows[first + 1 : last + 1], strict=True):
+            names += [key + endings[code] for code in codes[row:end]]
+        return zip(names, self.sizes[rows[first] : rows[last]], strict=True)
+
+    def _fetch(self, row: int, end: int, start: int) -> int:
+        """Read the payloads of a run of rows, no further than `end`, where the first belongs; return the row after."""
+        runs = self._runs
+        while runs[self._run] <= row:
+            self._run += 1
+        stop = min(runs[self._run], end)
+        if self.kinds[row] == SPAN:
+            offset = self.offsets[row]
+            size = self.offsets[stop - 1] + self.sizes[stop - 1] - offset
+            self.spans.read(self.file_of_row[row], offset, self.view[start : start + size])
+        else:
+            self.view[start : start + self.sizes[row]] = self.inline[row]
+        return stop

@@ -18,7 +18,7 @@ from shardtool.format.tfrecord import (
 )
 from shardtool.format.tfrecord_read import single_int
 from shardtool.write.packer import Packer, unreadable
-from shardtool.write.task import Failed, numbers
+from shardtool.write.task import SourceFailed, numbers
 
 
 class TFRecordPacker(Packer):
@@ -50,7 +50,7 @@ class TFRecordPacker(Packer):
                 else:
                     self._put(used, key, row, end, need)
                     used += need
-            except Failed as failed:
+            except SourceFailed as failed:
                 del crcs[crcs_at_start:]
                 while self.ones and self.ones[-3] >= crcs_at_start:
                     del self.ones[-3:]

@@ -11,24 +11,31 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
-from shardtool.fetch.failure import FetchFailed
-from shardtool.fetch.urls import shown_bytes
+from shardtool.fetch.options import FetchFailed, shown_bytes
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
-from shardtool.transform.steps import BadSample, Changed, Transform, Transformer
+from shardtool.transform.steps import BadSample, ChangedSample, Transform, Transformer
 from shardtool.values import URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
-from shardtool.write.packer import Nowhere, Packer, no_report, unreadable
-from shardtool.write.records import Field, ShardRecords
-from shardtool.write.task import Failed, Made, ShardResult, ShardTask, Work, digest
+from shardtool.write.packer import NullSink, Packer, no_report, unreadable
+from shardtool.write.task import (
+    Field,
+    ShardRecords,
+    ShardResult,
+    ShardTask,
+    SourceFailed,
+    TransformedSamples,
+    TransformWork,
+    digest,
+)
 
 if TYPE_CHECKING:
     from shardtool.fetch.fetcher import Fetcher
     from shardtool.fetch.options import FetchOptions
-    from shardtool.storage.staging import Staged
+    from shardtool.storage.staging import DurableFile
     from shardtool.values import Number
     from shardtool.write.packer import Output, Report
-    from shardtool.write.records import Parts
+    from shardtool.write.task import Parts
 
     Fields = list[tuple[bytes, bytes | memoryview]]
 
@@ -52,7 +59,7 @@ def fetcher(options: FetchOptions) -> Fetcher:
     return fetchers[options]
 
 
-def pack_transformed(task: ShardTask, work: Work, report: Report) -> ShardResult:
+def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> ShardResult:
     """Write a shard of changed samples, staged and durable.
 
     Raises:
@@ -73,14 +80,14 @@ def measure_samples(task: ShardTask) -> list[int]:
     """Return what the records of each sample would take, in bytes; -1 where it cannot be taken. Writes nothing."""
     if task.work is None:
         return []
-    with closing(TransformPacker(task, task.work, Nowhere(), no_report)) as packer:
+    with closing(TransformPacker(task, task.work, NullSink(), no_report)) as packer:
         return packer.measure()
 
 
 class TransformPacker(Packer):
     """Reads a sample whole, changes it, and writes what comes out."""
 
-    def __init__(self, task: ShardTask, work: Work, output: Output, report: Report) -> None:
+    def __init__(self, task: ShardTask, work: TransformWork, output: Output, report: Report) -> None:
         super().__init__(task, output, report, {})
         self._work, self._change = work, transformer(work.transform)
         of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
@@ -118,11 +125,11 @@ class TransformPacker(Packer):
                 changed = self._change(key, self._fields(key, row, end))
                 self._check_dots(changed)
                 encoded = [self._encode(one) for one in changed]
-            except Failed as failed:
+            except SourceFailed as failed:
                 self.skip(place, failed, streamed=False)
             except BadSample as bad:
                 path = self._path_of(key, row, end, bad.field)
-                self.skip(place, Failed(path, bad.code, bad.message, bad.detail), streamed=False)
+                self.skip(place, SourceFailed(path, bad.code, bad.message, bad.detail), streamed=False)
             else:
                 if not self._add(place, key, changed, encoded):
                     break
@@ -139,18 +146,18 @@ class TransformPacker(Packer):
             row, end = end, end + count
             try:
                 encoded = [self._encode(one) for one in self._change(key, self._fields(key, row, end))]
-            except (Failed, BadSample):
+            except (SourceFailed, BadSample):
                 found.append(-1)
             else:
                 found.append(sum(len(part) for parts, _ in encoded for part in parts))
         return found
 
-    def result(self, staged: Staged | None) -> ShardResult:
+    def result(self, staged: DurableFile | None) -> ShardResult:
         """Return the result of the finished shard."""
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
         hashed = digest(content, crcs, ()) if len(self._records) else 0
-        made = Made(content, self._sources.tobytes(), self._consumed, self._dropped, self._images)
+        made = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._images)
         skipped = tuple(sorted(self.skipped.items()))
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
 
@@ -184,7 +191,7 @@ class TransformPacker(Packer):
             try:
                 return self._fetcher.take(self._urls[row])
             except FetchFailed as failed:
-                raise Failed(self._shown_path(key, row), failed.code, failed.message) from None
+                raise SourceFailed(self._shown_path(key, row), failed.code, failed.message) from None
         payload = memoryview(bytearray(self.sizes[row]))
         try:
             self.read_payload(key + self.endings[self.codes[row]], row, payload)
@@ -192,7 +199,7 @@ class TransformPacker(Packer):
             raise unreadable(self._path(key, row), error) from None
         return payload
 
-    def _check_dots(self, changed: list[Changed]) -> None:
+    def _check_dots(self, changed: list[ChangedSample]) -> None:
         """Check that keys and fields come back from a tar, whose members' names are both with a dot between."""
         if self.task.format != "tar":
             return
@@ -206,7 +213,7 @@ class TransformPacker(Packer):
                 found = f"field '{to_text(dotted[0])}': with {last}, it begins behind its last dot"
                 raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
 
-    def _encode(self, sample: Changed) -> tuple[Parts, Fields]:
+    def _encode(self, sample: ChangedSample) -> tuple[Parts, Fields]:
         """Return a sample's records, and its fields as they are stored."""
         if self.task.format == "tar":
             return tar.encode_sample(sample.key, sample.fields), sample.fields
@@ -226,7 +233,7 @@ class TransformPacker(Packer):
         except (ValueError, OverflowError):
             raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
 
-    def _add(self, place: int, key: bytes, changed: list[Changed], encoded: list[tuple[Parts, Fields]]) -> bool:
+    def _add(self, place: int, key: bytes, changed: list[ChangedSample], encoded: list[tuple[Parts, Fields]]) -> bool:
         """Write what one sample became; return whether there was room for it."""
         work = self._work
         size = sum(len(part) for parts, _ in encoded for part in parts)

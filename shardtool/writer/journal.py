@@ -25,7 +25,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class JournalEntry:
     """What a journal says of a shard.
 
     Attributes:
@@ -68,7 +68,7 @@ class Journal:
         self.started = False
         self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))
 
-    def read(self) -> tuple[dict[str, Any], list[Noted]] | None:
+    def read(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
         """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
         try:
             lines = self._folder.read(self.name).splitlines(keepends=True)
@@ -91,7 +91,7 @@ class Journal:
         """Tell whether a journal's writer was asked for the same."""
         return bool(asked == self._asked)
 
-    def start(self, noted: Sequence[Noted] = ()) -> None:
+    def start(self, noted: Sequence[JournalEntry] = ()) -> None:
         """Write the journal anew, with the shards that are kept.
 
         Raises:
@@ -102,7 +102,7 @@ class Journal:
         self._folder.publish(write_whole(self._folder, self.name, data))
         self.started = True
 
-    def add(self, noted: Noted) -> None:
+    def add(self, noted: JournalEntry) -> None:
         """Note a shard, durably.
 
         Raises:
@@ -115,7 +115,7 @@ class Journal:
         self._folder.remove([self.name])
 
 
-def _noted(line: dict[str, Any]) -> Noted:
+def _noted(line: dict[str, Any]) -> JournalEntry:
     """Return what a line says of a shard.
 
     Raises:
@@ -123,7 +123,7 @@ def _noted(line: dict[str, Any]) -> Noted:
         TypeError: The same.
         AttributeError: The same.
     """
-    found = Noted(**line)
+    found = JournalEntry(**line)
     int(found.digest, 16)
     texts = [*found.kinds, *found.rounded, found.shard, *(text for row in found.skipped for text in row)]
     numbers = [*found.rounded.values(), found.size, found.crc]
@@ -138,6 +138,6 @@ def journal_name(base: str) -> str:
     return f".{base}.writer"
 
 
-def skipped_rows(noted: Noted) -> list[Skipped]:
+def skipped_rows(noted: JournalEntry) -> list[Skipped]:
     """Return the rows of what was left out that a journal has."""
     return [Skipped(key, "", code, message) for key, code, message in noted.skipped]  # type: ignore[arg-type]

@@ -6,7 +6,9 @@ counts as merged.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import re
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -15,31 +17,154 @@ from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.errors import InvalidRequest, OutputExists, current_folder, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
-from shardtool.pack.parts import check_all_ended, merge_parts
-from shardtool.pattern import check_written, parse_pattern, text_of
-from shardtool.publish.append import existing_keys, joined
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, check_written, parse_pattern, text_of
 from shardtool.publish.old_dataset import check_old
-from shardtool.publish.part_file import find_parts as find_records
-from shardtool.publish.skipped_file import check_skipped_file, encode_skipped, merged, read_skipped
-from shardtool.request.observer import Observer
-from shardtool.request.results import IndexResult
+from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
+from shardtool.publish.records import find_parts as find_records
+from shardtool.request.results import IndexResult, Observer
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder, write_whole
 from shardtool.table.keys import repeated
-from shardtool.values import counted, output_text
-from shardtool.wording import flag
+from shardtool.values import counted, output_text, to_bytes
+from shardtool.verbs.create.append import existing_keys, joined
+from shardtool.verbs.create.parts import check_all_ended, merge_parts
+from shardtool.wording import flag, option
 from shardtool.writer.journal import journal_name
-from shardtool.writer.parts import EMPTY_SUFFIX, find_parts, part_tag, tagged_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shardtool.pack.request import OutputNames
     from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Folder
-    from shardtool.writer.parts import PartFiles
+    from shardtool.verbs.create.request import OutputNames
+
+
+# The names of what several writers make side by side: each part is a dataset of its own, until they are merged.
+
+
+EMPTY_SUFFIX = ".empty"
+_MOST_PARTS = 10**6
+_TOKEN = re.compile(r"[A-Za-z0-9_]{1,40}", re.ASCII)
+_TAG = r"part(?:([0-9]{1,7})of([0-9]{1,7})|_[A-Za-z0-9_]{1,40})"
+
+
+@dataclass
+class PartFiles:
+    """What is there of a part.
+
+    Attributes:
+        tag: What its names have behind the dataset's: `part03of16`, or `part_NAME`.
+        number: Its number; None: it has a name.
+        parts: How many parts there are; None: it has a name.
+        shards: The names of its shards, in order.
+        dataset_file: The name of its dataset file; empty: it has none, so it has not ended.
+        empty: Whether it ended without a sample.
+    """
+
+    tag: str
+    number: int | None = None
+    parts: int | None = None
+    shards: list[str] = field(default_factory=list)
+    dataset_file: str = ""
+    empty: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its writer ended."""
+        return bool(self.dataset_file) or self.empty
+
+
+def part_tag(part: int | str, parts: int | None) -> str:
+    """Return what the names of a part have behind the dataset's.
+
+    Raises:
+        InvalidRequest: There is no such part.
+    """
+    if isinstance(part, str):
+        if parts is not None:
+            raise InvalidRequest(option("parts"), f"used with the name {part!r}", expected="a number as the part")
+        if not _TOKEN.fullmatch(part):
+            expected = "a number, or a name of up to 40 letters, digits and underscores"
+            raise InvalidRequest(option("part"), repr(part), expected=expected)
+        return f"part_{part}"
+    if not isinstance(parts, int) or isinstance(parts, bool) or not 1 <= parts <= _MOST_PARTS:
+        raise InvalidRequest(option("parts"), repr(parts), expected=f"how many parts there are, up to {_MOST_PARTS:,}")
+    if not isinstance(part, int) or isinstance(part, bool) or not 0 <= part < parts:
+        raise InvalidRequest(option("part"), repr(part), expected=f"a number from 0 to {parts - 1:,}")
+    return f"part{part:0{len(str(parts - 1))}}of{parts}"
+
+
+def part_pattern(pattern: ShardPattern, part: int | str, parts: int | None) -> ShardPattern:
+    """Return the pattern of the names of a part.
+
+    Args:
+        pattern: That of the dataset.
+        part: The part's number, counted from 0, or its name.
+        parts: How many parts there are; None for a name.
+
+    Raises:
+        InvalidRequest: There is no such part, or the pattern has no numbers, or not any number of them.
+    """
+    tag = part_tag(part, parts)
+    if pattern.names is not None or pattern.count is not None:
+        expected = "an open range such as out-{000000..}.tar"
+        raise InvalidRequest(pattern.text, "names for parts", expected=expected)
+    return tagged_pattern(pattern, tag)
+
+
+def tagged_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
+    """Return the pattern of the names of a part, by its tag."""
+    prefix = f"{pattern.prefix}{tag}-"
+    return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
+
+
+def merged_part(folder: Folder, whole: ShardPattern, part: ShardPattern) -> DatasetFile | None:
+    """Return what the dataset file of a merge says of a part's shards, where it lists them.
+
+    Args:
+        folder: Where they lie.
+        whole: The names of the merged dataset.
+        part: Those of the part.
+
+    Raises:
+        CorruptShard: The dataset file is damaged.
+    """
+    if whole.dataset_file not in folder.facts([whole.dataset_file]):
+        return None
+    found = read_dataset(folder.read(whole.dataset_file), folder.full_path(whole.dataset_file))
+    shards = tuple(shard for shard in found.shards if part.owns(os.fsdecode(to_bytes(shard.name))))
+    return replace(found, shards=shards, skipped=0) if shards else None
+
+
+def find_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, PartFiles]:
+    """Return what is there of each part, by its tag, in the order of numbers and names.
+
+    Args:
+        pattern: That of the dataset.
+        names: The names of all files in its folder.
+    """
+    tags = re.compile(re.escape(pattern.prefix) + f"(?P<tag>{_TAG})")
+    found: dict[str, PartFiles] = {}
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        match = tags.match(name)
+        if match is None:
+            continue
+        tag, number, parts = match["tag"], match[2], match[3]
+        own = tagged_pattern(pattern, tag)
+        if not own.owns(name) and name != own.base + EMPTY_SUFFIX:
+            continue
+        part = found.setdefault(tag, PartFiles(tag, *((int(number), int(parts)) if number else (None, None))))
+        if name == own.dataset_file:
+            part.dataset_file = name
+        elif name == own.base + EMPTY_SUFFIX:
+            part.empty = True
+        elif not name.endswith((SIDECAR_SUFFIX, SKIPPED_SUFFIX, DATASET_SUFFIX)):
+            part.shards.append(name)
+    ordered = sorted(found.values(), key=lambda one: (one.number is None, one.number or 0, one.parts or 0, one.tag))
+    return {one.tag: one for one in ordered}
+
 
 _MERGED = "merged"  # in how a dataset was made: the parts that it was made of
 
@@ -76,7 +201,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
         )
     folder = local_folder(pattern.folder)
     with folder.lock(pattern.base):
-        merging = _Merging(folder, pattern)
+        merging = _Merge(folder, pattern)
         dataset = merging.run()
     samples = sum(shard.samples for shard in dataset.shards)
     note = f"{counted(samples, 'sample')} of {counted(len(merging.parts), 'part')}"
@@ -85,7 +210,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     return IndexResult(where, len(dataset.shards), len(dataset.shards), samples, (note,))
 
 
-class _Merging:
+class _Merge:
     """A merge, under the lock of the whole dataset.
 
     Args:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from shardtool.errors import OutputFailed
+from shardtool.errors import InvalidRequest, OutputFailed
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import TRAILER_SIZE
 from shardtool.format.tar import TRAILER
 from shardtool.plan.shard_samples import fingerprint
 from shardtool.values import ShardContent, ShardSamples, ShardSpans
-from shardtool.write.records import ShardRecords
-from shardtool.write.task import digest
+from shardtool.write.task import ShardRecords, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-    from shardtool.storage.staging import Folder, Staged, StagedFile
+    from shardtool.storage.staging import DurableFile, Folder, StagedFile
     from shardtool.values import Number
     from shardtool.writer.samples import Sample
+
+    Row = Mapping[str, object]
+
 
 _SENT_AT_ONCE = 2**25  # bytes: the disk is sent these while more are encoded
 
@@ -45,7 +52,7 @@ class PackedShard:
     """
 
     name: str
-    staged: Staged
+    staged: DurableFile
     size: int
     crc: int
     content: ShardContent
@@ -141,7 +148,7 @@ class _SummedFile:
             self._sending = Thread(target=_send, args=(self._staged, self._failed), daemon=True)
             self._sending.start()
 
-    def finish(self) -> Staged:
+    def finish(self) -> DurableFile:
         self._wait()
         if self._failed:
             raise self._failed[0]
@@ -171,3 +178,150 @@ def _in_order(content: ShardContent) -> ShardContent:
     numbers = {place[content.fields[code]]: kind for code, kind in content.numbers.items()}
     again = codes[np.frombuffer(content.codes, np.uint16)].tobytes()
     return replace(content, fields=fields, codes=again, numbers=numbers)
+
+
+# Metadata of samples as columns, whose types grow with what is written: as those of a table of all of them would.
+
+
+_FAMILIES: dict[type, str] = {
+    bool: "truths", int: "numbers", float: "numbers", str: "text", list: "lists", tuple: "lists", dict: "objects",
+    datetime: "timestamps", date: "dates", time: "times", timedelta: "durations", Decimal: "decimals",
+}  # fmt: skip
+_ARROW = (
+    ("truths", pa.types.is_boolean), ("numbers", pa.types.is_integer), ("numbers", pa.types.is_floating),
+    ("text", pa.types.is_string), ("text", pa.types.is_large_string), ("lists", pa.types.is_list),
+    ("objects", pa.types.is_struct), ("timestamps", pa.types.is_timestamp), ("dates", pa.types.is_date),
+    ("times", pa.types.is_time), ("durations", pa.types.is_duration), ("decimals", pa.types.is_decimal),
+)  # fmt: skip
+_TYPED = (list, tuple, dict, datetime)  # a value of them may not go with another of its family
+_INT64 = 2**63
+_EXACT = 2**53  # whole numbers up to which a float can hold each
+
+
+class Columns:
+    """The columns of metadata of a run.
+
+    Attributes:
+        schema: Each column so far and its type; of nulls alone, `null`.
+    """
+
+    def __init__(self) -> None:
+        self.schema = pa.schema([])
+        self._families: dict[str, str] = {}
+        self._types: dict[str, pa.DataType] = {}
+        self._forms: dict[str, str] = {}  # of numbers: floats, or whole numbers that no float can hold
+        self._found: dict[str, pa.DataType] = {}  # of the row that was checked last
+
+    def check(self, row: Row, where: str) -> dict[str, object]:
+        """Return the values of a sample, if they go with those before.
+
+        Raises:
+            InvalidRequest: They do not.
+        """
+        if not isinstance(row, Mapping):
+            raise InvalidRequest(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
+        found, self._found = dict[str, object](), {}
+        for name, value in row.items():
+            plain = value.item() if isinstance(value, np.generic) else value
+            if not isinstance(name, str) or not name.strip() or name.startswith("__"):
+                expected = "a name that does not start with two underscores, which are the sidecar's own"
+                raise InvalidRequest(where, f"metadata called {name!r}", expected=expected)
+            found[name] = plain
+            if plain is None:
+                continue
+            family = _FAMILIES.get(type(plain), "")
+            known = self._families.get(name, family)
+            if not family or family != known or (type(plain) is int and not -_INT64 <= plain < _INT64):
+                shown = f"a value of the type {type(value).__name__}" if family != "numbers" else f"the number {plain}"
+                expected = (
+                    f"{known}, as in the samples before" if known and family != known else "what a column can hold"
+                )
+                raise InvalidRequest(where, f"metadata {name!r}: {shown}", expected=expected)
+            if isinstance(plain, _TYPED):
+                self._found[name] = self._joined(name, plain, where)
+            elif (form := _form(plain)) and self._forms.get(name, form) != form:
+                problem = f"metadata {name!r}: {plain}, in a column of {self._forms[name]}"
+                raise InvalidRequest(where, problem, expected="floats, or whole numbers over 2^53, but not both")
+        return found
+
+    def _joined(self, name: str, value: object, where: str) -> pa.DataType:
+        """Return the type of a column that has a value, too."""
+        try:
+            found = pa.infer_type([value])
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise InvalidRequest(where, f"metadata {name!r}: {error}", expected="what a column can hold") from None
+        known = self._types.get(name, found)
+        if known == found or (isinstance(value, datetime) and bool(known.tz) == bool(found.tz)):
+            return known  # of several time zones, a column has the first
+        try:
+            return _unified(pa.schema([(name, known)]), pa.schema([(name, found)]))[0].type
+        except pa.ArrowTypeError:
+            expected = f"{known}, as in the samples before"
+            raise InvalidRequest(where, f"metadata {name!r}: {found}", expected=expected) from None
+
+    def accept(self, row: Row) -> None:
+        """Settle what the columns of a sample hold that will be written."""
+        for name, value in row.items():
+            if name not in self._families and value is not None:
+                self._families[name] = _FAMILIES[type(value)]
+            if form := _form(value):
+                self._forms[name] = form
+        self._types.update(self._found)
+
+    def state(self) -> dict[str, object]:
+        """Return what a journal keeps of the columns: their types, which Parquet does not keep all, and their forms."""
+        return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._forms)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take what an earlier writer knew of the columns: what goes with them is settled.
+
+        Raises:
+            ValueError: It is no such state.
+        """
+        try:
+            self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
+            self._forms = {str(name): str(form) for name, form in state["forms"].items()}
+        except (KeyError, TypeError, AttributeError, OSError) as error:
+            raise ValueError from error
+        self._types = dict(zip(self.schema.names, self.schema.types, strict=True))
+        for name, kind in self._types.items():
+            self._families |= [(name, family) for family, fits in _ARROW if fits(kind)]
+
+    def table(self, rows: Sequence[Row], names: Sequence[str]) -> pa.Table | None:
+        """Return the rows of a shard, a column for each name so far; None where there are none.
+
+        Raises:
+            InvalidRequest: Values of a column cannot stand together.
+        """
+        known = dict.fromkeys([*self.schema.names, *names])
+        if not known:
+            return None
+        arrays = {name: self._array(name, [row.get(name) for row in rows]) for name in known}
+        table = pa.table(arrays)
+        self.add(table.schema)
+        return table.select(self.schema.names).cast(self.schema)
+
+    def add(self, schema: pa.Schema) -> None:
+        """Take the columns of a shard."""
+        self.schema = _unified(self.schema, schema)
+
+    def _array(self, name: str, values: list[object]) -> pa.Array:
+        known = self._types.get(name)
+        try:
+            return pa.array(values, known if known is not None and pa.types.is_timestamp(known) else None)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise InvalidRequest(f"metadata {name!r}", f"values that no column can hold: {error}") from None
+
+
+_FLOATS, _WHOLE = "floats", "whole numbers over 2^53"
+
+
+def _form(value: object) -> str:
+    """Return what a column of numbers that has a value cannot have besides; empty: it can have all."""
+    if type(value) is float:
+        return _FLOATS
+    return _WHOLE if type(value) is int and not -_EXACT <= value <= _EXACT else ""
+
+
+def _unified(first: pa.Schema, second: pa.Schema) -> pa.Schema:
+    return pa.unify_schemas([first, second], promote_options="permissive")

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TypedDict, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.choices import check_choices
-from shardtool.request.ranges import check_ranges
+from shardtool.request.choices import check_choices, check_ranges
 from shardtool.values import Dots, IfExists, OnBadSample, Oversize, Target, parse_size
 from shardtool.wording import flag
 

@@ -5,32 +5,41 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NoReturn
 
+import numpy as np
+
+from shardtool.dataset.sidecar import ShardFact, tally_of
+from shardtool.dataset.sidecar_read import Sidecar, read_sidecar
 from shardtool.errors import (
     MEMORY_REMEDY,
     InvalidRequest,
     OutOfMemory,
     OutputExists,
     SampleFailed,
+    ShardError,
+    StoreFailed,
     is_out_of_memory,
     memory_for,
     printable,
 )
+from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
-from shardtool.pack.advice import folder_notes, loader_notes, name_notes
-from shardtool.pattern import check_written, parse_pattern
+from shardtool.pattern import check_written, parse_pattern, sidecar_name
 from shardtool.plan.cuts import NO_LIMIT
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
-from shardtool.request.observer import Notes, Observer
+from shardtool.publish.old_dataset import check_old
+from shardtool.request.results import Notes, Observer
 from shardtool.skipped import Skipped
 from shardtool.storage.staging import write_whole
-from shardtool.values import parse_size, show_size, to_text
+from shardtool.values import ShardContent, counted, parse_size, show_size, to_text
+from shardtool.verbs.create.advice import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
+from shardtool.write.buffers import packing_buffer
+from shardtool.writer.journal import skipped_rows
+from shardtool.writer.merge import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.open_shard import OpenShard
 from shardtool.writer.options import options_of
 from shardtool.writer.output import Output
-from shardtool.writer.parts import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
-from shardtool.writer.resume import find_done, take_back
-from shardtool.writer.samples import KEY, Refused, SampleEncoder
+from shardtool.writer.samples import KEY, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,9 +47,135 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.pack.request import OutputNames
+    from shardtool.verbs.create.request import OutputNames
+    from shardtool.writer.journal import JournalEntry
     from shardtool.writer.options import Keywords
     from shardtool.writer.samples import Sample
+
+
+# What an earlier writer has left: the shards that another one goes on after.
+
+
+def find_done(output: Output) -> DatasetFile | None:
+    """Return the dataset that is there whole; None: there is none.
+
+    Raises:
+        CorruptShard: It is damaged.
+        InvalidRequest: A writer that was to replace it was killed.
+    """
+    folder, pattern, existing = output.folder, output.pattern, output.destination.existing
+    if pattern.dataset_file not in existing:
+        return None
+    found = output.journal.read()
+    if found is not None and found[0].get("replaces") is True:
+        problem = f"a writer that was to replace this dataset ({flag('overwrite')}) did not end"
+        raise InvalidRequest(output.destination.dataset_file, problem, remedy=f"Run it again with {flag('overwrite')}.")
+    return check_old(folder, pattern, existing, folder.read(pattern.dataset_file))
+
+
+def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
+    """Add the shards that an earlier writer has finished to an output; return what is known of the last one.
+
+    They are those that its journal lists, up to the first that is not as it says, to the byte: a note names it.
+
+    Raises:
+        InvalidRequest: It was asked for something else.
+        OutputExists: There are shards, and nothing says whose they are.
+    """
+    noted = _noted(output)
+    if noted is None:
+        return None
+    kept: list[JournalEntry] = []
+    for number, one in enumerate(noted):
+        name = output.pattern.shard(number)
+        sidecar = _sound(output, name, one)
+        if sidecar is None or not _restored(output, one):
+            lost = f"{one.shard} is not what its writer has made: it is written again"
+            notes.add(lost if number == len(noted) - 1 else f"{lost}, with all after it")
+            break
+        data, rows = output.folder.read(sidecar_name(name)), sidecar.rows
+        encoder.take_keys(rows.all_keys())
+        output.take(sidecar.fact, data, tally_of(sidecar.plain_table()), int(one.digest, 16))
+        output.totals.skipped += skipped_rows(one)
+        output.totals.rounded.update(one.rounded)
+        if output.pattern.format == "tar":
+            output.notes.add(_content(sidecar), {})
+        kept.append(one)
+    if kept:
+        encoder.restore(kept[-1].kinds, inline=kept[-1].inline)
+    output.journal.start(kept)
+    return kept[-1] if kept else None
+
+
+def _noted(output: Output) -> list[JournalEntry] | None:
+    """Return the shards that the journal lists; None: there is no journal, and no shard.
+
+    Raises:
+        InvalidRequest: Its writer was asked for something else.
+        OutputExists: There are shards, and nothing says whose they are.
+    """
+    journal = output.journal.read()
+    if journal is None:
+        if shards := [name for name in output.destination.existing if name.endswith(f".{output.pattern.format}")]:
+            found = f"{counted(len(shards), 'shard')}, and no journal of the writer that made them"
+            remedy = f"Choose another name, or replace what is there: {flag('overwrite')}."
+            raise OutputExists(output.pattern.text, found, expected=output.journal.name, remedy=remedy)
+        return None
+    asked, noted = journal
+    if not output.journal.fits(asked):
+        problem = f"a writer that was asked for something else: {_differing(asked)}"
+        remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
+        raise InvalidRequest(output.pattern.text, problem, remedy=remedy)
+    return noted
+
+
+def _sound(output: Output, name: str, noted: JournalEntry) -> Sidecar | None:
+    """Return the sidecar of a shard that is there as the journal says; None where it is not."""
+    folder, view = output.folder, packing_buffer()
+    size = crc = 0
+    try:
+        for got in folder.blocks(name, view):
+            if isinstance(got, int):
+                crc, size = crc32c(view[:got], crc), size + got
+        found = read_sidecar(folder.read(sidecar_name(name)), name, size)
+    except StoreFailed:
+        raise
+    except (OSError, ShardError):
+        return None
+    if output.pattern.format == "tar" and found.rows.fingerprint() not in (None, int(noted.digest, 16)):
+        return None
+    fact: ShardFact = found.fact
+    right = (noted.shard, noted.size, noted.crc)
+    return found if (fact.name, size, crc) == right and (fact.name, fact.size, fact.crc) == right else None
+
+
+def _restored(output: Output, noted: JournalEntry) -> bool:
+    """Take back what is known of the columns once a shard is there; return whether that can be read."""
+    try:
+        output.columns.restore(noted.columns)
+    except ValueError:
+        return False
+    return True
+
+
+def _content(sidecar: Sidecar) -> ShardContent:
+    """Return what a sidecar says of its shard's samples, their fields numbered in the order of their names."""
+    rows = sidecar.rows
+    names, codes = rows.codes_by_name()
+    sizes = rows.lengths.astype(np.int64).tobytes()
+    return ShardContent(
+        keys=b"".join([key + b"\0" for key in rows.all_keys()]),
+        counts=rows.counts.astype(np.uint16).tobytes(),
+        fields=tuple(names),
+        codes=codes,
+        sizes=sizes,
+        stored=sizes,
+    )
+
+
+def _differing(asked: dict[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in asked.items() if name not in ("version", "replaces"))
+
 
 _OPEN, _BUSY, _CLOSED = "open", "busy", "closed"
 _NO_METADATA: dict[str, object] = {}
@@ -163,7 +298,7 @@ class ShardWriter:
         try:
             encoded = self._encoder.encode(sample)
             row = _NO_METADATA if not metadata else self._row(metadata, encoded)
-        except Refused as refused:
+        except SampleRefused as refused:
             self._state = _OPEN
             self._refuse(sample, refused)
             return
@@ -172,7 +307,7 @@ class ShardWriter:
             raise
         try:
             written = self._add(encoded, row)
-        except Refused as refused:
+        except SampleRefused as refused:
             self._state = _OPEN
             raise refused.error from None
         except Exception as error:
@@ -256,9 +391,9 @@ class ShardWriter:
         try:
             return self._output.columns.check(metadata, printable(sample.key))
         except InvalidRequest as error:
-            raise Refused(error, "bad-value") from None
+            raise SampleRefused(error, "bad-value") from None
 
-    def _refuse(self, sample: Mapping[str, object], refused: Refused) -> None:
+    def _refuse(self, sample: Mapping[str, object], refused: SampleRefused) -> None:
         """Raise what is wrong with a sample, or list it among those that were left out."""
         if self._options.on_error == "raise":
             raise refused.error from None
@@ -299,7 +434,7 @@ class ShardWriter:
                 f"Raise {option('max_size')}, or choose {option('oversize', 'alone')} (a shard of its own) or skip."
             )
             error = InvalidRequest(option("max_size"), f"larger than {what} may be: {shown}", remedy=remedy)
-            raise Refused(error, "oversize")
+            raise SampleRefused(error, "oversize")
         self._alone.append(shown)
         return True
 
@@ -313,7 +448,7 @@ class ShardWriter:
         if self._pattern.count is not None and number >= self._pattern.count:
             remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
             found = f"{self._pattern.count:,} names, and more samples"
-            raise Refused(InvalidRequest(self._pattern.text, found, remedy=remedy), "oversize")
+            raise SampleRefused(InvalidRequest(self._pattern.text, found, remedy=remedy), "oversize")
         if self._full is not None:
             samples, full = self._output.totals.entries[-1].samples, self._full
             if full + sample.size <= self._room and samples < self._most:
@@ -372,7 +507,7 @@ class ShardWriter:
             self._notes.add(*folder_notes(both, {}))
 
 
-def _ended(dataset_file: str) -> Refused:
+def _ended(dataset_file: str) -> SampleRefused:
     found = "the run that is resumed had ended, and there are more samples now"
     remedy = f"Append them with {call('create', if_exists='append')}, or replace it all: {flag('overwrite')}."
-    return Refused(InvalidRequest(dataset_file, found, remedy=remedy), "oversize")
+    return SampleRefused(InvalidRequest(dataset_file, found, remedy=remedy), "oversize")

@@ -21,7 +21,7 @@ import shardtool
 from shardtool import CreateOptions, create
 from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError, is_out_of_memory
 from shardtool.execute.local import LocalPool
-from shardtool.table.files import readable
+from shardtool.table.open import readable
 from tests import warm
 from tests.helpers import typed, write_tree
 
@@ -54,9 +54,9 @@ hooked.{name} = instead
 sys.argv = ["shardtool", *{words!r}]
 main()
 """
-_WHERE = {"create": ("verbs.create", "write_dataset"), "inspect": ("verbs.inspect", "inspect"),
-          "verify": ("verbs.verify", "verify"), "index": ("verbs.index", "index"),
-          "reshard": ("verbs.reshard", "write_dataset")}  # fmt: skip
+_WHERE = {"create": ("verbs.create.create", "write_dataset"), "inspect": ("verbs.inspect.inspect", "inspect"),
+          "verify": ("verbs.verify.verify", "verify"), "index": ("verbs.index.index", "index"),
+          "reshard": ("verbs.create.create", "write_dataset")}  # fmt: skip
 _PATIENCE_S = 30
 
 

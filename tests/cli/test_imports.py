@@ -18,7 +18,7 @@ _SLOW = (
     "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile", "urllib.request",
 )  # fmt: skip
 _READERS = ("numpy", "pyarrow")
-_VERBS = ("check", "inspection", "pack", "publish", "source", "verbs")
+_VERBS = ("publish", "read", "source", "verbs")
 # Runs command lines one after the other in one process, and says what is there after each.
 _SCRIPT = """
 import os, sys, types

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.cli import plain_progress
+from shardtool.cli import results_text as plain_progress
 from shardtool.cli.results_text import Terminal
 from tests.helpers import typed
 

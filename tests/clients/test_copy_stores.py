@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import (
-    CopyOptions,
-    CorruptShard,
-    CreateOptions,
-    OutputExists,
-    VerifyOptions,
-    copy,
-    create,
-    verify,
-)
+from shardtool import CopyOptions, CorruptShard, CreateOptions, OutputExists, VerifyOptions, copy, create, verify
 from shardtool.errors import AccessRefused
 from shardtool.storage.folders import open_folder
 from tests.faults.helpers import settles
@@ -101,8 +92,8 @@ def test_a_trusted_size_reads_no_shard(
     copy(packed, first)
     copy(first, second)
     copy(first, tmp_path / "back")
-    monkeypatch.setattr("shardtool.transfer.goal.blocks_of", None)
-    monkeypatch.setattr("shardtool.storage.copying.blocks_of", None)
+    monkeypatch.setattr("shardtool.verbs.copy.goal.blocks_of", None)
+    monkeypatch.setattr("shardtool.storage.folders.blocks_of", None)
     proxy.set()
     for source, where in ((packed, first), (first, second), (first, tmp_path / "back")):
         again = copy(source, where, asked).datasets[0]

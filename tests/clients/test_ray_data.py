@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from shardtool.reading.dataset import Dataset
+    from shardtool.read.dataset import Dataset
 
 pytestmark = [
     pytest.mark.clients,

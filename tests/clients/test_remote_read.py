@@ -13,7 +13,8 @@ import pytest
 
 import shardtool
 from shardtool.errors import AccessRefused, ShardError
-from shardtool.storage.remote import address, objects, retry, together
+from shardtool.storage.remote import address, objects, retry
+from shardtool.storage.remote import blob as together
 from tests.clients.packed import PHOTOS
 from tests.clients.remote import REPO, local, start, stored, tool
 from tests.servers.faults import Fault

@@ -13,11 +13,11 @@ import pytest
 
 from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
-from shardtool.pack import parts
 from shardtool.storage import places
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import lock, objects
 from shardtool.storage.staging import write_whole
+from shardtool.verbs.create import parts
 from tests.clients.remote import start, tool
 from tests.faults.helpers import settles
 from tests.servers.faults import Fault

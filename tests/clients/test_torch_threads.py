@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 
 from shardtool import SampleFailed
-from shardtool.torch.batches import BatchRows
-from shardtool.torch.threads import Work, batches
+from shardtool.torch.threads import BatchRows, SampleWork, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,8 +48,8 @@ def _same(sample: Any) -> Any:
     return sample
 
 
-def _work(function: Callable[[Any], Any] = _same, batch_size: int = 4, **options: Any) -> Work:
-    plain = Work(
+def _work(function: Callable[[Any], Any] = _same, batch_size: int = 4, **options: Any) -> SampleWork:
+    plain = SampleWork(
         function, _LEFT_OUT, batch_size, drop_last=False, collate=None, pin=False, key=lambda one: one["__key__"]
     )
     return replace(plain, **options)

@@ -33,14 +33,14 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.check.recorded_run import TAKEN_AGAIN
 from shardtool.cli import cli
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.dataset.opened import open_dataset
 from shardtool.fingerprint import crc32c
-from shardtool.inspection.page.page import write_page
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small
+from shardtool.verbs.inspect.page.page import write_page
+from shardtool.verbs.verify.subject import TAKEN_AGAIN
 from tests.helpers import flip, identity, read_tree, write_tree
 
 if TYPE_CHECKING:

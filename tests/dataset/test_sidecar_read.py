@@ -29,7 +29,7 @@ from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import check_places, read_sidecar
 from shardtool.dataset.sidecar_write import ShardIndex, encode
 from shardtool.errors import Bug
-from shardtool.inspection.samples import first_samples, view
+from shardtool.verbs.inspect.samples import first_samples, view
 from tests.helpers import ENVIRONMENT, write_tree
 
 if TYPE_CHECKING:

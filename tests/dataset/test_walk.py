@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.check.worker import Task, examine
 from shardtool.dataset import walk as survey_module
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.walk import Survey, SurveyTask, survey
 from shardtool.errors import OutputFailed
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.format import tar, tfrecord_read
+from shardtool.verbs.verify.worker import Task, examine
 from tests import tfrecords
 from tests.helpers import members, shards, write_tree
 

@@ -11,7 +11,7 @@ import pytest
 from shardtool.errors import Bug, SampleFailed
 from shardtool.execute.local import LocalPool
 from shardtool.execute.pool import Needs
-from shardtool.execute.ray_task import Counts, Surroundings, View, look, see, serve
+from shardtool.execute.ray_task import NodeView, Surroundings, TaskCounts, look, see, serve
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def served(task: tuple[Surroundings, Callable[..., object], Any]) -> Any:
     return serve(surroundings, function, 0, given, None)
 
 
-def looked(task: tuple[Surroundings, Needs, str]) -> View:
+def looked(task: tuple[Surroundings, Needs, str]) -> NodeView:
     """Look as a node does."""
     return look(*task)
 
@@ -100,7 +100,7 @@ def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
 
 def test_counts_keep_the_latest() -> None:
     """Of a task that runs again, what its latest attempt has done counts; what was taken is not given twice."""
-    counts = Counts()
+    counts = TaskCounts()
     for samples in (5, 9, 2):
         counts.add(3, samples, samples * 10)
     counts.add(4, 1, 1)

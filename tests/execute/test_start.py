@@ -15,10 +15,8 @@ import pytest
 import shardtool
 from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.execute import worker
-from shardtool.execute.here import Here
-from shardtool.execute.local import LocalPool
+from shardtool.execute.local import InProcessPool, LocalPool, start_pool
 from shardtool.execute.pool import Needs, a_few, folders_of
-from shardtool.execute.start import start_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +37,7 @@ def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
 @pytest.fixture(params=["here", "local"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """Give a pool of each kind that this machine has."""
-    with Here() if request.param == "here" else LocalPool(2, "fork") as found:
+    with InProcessPool() if request.param == "here" else LocalPool(2, "fork") as found:
         yield found
 
 
@@ -82,7 +80,7 @@ def test_pools_do_not_wait_for_each_other() -> None:
 def test_progress_has_the_numbers_of_tasks() -> None:
     """What a task reports comes with its number, in this process too."""
     told: list[tuple[int, int, int]] = []
-    assert list(Here().map(halved, [4, 8], lambda *one: told.append(one))) == [(0, 2), (1, 4)]
+    assert list(InProcessPool().map(halved, [4, 8], lambda *one: told.append(one))) == [(0, 2), (1, 4)]
     assert told == [(0, 1, 4), (1, 1, 8)]
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import Cache, OutputFailed
-from tests.cache.conftest import SHARD, Noting, made_shards
-from tests.cache.helpers import copies, read_all
+from tests.verbs.cache.conftest import SHARD, Noting, made_shards
+from tests.verbs.cache.helpers import copies, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

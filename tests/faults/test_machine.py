@@ -26,7 +26,11 @@ except shardtool.StoreFailed as error:
     print("7", error.code)
 """
 _VERB = """
-import shardtool.cli, shardtool.verbs.copy, shardtool.verbs.verify, shardtool.verbs.inspect, shardtool.verbs.index
+import shardtool.cli
+from shardtool.verbs.copy import copy
+from shardtool.verbs.index import index
+from shardtool.verbs.inspect import inspect
+from shardtool.verbs.verify import verify
 from shardtool.cli.signals import Signals
 limit(int(sys.argv[1]))
 print(shardtool.cli._run(sys.argv[2:], Signals(print)), "code")

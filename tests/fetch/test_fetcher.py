@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import OutputFailed
-from shardtool.fetch.failure import FetchFailed
-from shardtool.fetch.options import FetchOptions
+from shardtool.fetch.options import FetchFailed, FetchOptions
 from tests.faults.helpers import settles
 from tests.fetch.conftest import fetching
 from tests.fetch.server import BOMB, body, web_server

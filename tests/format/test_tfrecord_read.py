@@ -134,7 +134,7 @@ def test_a_large_record_is_not_held() -> None:
     """What is read of a record that is too large to hold is the same, by pieces."""
     data = record(b"key", [(b"cls", tfrecord.encode_number(b"7", "int64")), (b"jpg", b"x" * 5000)])
     [one] = walked(data)
-    far = tfrecord_read.Far(lambda offset, length: data[offset : offset + length], one)
+    far = tfrecord_read.DistantBytes(lambda offset, length: data[offset : offset + length], one)
     near = data[one.data : one.data + one.size]
     assert tfrecord_read.features(far, one.data, "x") == tfrecord_read.features(near, one.data, "x")
 

@@ -8,10 +8,8 @@ import pyarrow as pa
 import pytest
 
 from shardtool.dataset.sidecar import UNREAD
-from shardtool.interop.export_formats import EXPORTS
-from shardtool.interop.export_types import IndexedShard
-from shardtool.interop.hashes import Digests
-from shardtool.interop.index_forms import HEAD_SIZE, difference, form_of, index_name
+from shardtool.interop.export_formats import EXPORTS, HEAD_SIZE, difference, form_of, index_name
+from shardtool.interop.export_types import Digests, IndexedShard
 
 
 def _table(offset: int) -> pa.Table:

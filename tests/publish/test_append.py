@@ -40,29 +40,23 @@ from shardtool import (
 )
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.names import Names
-from shardtool.pack.request import Manner, read_request
-from shardtool.pack.rounds import Packing
-from shardtool.pack.totals import publish_dataset
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
-from shardtool.publish.append import (
-    Appended,
-    begin,
-    check_appended,
-    check_new_keys,
-    existing_keys,
-)
 from shardtool.publish.destination import Destination, look
-from shardtool.publish.old_dataset import Done, New, later_files, names_left
+from shardtool.publish.exporter import export_notes, exports_beside
+from shardtool.publish.old_dataset import EndedAppend, NewAppend, later_files, names_left
 from shardtool.publish.publisher import Publisher, clean
-from shardtool.publish.renewal import export_notes, exports_beside
-from shardtool.publish.skipped_file import encode_skipped, merged, read_skipped, unmerged
+from shardtool.publish.records import encode_skipped, merged, read_skipped, unmerged
 from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
 from shardtool.source.open import open_source
 from shardtool.storage.folders import open_folder
 from shardtool.values import parse_size
+from shardtool.verbs.create.append import AppendedSamples, begin, check_appended, check_new_keys, existing_keys
+from shardtool.verbs.create.request import Manner, read_request
+from shardtool.verbs.create.result import publish_dataset
+from shardtool.verbs.create.rounds import PackingRun
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
 from tests.own_worker import OwnWorker
@@ -123,7 +117,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
         entries = listed.entries
         recorded = json.loads(json.dumps(options.recorded()))
         made = RunRecord({"verb": "create", "source": listed.name, "options": recorded, "tool": "shardtool"})
-        (output_now,) = begin([Appended(output_now, entries.keys, made)])
+        (output_now,) = begin([AppendedSamples(output_now, entries.keys, made)])
         estimate = None if transform is None else np.full(len(entries), 2048, np.int64)
         max_size = None if options.max_size is None else parse_size(options.max_size)
         bounds = Bounds(max_size, options.max_count, oversize=options.oversize)
@@ -136,7 +130,7 @@ def append(source: Any, output: Any, observer: Observer | None = None, *, resume
             clean(output_now)
             try:
                 manner = Manner(read_request(output, options, dry=False), begun)
-                packing = Packing(plan, publisher, manner, observer, set())
+                packing = PackingRun(plan, publisher, manner, observer, set())
                 publish_dataset(packing.pack(pool), publisher, made)
             finally:
                 pool.close()
@@ -849,12 +843,12 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     added = members(*shards(tmp_path / "train")[1:])
     done = Names.of(dict.fromkeys(name.partition(".")[0].encode() for name, _ in added))
     outputs = [_output(pattern) for pattern in patterns]
-    begun = begin([Appended(outputs[0], done, told), Appended(outputs[1], Names.of([b"other"]), told)])
-    assert [(type(one.append), one.first) for one in begun] == [(Done, 1), (New, 1)]
+    begun = begin([AppendedSamples(outputs[0], done, told), AppendedSamples(outputs[1], Names.of([b"other"]), told)])
+    assert [(type(one.append), one.first) for one in begun] == [(EndedAppend, 1), (NewAppend, 1)]
     shared = Names.of([done[0]])
     outputs = [_output(pattern) for pattern in patterns]
     with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key there already: new/000"):
-        begin([Appended(outputs[0], done, told), Appended(outputs[1], shared, told)])
+        begin([AppendedSamples(outputs[0], done, told), AppendedSamples(outputs[1], shared, told)])
 
 
 def test_keys_that_a_function_makes(tmp_path: Path) -> None:

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool import (
-    CreateOptions,
-    OutputExists,
-    ReshardOptions,
-    VerifyOptions,
-    create,
-    export,
-    reshard,
-    verify,
-)
+from shardtool import CreateOptions, OutputExists, ReshardOptions, VerifyOptions, create, export, reshard, verify
 from tests.helpers import flip, identity, read_tree, shards, write_tree
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ from shardtool.cli.reshard import divide_arguments
 from shardtool.execute.local import LocalPool, cores
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.request.options import IndexOptions, OutputOptions, VerifyOptions
-from shardtool.request.ranges import MOST_WORKERS, RANGES
-from shardtool.request.reshard_options import ReshardOptions
+from shardtool.request.choices import MOST_WORKERS, RANGES
+from shardtool.request.options import IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
 from shardtool.request.split_options import parse_shares
 from shardtool.select.order import sample_by_key
 from shardtool.values import parse_size
-from shardtool.verbs.export import export
+from shardtool.verbs.index.index import export
 
 CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)
 ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "9" * 400, "9" * 5000, "nan", "inf",

@@ -22,7 +22,8 @@ from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
-from shardtool.select import inline, join
+from shardtool.select import fields as inline
+from shardtool.select import join
 from shardtool.select.join import set_fields
 from shardtool.select.query import matching
 from shardtool.source.manifest.manifest import Manifest

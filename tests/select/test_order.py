@@ -281,7 +281,7 @@ _WITHOUT_PANDAS = """
 import sys
 import numpy as np
 from shardtool.names import Names
-from shardtool.select.duplicates import resolve_duplicates
+from shardtool.select.order import resolve_duplicates
 from shardtool.select.fields import select_fields
 from shardtool.select.order import column_of, sample_by_key, sort_order, table_of
 from tests.made import flat_entries

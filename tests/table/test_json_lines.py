@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
+from shardtool.table.columns import MOST_COLUMNS, MOST_LEVELS
 from shardtool.table.json_lines import check_lines
-from shardtool.table.limits import MOST_COLUMNS, MOST_LEVELS
 from shardtool.table.text import read_json_lines
 
 if TYPE_CHECKING:

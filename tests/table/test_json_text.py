@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool.table import arrays
-from shardtool.table import json_text as texts
-from shardtool.table.json_text import ColumnTexts, has_text, render_rows, render_values
+from shardtool.table import values as texts
+from shardtool.table.values import ColumnTexts, has_text, render_rows, render_values
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.text('"\\\n\x00\x1f\x7f é\u2028', max_size=8)
 _INT = st.integers(-(2**63), 2**63 - 1)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from shardtool.errors import InvalidRequest
 from shardtool.transform.image import ImageOptions
-from shardtool.transform.steps import KEY, BadSample, Changed, Transform, Transformer, find_function
+from shardtool.transform.steps import KEY, BadSample, ChangedSample, Transform, Transformer, find_function
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def _png(width: int, height: int) -> bytes:
     return stream.getvalue()
 
 
-def _given(value: Any) -> list[Changed]:
+def _given(value: Any) -> list[ChangedSample]:
     RETURNS[0] = value
     return Transformer(Transform(function=f"{__name__}:give"))(b"k", {"txt": b"text"})
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import Cache
-from tests.cache.conftest import SHARD, made_shards
-from tests.cache.helpers import copies, read_all
 from tests.helpers import flip, typed
+from tests.verbs.cache.conftest import SHARD, made_shards
+from tests.verbs.cache.helpers import copies, read_all
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,7 +27,7 @@ from shardtool import (
 )
 from shardtool.pattern import sidecar_name
 from shardtool.storage.staging import Folder, StagedFile
-from shardtool.transfer import run
+from shardtool.verbs.copy import copy as run
 from tests.helpers import flip, identity, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:

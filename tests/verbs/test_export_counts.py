@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool import (
-    CreateOptions,
-    InvalidRequest,
-    OutputExists,
-    VerifyOptions,
-    create,
-    export,
-    index,
-    verify,
-)
+from shardtool import CreateOptions, InvalidRequest, OutputExists, VerifyOptions, create, export, index, verify
 from tests.helpers import read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:

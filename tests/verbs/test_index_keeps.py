@@ -30,8 +30,8 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.request.reshard_options import ReshardOptions
-from shardtool.verbs.export import export
+from shardtool.request.options import ReshardOptions
+from shardtool.verbs.index.index import export
 from tests.helpers import flip, identity, members, read_tree, shards, write_tree
 
 if TYPE_CHECKING:

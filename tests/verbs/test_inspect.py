@@ -26,7 +26,7 @@ from shardtool.cli.summary_text import cells, fit, sample_line, sample_text, sum
 from shardtool.dataset.opened import open_dataset, read_part
 from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.sidecar_read import read_sidecar
-from shardtool.inspection.samples import find_sample, first_samples, keys, view
+from shardtool.verbs.inspect.samples import find_sample, first_samples, keys, view
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell, tool, typed, write_tree
 
@@ -342,7 +342,7 @@ def test_a_key_is_found_by_the_ranges_of_shards(
         looked_at.append(shard.name)
         return read_part(shard, **how)
 
-    monkeypatch.setattr("shardtool.inspection.samples.read_part", read)
+    monkeypatch.setattr("shardtool.verbs.inspect.samples.read_part", read)
     for key in ("00", "13", "19"):
         looked_at.clear()
         found = find_sample([dataset], key)

@@ -21,7 +21,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.classes import open_classes
+from shardtool.dataset.dataset_file import open_classes
 from shardtool.entries.classes import Classes, number_classes
 from shardtool.values import source_text
 from tests.helpers import members, read_tree, shards, typed, write_tree

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, create, index, reshard, verify
 from shardtool.dataset.sidecar import ShardFact
-from shardtool.dataset.sidecar_write import Written, encode, index_of
+from shardtool.dataset.sidecar_write import WrittenShard, encode, index_of
 from shardtool.fingerprint import show_fingerprint
 from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
-from shardtool.source.shards.listing import list_datasets
+from shardtool.source.shards.source import list_datasets
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Compare, ShardTask
@@ -291,7 +291,7 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     assert show_fingerprint(result.digest) == _run(place / "right", place / "a")["fingerprint"]
     assert result.staged is not None
     folder.publish(result.staged)
-    written = Written(plan.format, samples.content, None, result.field_crcs, (2,))
+    written = WrittenShard(plan.format, samples.content, None, result.field_crcs, (2,))
     told, _ = encode(index_of(written), ShardFact("out-000.tfrecord", result.size, result.crc, ""))
     (place / "out-000.index").write_bytes(told)
     assert _indexed(place) == _payloads(place) == _payloads(place / "a")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardtool
-from shardtool import (
+from shardtool import (  # fmt: skip
     CreateOptions,
     IndexOptions,
     ReshardOptions,
@@ -27,7 +27,7 @@ from shardtool import (
     inspect,
     reshard,
     verify,
-)  # fmt: skip
+)
 from tests.helpers import flip, members, read_tree, typed, write_tree
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import (
+from shardtool import (  # fmt: skip
     CreateOptions,
     InspectOptions,
     InvalidRequest,
@@ -19,8 +19,8 @@ from shardtool import (
     inspect,
     reshard,
     verify,
-)  # fmt: skip
-from shardtool.cli.findings_text import rendered
+)
+from shardtool.cli.verify import rendered
 from shardtool.storage.remote import retry
 from shardtool.wording import command_line_words
 from tests.helpers import flip, read_tree, shards

@@ -42,7 +42,7 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset import sidecar_read
-from shardtool.pack import plans
+from shardtool.verbs.create import plans
 from tests import tfrecords
 from tests.helpers import flip, identity, members, read_tree, shards, sidecar
 from tests.stored import contents, skipped, sound

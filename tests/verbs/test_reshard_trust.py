@@ -15,20 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shardtool import (
-    CorruptShard,
-    CreateOptions,
-    InvalidRequest,
-    ReshardOptions,
-    SampleFailed,
-    create,
-    reshard,
-    verify,
-)
-from shardtool.pack import keep
-from shardtool.request.observer import Observer
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOptions, SampleFailed, create, reshard, verify
+from shardtool.request.results import Observer
 from shardtool.source.shards.datasets import open_datasets
-from shardtool.source.shards.shard_columns import Seen
+from shardtool.source.shards.shard_columns import FilesSeen
+from shardtool.verbs.create import resume as keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -167,7 +158,7 @@ def test_other_files_beside_shards(tmp_path: Path) -> None:
         shard.addfile(tarfile.TarInfo("a.txt"))
     with (tmp_path / "annotations.json").open("wb") as file:
         file.truncate(2**30 + 1)
-    (found,) = open_datasets([str(tmp_path / "x.tar")], Seen())
+    (found,) = open_datasets([str(tmp_path / "x.tar")], FilesSeen())
     assert found.file is None
 
 

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
-from shardtool.check import shard as shardchecks
-from shardtool.check.subject import Case
-from shardtool.check.worker import Task, examine
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.dataset.sidecar_write import encode_table
 from shardtool.fingerprint import crc32c
+from shardtool.verbs.verify import shard as shardchecks
+from shardtool.verbs.verify.subject import ShardCase
+from shardtool.verbs.verify.worker import Task, examine
 from shardtool.wording import command_line_words
 from tests.helpers import flip, identity, shards, typed, write_tree
 
@@ -137,9 +137,11 @@ def _is_sound(given_: Path) -> bool:
         raise
 
 
-def _case(dataset: Path, number: int) -> Case:
+def _case(dataset: Path, number: int) -> ShardCase:
     entry = read_dataset((dataset / "out.json").read_bytes(), "out.json").shards[number]
-    case = Case(entry.name, f"{dataset}/{entry.name}", entry.sidecar, f"{dataset}/{entry.sidecar}", entry, wanted=True)
+    case = ShardCase(
+        entry.name, f"{dataset}/{entry.name}", entry.sidecar, f"{dataset}/{entry.sidecar}", entry, wanted=True
+    )
     case.size = (dataset / entry.name).stat().st_size
     return case
 
@@ -739,7 +741,7 @@ def test_a_sidecar_without_checksums(dataset: Path) -> None:
     for path in [*dataset.glob("*.index"), dataset / "out.json"]:
         path.unlink()
     from shardtool.request.options import IndexOptions
-    from shardtool.verbs.index import index
+    from shardtool.verbs.index.index import index
 
     index(dataset, IndexOptions(workers=1))
     report = _verify(dataset)

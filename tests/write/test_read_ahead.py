@@ -19,8 +19,7 @@ from shardtool.storage.reading import READ_PLAIN, read_file
 from shardtool.storage.staging import Folder
 from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.packer import no_report
-from shardtool.write.read_ahead import PlannedFile, ReadAhead
+from shardtool.write.packer import PlannedFile, ReadAhead, no_report
 from shardtool.write.task import Compare, ShardTask
 from tests.made import flat_entries
 

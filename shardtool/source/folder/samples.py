@@ -16,7 +16,7 @@ from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries, FieldRows
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.select.inline import Field, with_fields
+from shardtool.select.fields import Field, with_fields
 from shardtool.values import INLINE, SPLIT_NAMES, counted, to_bytes, to_text
 from shardtool.wording import either, flag, option
 

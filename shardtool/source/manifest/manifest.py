@@ -23,25 +23,22 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
+from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.folder.scan import ALWAYS
-from shardtool.source.grouping import find_groups, grouped
-from shardtool.source.manifest import binary_columns as spool
-from shardtool.source.manifest import checks
+from shardtool.source.manifest import columns as checks
+from shardtool.source.manifest import layout as spool
 from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.columns import META, choose, ending_of
-from shardtool.source.manifest.layout import FieldColumn, ListedFiles, lay_out
-from shardtool.source.manifest.options import ManifestOptions
-from shardtool.source.manifest.stat import ListedTask
-from shardtool.source.manifest.urls import shown_column
+from shardtool.source.manifest.layout import FieldColumn, ListedFiles, lay_out, shown_column
+from shardtool.source.manifest.options import ManifestOptions, manifest_options
+from shardtool.source.manifest.stat import ListedTask, look_at_objects, stat_listed
+from shardtool.source.naming import find_groups, grouped
 from shardtool.storage.places import is_url
 from shardtool.storage.sources import check_scheme, is_place, source_root
 from shardtool.table import keys
-from shardtool.table.columns import check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
-from shardtool.table.files import readable
-from shardtool.table.json_text import ColumnTexts, render_rows, render_values
-from shardtool.table.open import open_table, read_columns
-from shardtool.table.row_names import Rows
-from shardtool.table.values import number_of, numbered
+from shardtool.table.columns import Rows, check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
+from shardtool.table.open import open_table, read_columns, readable
+from shardtool.table.values import ColumnTexts, number_of, numbered, render_rows, render_values
 from shardtool.values import FILE, INLINE, SPAN, URL, counted
 from shardtool.wording import option
 
@@ -50,10 +47,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.execute.pool import Pool
+    from shardtool.request.options import CreateOptions
+    from shardtool.request.results import Observer
     from shardtool.source.base import Writable
     from shardtool.source.manifest.layout import Layout
     from shardtool.source.manifest.stat import ListedPart
     from shardtool.values import Number
+
 
 _FIELD_LIMIT = 2**16 - 1
 _GUESSED = 100_000  # bytes of the file of a URL, where nothing says more
@@ -442,3 +443,39 @@ def _endings(where: str, paths: pa.Array, options: ManifestOptions) -> places.En
         found = f"more than {_FIELD_LIMIT:,} different fields"
         remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
         raise InvalidRequest(where, found, expected="a few", remedy=remedy) from None
+
+
+# A manifest as a source: a table with a row for each sample.
+
+
+class ManifestSource(Source):
+    """A table with a row per sample."""
+
+    def __init__(self, source: object, options: CreateOptions) -> None:
+        self._manifest = Manifest(source, manifest_options(options))
+        self._options = options
+
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
+        """Choose rows and columns, and look at the files in the workers."""
+        manifest, options = self._manifest, self._options
+        if options.where is not None:
+            from shardtool.select.query import matching
+
+            manifest.keep(matching(manifest.table, options.where))
+        manifest.check()
+        found = {}
+        look = look_at_objects if manifest.is_remote else stat_listed
+        for number, part in pool.map(look, manifest.tasks(TASKS)):
+            found[number] = part
+            observer.listed(len(part))
+        entries, skipped = manifest.entries([found[number] for number in sorted(found)])
+        check_skipped(manifest.name, skipped, options.on_error, f"leave their rows out with {option('where')}")
+        return Listing(entries, skipped, manifest.name, tuple(manifest.notes))
+
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - the table has more columns than samples
+        """Return a column of the manifest, for the samples that are left."""
+        return self._manifest.column(name)
+
+    def write_binary(self, file: Writable) -> None:
+        """Write the payload of all SPAN rows."""
+        self._manifest.write_binary(file)

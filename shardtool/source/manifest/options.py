@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from shardtool.request.python_types import pairs
+from shardtool.request.choices import pairs
 from shardtool.storage.places import is_url
 from shardtool.table.kinds import is_frame, parquet_files, table_ending
 from shardtool.wording import option
@@ -70,7 +70,7 @@ class ManifestOptions:
 
 def manifest_options(options: CreateOptions) -> ManifestOptions:
     """Return what is asked of a manifest."""
-    from shardtool.dataset.classes import open_classes
+    from shardtool.dataset.dataset_file import open_classes
 
     return ManifestOptions(
         key=options.key,

@@ -8,7 +8,9 @@ Source: docs/format.md, "Plan files".
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +18,11 @@ import pyarrow as pa
 
 from shardtool.entries.arrow import number_array, numbers
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
+from shardtool.errors import InvalidRequest, printable
 from shardtool.names import Names
-from shardtool.values import FILE, INLINE, SPAN, to_bytes
+from shardtool.source.manifest.stat import PathChecks
+from shardtool.values import FILE, INLINE, LINK, SPAN, to_bytes
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
     from shardtool.names import Texts
-    from shardtool.source.planned.place import Place
+    from shardtool.source.planned.place import SourcePlace
+
 
 KEY, FIELDS, DIVIDES = "__key__", "__fields__", "__divides__"
 _INLINE = "__inline_{}__"
@@ -44,7 +50,7 @@ _MOST_FIELDS, _MOST_SIZE, _MOST_BYTES = 2**16 - 1, 2**50, 2.0**62
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PlanColumns:
     """The columns that a plan file has, beside those of metadata.
 
     Attributes:
@@ -75,10 +81,10 @@ class Shape:
         return pa.list_(pa.field("element", pa.struct(found), nullable=False))
 
 
-def shape_of(entries: Entries, divides: pa.ChunkedArray | None) -> Shape:
+def shape_of(entries: Entries, divides: pa.ChunkedArray | None) -> PlanColumns:
     """Return the columns that hold samples, and what they are divided by."""
     spans, paths = entries.spans is not None, entries.rows.paths is not None
-    return Shape((*entries.values.inline,), paths, spans, None if divides is None else divides.type)
+    return PlanColumns((*entries.values.inline,), paths, spans, None if divides is None else divides.type)
 
 
 def tables(entries: Entries, divides: pa.ChunkedArray | None) -> Iterator[pa.Table]:
@@ -98,7 +104,7 @@ def tables(entries: Entries, divides: pa.ChunkedArray | None) -> Iterator[pa.Tab
         yield table
 
 
-def _fields(entries: Entries, shape: Shape, first: int, last: int) -> pa.Array:
+def _fields(entries: Entries, shape: PlanColumns, first: int, last: int) -> pa.Array:
     """Return the fields of some samples, a list for each."""
     starts = entries.first[first : last + 1]
     rows, known, spans = slice(int(starts[0]), int(starts[-1])), entries.rows, entries.spans
@@ -134,7 +140,7 @@ def _texts(array: pa.LargeBinaryArray) -> bytes:
 
 
 def read_entries(
-    file: ParquetFile, shape: Shape, fields: tuple[str, ...], values: FieldValues, place: Place
+    file: ParquetFile, shape: PlanColumns, fields: tuple[str, ...], values: FieldValues, place: SourcePlace
 ) -> Entries:
     """Return the samples of a plan file.
 
@@ -187,7 +193,7 @@ def _arrays(file: ParquetFile, name: str) -> Iterator[Any]:
             yield chunk
 
 
-def _read_fields(file: ParquetFile, shape: Shape) -> tuple[NDArray[np.int64], list[NDArray[Any]], Names | None]:
+def _read_fields(file: ParquetFile, shape: PlanColumns) -> tuple[NDArray[np.int64], list[NDArray[Any]], Names | None]:
     """Return where the fields of each sample start, their numbers, and their paths."""
     starts, most = np.zeros(file.metadata.num_rows + 1, np.int64), _most_fields(file)
     columns: list[NDArray[Any]] = [
@@ -265,3 +271,106 @@ def _check_inline(entries: Entries) -> None:
         left[mine] = False
     if left.any():
         raise ValueError("values of fields that have none")
+
+
+# Where the paths of a plan file lead: into the source, unless what the user typed says that they may leave it.
+
+
+_CHUNK = 2**16  # samples at a time
+_LOOKED_AT = 16  # files, of which one at least must be there as it was listed
+
+
+def check_paths(entries: Entries, place: SourcePlace, where: str) -> None:
+    """Refuse paths that lead out of a source, and a plan of which no file is there.
+
+    Only folders and links are looked at, each once: files are held to what was listed when they are read.
+
+    Args:
+        entries: The samples of a plan file.
+        place: Where the source lies.
+        where: The plan file.
+
+    Raises:
+        InvalidRequest: There are such paths, or it is another source.
+    """
+    is_file = (entries.rows.kind == FILE) | (entries.rows.kind == LINK)
+    if not is_file.any():
+        return
+    inside = _PathCheck(place, where)
+    seen: set[bytes] = set()
+    for first in range(0, len(entries), _CHUNK):
+        new = _folders(entries, is_file, first, min(first + _CHUNK, len(entries))) - seen
+        seen |= new
+        for folder in sorted(new):
+            inside.check(folder)
+    for row in np.flatnonzero(entries.rows.kind == LINK).tolist():
+        inside.check(entries.path(row), link=True)
+    _check_some(entries, where)
+
+
+def _folders(entries: Entries, is_file: NDArray[np.bool_], first: int, last: int) -> set[bytes]:
+    """Return the folders that the files of some samples lie in, each ending in a slash."""
+    if entries.rows.paths is None:
+        texts = entries.keys.span(first, last)[:-1].split(b"\0")
+    else:
+        start, end = int(entries.first[first]), int(entries.first[last])
+        texts = [*compress(entries.rows.paths.span(start, end)[:-1].split(b"\0"), is_file[start:end].tolist())]
+    return {text[: text.rfind(b"/") + 1] for text in texts}
+
+
+class _PathCheck:
+    """Tells whether paths stay in a source; looks at each folder once."""
+
+    def __init__(self, place: SourcePlace, where: str) -> None:
+        self._place, self._where = place, where
+        roots = place.folders or {b"": place.root}
+        self._looks = {top: PathChecks(root, outside=place.outside) for top, root in roots.items()}
+        self._roots = {top: os.path.realpath(root).rstrip(b"/") + b"/" for top, root in roots.items()}
+
+    def check(self, path: bytes, *, link: bool = False) -> None:
+        """Refuse a path that leads out.
+
+        Raises:
+            InvalidRequest: It does.
+        """
+        top, below = b"", path
+        if self._place.folders:
+            top, _, below = path.partition(b"/")
+        parts = below.split(b"/")
+        if top not in self._looks or below.startswith(b"/"):
+            raise self._leaves(path)
+        root = (self._place.folders or {b"": self._place.root})[top]
+        if not self._place.outside and b".." in parts:
+            if not (os.path.realpath(root + below) + b"/").startswith(self._roots[top]):
+                raise self._leaves(path)
+            return
+        problem = self._looks[top].link(below)[1] if link else self._looks[top].folder(below).problem
+        if problem is not None and problem[0] == "link-outside":
+            raise self._leaves(path)
+
+    def _leaves(self, path: bytes) -> InvalidRequest:
+        found = f"a plan with a path that leads out of the source: {printable(path)}"
+        name, value = ("allow_outside", True) if self._place.kind == "manifest" else ("symlinks", "follow")
+        return InvalidRequest(self._where, found, expected=f"paths below it, or {option(name, value)}")
+
+
+def _check_some(entries: Entries, where: str) -> None:
+    """Refuse a plan of which no file is there as it was listed: it is of another source, or of another time.
+
+    Raises:
+        InvalidRequest: It is one.
+    """
+    kind = entries.rows.kind
+    rows = {*range(0, len(kind), -(-len(kind) // _LOOKED_AT)), int((kind == FILE).argmax())}
+    some = [row for row in sorted(rows) if kind[row] == FILE]
+    for row in some:
+        try:
+            fact = os.stat(entries.place(row))
+        except (OSError, ValueError):
+            continue
+        if (fact.st_size, fact.st_mtime_ns) == (int(entries.rows.size[row]), int(entries.rows.mtime_ns[row])):
+            return
+    if some:
+        found = f"a plan of which no file is there as it was listed, such as {printable(entries.path(some[0]))}"
+        remedy = f"Is it the same source? Otherwise write a plan of it with {option('plan_only', 'FILE')}."
+        raise InvalidRequest(where, found, expected="a plan of this source", remedy=remedy)

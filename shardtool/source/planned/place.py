@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.errors import InvalidRequest, printable, reason
-from shardtool.source.folder.several import label
+from shardtool.source.folder.source import label
 from shardtool.source.kinds import archive_in, is_table
 from shardtool.storage.places import is_url
 from shardtool.storage.reading import file_stat, identity, source_root
-from shardtool.table.files import folder_of
 from shardtool.table.kinds import parquet_files
+from shardtool.table.open import folder_of
 from shardtool.values import SpanFile
 from shardtool.wording import option
 
@@ -25,7 +25,7 @@ PlaceKind = Literal["folder", "folders", "archive", "manifest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where a source lies.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place:
     outside: bool = False
 
 
-def find_place(source: object, options: CreateOptions) -> Place:
+def find_place(source: object, options: CreateOptions) -> SourcePlace:
     """Return where a source lies.
 
     Raises:
@@ -74,14 +74,14 @@ def find_place(source: object, options: CreateOptions) -> Place:
         files = parquet_files(path) if os.path.isdir(path) else [path]
         root = os.fsencode(options.root or folder_of(path)).rstrip(b"/") + b"/"
         stamps = tuple(_stamp(file) for file in files)
-        return Place("manifest", (_name(path),), stamps, root, outside=options.allow_outside)
-    return Place("folder", (_name(path),), root=source_root(path), outside=options.symlinks == "follow")
+        return SourcePlace("manifest", (_name(path),), stamps, root, outside=options.allow_outside)
+    return SourcePlace("folder", (_name(path),), root=source_root(path), outside=options.symlinks == "follow")
 
 
-def _of_folders(sources: Sequence[str], options: CreateOptions) -> Place:
+def _of_folders(sources: Sequence[str], options: CreateOptions) -> SourcePlace:
     roots = [source_root(one) for one in sources]
     labels = label(sources)
-    return Place(
+    return SourcePlace(
         "folders",
         tuple(map(printable, labels)),
         folders=dict(zip(labels, roots, strict=True)),
@@ -90,11 +90,11 @@ def _of_folders(sources: Sequence[str], options: CreateOptions) -> Place:
     )
 
 
-def _of_archive(path: str, folder: str) -> Place:
+def _of_archive(path: str, folder: str) -> SourcePlace:
     form = "zip" if path.lower().endswith(".zip") else "tar"
     size, mtime_ns = stamp = _stamp(path)
     file = SpanFile(os.fsencode(path), size, mtime_ns, form)
-    return Place("archive", (_name(path), folder), (stamp,), archive=file, identity=identity(os.fsencode(path)))
+    return SourcePlace("archive", (_name(path), folder), (stamp,), archive=file, identity=identity(os.fsencode(path)))
 
 
 def _name(path: str) -> str:

@@ -16,7 +16,7 @@ import mmap
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import pyarrow as pa
@@ -24,8 +24,10 @@ import pyarrow.parquet as pq
 
 from shardtool._version import __version__
 from shardtool.dataset.parquet_bounds import read_extents, read_footer
+from shardtool.entries.classes import Classes
 from shardtool.entries.entries import FieldValues
 from shardtool.errors import (
+    Bug,
     CorruptShard,
     InvalidRequest,
     OutputFailed,
@@ -36,9 +38,9 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import SKIP_CODES, Skipped
-from shardtool.source.base import Listing
-from shardtool.source.planned.checks import check_paths
-from shardtool.source.planned.columns import DIVIDES, Shape, read_entries, tables
+from shardtool.source.base import Listing, Source
+from shardtool.source.planned.columns import DIVIDES, PlanColumns, check_paths, read_entries, tables
+from shardtool.source.planned.place import find_place
 from shardtool.storage.places import is_url
 from shardtool.storage.reading import open_plain
 from shardtool.storage.staging import Folder, check_target
@@ -48,7 +50,13 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardtool.source.planned.place import Place
+    from shardtool.execute.pool import Pool
+    from shardtool.names import Names
+    from shardtool.request.options import CreateOptions
+    from shardtool.request.results import Observer
+    from shardtool.source.base import Writable
+    from shardtool.source.planned.place import SourcePlace
+
 
 _FACTS, _VERSION = "shardtool.plan", 1
 _HEAD = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTALL)
@@ -56,7 +64,7 @@ _SLACK, _FACTOR = 2**26, 256  # bytes that the columns may take, and more of the
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanRequest:
     """Which source is listed, and what is asked for: what a plan must be of.
 
     Attributes:
@@ -64,12 +72,12 @@ class Asked:
         options: What decides how it is listed, and what is made of it.
     """
 
-    place: Place
+    place: SourcePlace
     options: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedListing:
     """A listing, as a plan file has it.
 
     Attributes:
@@ -84,7 +92,7 @@ class Planned:
 
 
 @memory_for("writing the plan")
-def write_plan(path: str, planned: Planned, asked: Asked, *, overwrite: bool) -> int:
+def write_plan(path: str, planned: PlannedListing, asked: PlanRequest, *, overwrite: bool) -> int:
     """Write a plan file, and return its bytes.
 
     Raises:
@@ -117,7 +125,7 @@ def write_plan(path: str, planned: Planned, asked: Asked, *, overwrite: bool) ->
     return size
 
 
-def _write(path: str, planned: Planned, facts: str) -> None:
+def _write(path: str, planned: PlannedListing, facts: str) -> None:
     """Write a table, a row group at a time, with plain pages: then their bytes say what they take in memory."""
     writer = None
     for table in tables(planned.listed.entries, planned.divides):
@@ -132,7 +140,7 @@ def _write(path: str, planned: Planned, facts: str) -> None:
         writer.close()
 
 
-def _document(planned: Planned, asked: Asked) -> dict[str, object]:
+def _document(planned: PlannedListing, asked: PlanRequest) -> dict[str, object]:
     """Return what a plan file says beside its rows."""
     listed, place = planned.listed, asked.place
     entries = listed.entries
@@ -155,7 +163,7 @@ def _document(planned: Planned, asked: Asked) -> dict[str, object]:
 
 
 @memory_for("reading the plan")
-def read_plan(path: str, asked: Asked) -> Planned:
+def read_plan(path: str, asked: PlanRequest) -> PlannedListing:
     """Return what a plan file says of the source of a run.
 
     Raises:
@@ -224,7 +232,7 @@ def _facts(file: pq.ParquetFile, path: str) -> dict[str, Any]:
     return dict(document)
 
 
-def _check_same(path: str, document: Mapping[str, Any], asked: Asked) -> None:
+def _check_same(path: str, document: Mapping[str, Any], asked: PlanRequest) -> None:
     """Refuse a plan of another source, or of other options.
 
     Raises:
@@ -259,7 +267,7 @@ def _shown(options: Mapping[str, Any], name: str) -> str:
     return "not given" if value is None else "given" if value is True else str(value)[:80]
 
 
-def _planned(file: pq.ParquetFile, document: Mapping[str, Any], place: Place) -> Planned:
+def _planned(file: pq.ParquetFile, document: Mapping[str, Any], place: SourcePlace) -> PlannedListing:
     """Return the listing that a plan file holds."""
     kinds = {"name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list}
     kinds |= {"inline": list, "numbers": dict, "classes": dict, "paths": bool, "divides": bool}
@@ -273,11 +281,11 @@ def _planned(file: pq.ParquetFile, document: Mapping[str, Any], place: Place) ->
     if len(numbers) < len(document["numbers"]) or len({*fields}) < len(fields) or not {*inline} <= {*fields}:
         raise ValueError("fields that are no plan's")
     divides = file.read([DIVIDES]).column(0) if document["divides"] else None
-    shape = Shape(inline, document["paths"], place.archive is not None, None if divides is None else divides.type)
+    shape = PlanColumns(inline, document["paths"], place.archive is not None, None if divides is None else divides.type)
     entries = read_entries(file, shape, fields, FieldValues(numbers=numbers, classes=classes), place)
     skipped = tuple(Skipped(*_row(row)) for row in document["skipped"])
     listed = Listing(entries, skipped, document["name"], tuple(_texts(document["notes"])), document["recorded"])
-    return Planned(listed, divides, document["by_key"])
+    return PlannedListing(listed, divides, document["by_key"])
 
 
 def _texts(values: object) -> list[str]:
@@ -290,3 +298,129 @@ def _row(row: object) -> list[Any]:
     if len(texts := _texts(row)) != len(Skipped.__slots__) or texts[2] not in SKIP_CODES:
         raise ValueError("something left out for no reason")
     return texts
+
+
+# A plan file instead of a listing: the source says what it said when the plan was written.
+#
+# What is made of the samples is planned again, by the options of the run: so a run with a plan is one without it, but
+# for the listing.
+
+
+# What says how a run goes about it, or where things lie on a machine, and not which samples there are.
+_FREE = frozenset({
+    "plan", "plan_only", "part", "workers", "start_method", "if_exists", "max_removed", "trust", "target", "export",
+    "root", "allow_outside", "stat",
+})  # fmt: skip
+
+
+def asked_of(source: object, options: CreateOptions, shard_format: str) -> PlanRequest:
+    """Return what a plan of a run must be of.
+
+    Raises:
+        InvalidRequest: The source, or a table that an option names, is nowhere, or not on a disk.
+    """
+    found: dict[str, object] = {"format": shard_format}
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if one.name in _FREE or value == one.default or isinstance(value, Classes):
+            continue
+        if one.name in ("join", "classes_from"):
+            value = _file_of(one.name, value)
+        found[one.name] = value
+    place = find_place(source, options)
+    options.check_for(manifest=place.kind == "manifest")
+    return PlanRequest(place, {**found, **options.recorded()})
+
+
+def _file_of(name: str, value: object) -> str:
+    """Return the name of a file that an option is given."""
+    if not isinstance(value, str | os.PathLike):
+        raise InvalidRequest(option(name), "something in memory", expected="a file, where a plan is written or used")
+    return os.path.basename(os.fspath(value))
+
+
+class PlannedSource(Source):
+    """The samples that a plan file lists.
+
+    Args:
+        path: The plan file.
+        asked: What it must be of.
+    """
+
+    def __init__(self, path: str, asked: PlanRequest) -> None:
+        self._path, self._asked = path, asked
+        self._by_key = True
+        self._divides: pa.ChunkedArray | None = None
+        self.may_skip_names = asked.place.kind != "manifest"
+
+    @property
+    def by_key(self) -> bool:
+        """Whether samples stand in the order of their keys, once they are listed."""
+        return self._by_key
+
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
+        """Return the samples of the plan."""
+        planned = read_plan(self._path, self._asked)
+        self._by_key, self._divides = planned.by_key, planned.divides
+        observer.listed(len(planned.listed.entries))
+        return planned.listed
+
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:  # noqa: ARG002 - the plan has one column of them
+        """Return the column that samples are divided by."""
+        if self._divides is None:
+            raise InvalidRequest(self._path, f"a plan without the column {name}")
+        return self._divides
+
+
+class RecordedSource(Source):
+    """A source that keeps what it listed for a plan file.
+
+    Args:
+        source: What lists the samples.
+        asked: What the plan is of.
+        options: What says where it is written.
+    """
+
+    def __init__(self, source: Source, asked: PlanRequest, options: CreateOptions) -> None:
+        self._source, self._asked, self._options = source, asked, options
+        self._listed: Listing | None = None
+        self._divides: pa.ChunkedArray | None = None
+        self.may_skip_names = source.may_skip_names
+
+    @property
+    def by_key(self) -> bool:
+        """Whether samples stand in the order of their keys."""
+        return self._source.by_key
+
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
+        """Return all samples."""
+        return self._source.list_samples(pool, observer)
+
+    def choose(self, listed: Listing, taken: Names | None) -> Listing:
+        """Return the samples that were asked for, and keep them."""
+        self._listed = self._source.choose(listed, taken)
+        return self._listed
+
+    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
+        """Return a column to divide by, and keep it."""
+        self._divides = self._source.column(listed, name)
+        return self._divides
+
+    def write_binary(self, file: Writable) -> None:
+        """Write the payloads of a table."""
+        self._source.write_binary(file)
+
+    def write(self) -> str:
+        """Write the plan file, and return a note of it.
+
+        Raises:
+            InvalidRequest: A plan cannot hold what was listed.
+            OutputExists: There is such a file.
+            OutputFailed: It cannot be written.
+        """
+        path = os.fspath(self._options.plan_only or "")
+        if self._listed is None:
+            raise Bug(path, "a plan of a source that was not listed")
+        planned = PlannedListing(self._listed, self._divides, self.by_key)
+        size = write_plan(path, planned, self._asked, overwrite="overwrite" in self._options.if_exists)
+        return f"the plan is in {path} ({show_size(size)}): {option('plan', path)} goes by it"

@@ -10,26 +10,31 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from shardtool.dataset.feature import numbers_in
-from shardtool.dataset.find import find_dataset, listed_by
+from shardtool.dataset.find import check_finished, find_dataset, listed_by
 from shardtool.dataset.opened import said_of
 from shardtool.dataset.shard_file import shard_format
-from shardtool.dataset.unfinished import check_finished
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.source.shards.shard_columns import Shard, stat_shard
 from shardtool.storage.open_file import file_fact
 from shardtool.storage.places import base_name, folder_of, for_each, is_url, join, names_in
+from shardtool.table import arrays
 from shardtool.values import SpanFile, counted, output_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.dataset.find import Found
-    from shardtool.source.shards.shard_columns import Seen
+    from shardtool.dataset.find import DatasetFiles
+    from shardtool.source.shards.shard_columns import FilesSeen, ShardColumns
     from shardtool.storage.sources import FileFact
     from shardtool.values import Given
+
 
 _REMEDY = "`shardtool verify` shows what is wrong."
 
@@ -56,7 +61,7 @@ class Dataset:
         return self.file is not None and not self.file.part_of
 
 
-def open_datasets(givens: Sequence[Given], seen: Seen) -> list[Dataset]:
+def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> list[Dataset]:
     """Return the datasets that are meant, each as its dataset file, a pattern, a glob, a folder, or a list of shards.
 
     Args:
@@ -70,7 +75,7 @@ def open_datasets(givens: Sequence[Given], seen: Seen) -> list[Dataset]:
     return [_open(given, number, seen) for number, given in enumerate(givens)]
 
 
-def _open(given: Given, number: int, seen: Seen) -> Dataset:
+def _open(given: Given, number: int, seen: FilesSeen) -> Dataset:
     found = find_dataset(given)
     path, notes = found.dataset_file, list[str]()
     file, shards = said_of(found)
@@ -90,7 +95,7 @@ def _open(given: Given, number: int, seen: Seen) -> Dataset:
     return Dataset(_called(given, found, file), file, opened, tuple(notes))
 
 
-def _unfinished(found: Found) -> list[str]:
+def _unfinished(found: DatasetFiles) -> list[str]:
     """Return what the sidecars of shards without a dataset file say of a run that did not end, as notes."""
     try:
         check_finished(found.folder, found.shards)
@@ -99,7 +104,7 @@ def _unfinished(found: Found) -> list[str]:
     return []
 
 
-def _facts(shards: Sequence[str], seen: Seen) -> Iterator[FileFact]:
+def _facts(shards: Sequence[str], seen: FilesSeen) -> Iterator[FileFact]:
     for path, fact in zip(shards, for_each(stat_shard, shards), strict=True):
         seen.add(path, fact)
         yield fact
@@ -117,7 +122,7 @@ def _shard(path: str, fact: FileFact, dataset: int, file: DatasetFile | None, en
     return Shard(place, _name(path), dataset, kind, entry, file.made.dots if file else "first", kinds, numbers)
 
 
-def _check_of_one(found: Found) -> None:
+def _check_of_one(found: DatasetFiles) -> None:
     """Refuse shards of several datasets as one: what their numbers of classes stand for would be lost."""
     wanted = {_name(shard) for shard in found.shards}
     if {folder_of(shard) for shard in found.shards} != {found.folder}:
@@ -134,7 +139,7 @@ def _name(path: str) -> str:
     return output_text(base_name(path))
 
 
-def _called(given: Given, found: Found, file: DatasetFile | None) -> str:
+def _called(given: Given, found: DatasetFiles, file: DatasetFile | None) -> str:
     if file is not None:
         return file.name
     if not isinstance(given, (str, os.PathLike)):
@@ -144,3 +149,97 @@ def _called(given: Given, found: Found, file: DatasetFile | None) -> str:
     if is_url(path):
         return printable(base_name(path.rstrip("/")))
     return printable(os.fsencode(os.path.basename(os.path.realpath(path) if os.path.isdir(path) else path)))
+
+
+# What datasets say of their samples besides payloads, joined: classes, metadata, and the content fingerprint.
+
+
+def joined_classes(
+    datasets: Sequence[Dataset], parts: Sequence[ShardColumns], wanted: Callable[[str], bool]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return what the numbers of labels stand for, and notes.
+
+    Raises:
+        InvalidRequest: It is not the same in all datasets.
+    """
+    found: dict[str, list[str]] = {}
+    having: dict[str, dict[int, None]] = {}  # the datasets that have a field
+    for part in parts:
+        for name in filter(wanted, part.names):
+            having.setdefault(name, {})[part.shard.dataset] = None
+    notes = []
+    for name, places in having.items():
+        known = {at: file.classes[name] for at in places if (file := datasets[at].file) and name in file.classes}
+        for at, classes in known.items():
+            if classes != found.setdefault(name, classes):
+                first = datasets[next(iter(known))].name
+                problem = f"other classes in {datasets[at].name} ({listing(classes)})"
+                expected = f"those of {first}: {listing(found[name])}"
+                remedy = (
+                    f"Number them anew with {option('values', {name: 'COLUMN'})} {option('classes', (name,))}, "
+                    f"or leave the field out with {option('drop_fields', (name,))}."
+                )
+                raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
+        if known and len(known) < len(places):
+            others = [datasets[at].name for at in places if at not in known]
+            notes.append(
+                f"the classes of {name!r} are those of the datasets that name them: {listing(others)} does not"
+            )
+    return found, notes
+
+
+def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> pa.Table | None:
+    """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
+
+    Raises:
+        InvalidRequest: Values of one name have types that cannot be one.
+    """
+    names = [*dict.fromkeys(name for part in parts if part.columns is not None for name in part.columns.column_names)]
+    if not names:
+        return None
+    tables = [
+        part.columns if part.columns is not None else pa.Table.from_arrays([pa.nulls(len(part))], [names[0]])
+        for part in parts
+    ]
+    try:
+        return arrays.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
+    except MemoryError:
+        raise
+    except pa.ArrowException as error:
+        for name in names:
+            _check_alike(name, parts, datasets)
+        where = ", ".join(dataset.name for dataset in datasets)
+        raise InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}") from None
+
+
+def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> None:
+    """Check that the values of a column can be one column."""
+    kinds: dict[str, str] = {}
+    columns = []
+    for part in parts:
+        if part.columns is not None and name in part.columns.column_names:
+            columns.append(part.columns.select([name]))
+            kinds.setdefault(str(columns[-1].schema.types[0]), datasets[part.shard.dataset].name)
+            try:
+                pa.concat_tables(columns, promote_options="permissive")
+            except MemoryError:
+                raise
+            except pa.ArrowException:
+                shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
+                expected = "types that can be one"
+                remedy = f"Reshard them apart, with {option('join')} to give the column another type."
+                raise InvalidRequest(f"the column {name!r}", shown, expected=expected, remedy=remedy) from None
+
+
+def joined_digest(datasets: Sequence[Dataset]) -> int | None:
+    """Return the sum of the datasets' fingerprints; None where one is not known to be that of what was listed."""
+    files = [dataset.file for dataset in datasets if dataset.whole and dataset.file is not None]
+    if len(files) < len(datasets) or any(map(_from_other_texts, files)):
+        return None
+    return sum_fingerprints(file.fingerprint for file in files)
+
+
+def _from_other_texts(file: DatasetFile) -> bool:
+    """Tell whether a fingerprint may be that of texts which a TFRecord's numbers do not give back."""
+    kinds = {*numbers_in(file.features).values()}
+    return "float" in kinds or bool(kinds and any("map" in run.options for run in (file.made, *file.made.appended)))

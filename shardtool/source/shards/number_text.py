@@ -29,7 +29,7 @@ _DIGITS = (6, 7, 8, 9)  # that a float of 32 bits may need; a subnormal one fewe
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class NumberField:
     """The values of one field in one shard.
 
     Attributes:
@@ -55,7 +55,7 @@ class TextTask:
 
     file: SpanFile
     path: str
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[NumberField, ...]
     salvage: bool = False
 
 
@@ -115,7 +115,7 @@ def read_texts(task: TextTask) -> list[Texts]:
     return found
 
 
-def _text(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, one: Wanted) -> bytes:
+def _text(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, one: NumberField) -> bytes:
     """Return the text of one value."""
     data = _read(shard, offset, length, crc, one) if length <= _LONGEST else b""
     text = _stored_text(data, one.number) if one.stored else data
@@ -156,7 +156,7 @@ def _column(data: bytes) -> array[int]:
     return found
 
 
-def _read(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, wanted: Wanted) -> bytes:
+def _read(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, wanted: NumberField) -> bytes:
     data = bytes(shard.read(offset, length))
     if len(data) < length or (crc >= 0 and crc32c(data) != crc):
         found = f"field {wanted.field!r} has the CRC-32C {crc32c(data):08x}"

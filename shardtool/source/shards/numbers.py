@@ -12,7 +12,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
-from shardtool.source.shards.number_text import TextTask, Wanted, read_texts
+from shardtool.source.shards.number_text import NumberField, TextTask, read_texts
 from shardtool.values import counted
 from shardtool.wording import option
 
@@ -210,10 +210,10 @@ def _read(
     }
 
 
-def _wanted(part: ShardColumns, name: str, kind: Number, rows: NDArray[np.int64]) -> Wanted:
+def _wanted(part: ShardColumns, name: str, kind: Number, rows: NDArray[np.int64]) -> NumberField:
     crcs = np.full(len(part.codes), -1) if part.crcs is None else part.crcs
     columns = [column[rows].astype(np.int64).tobytes() for column in (part.offsets, part.lengths, crcs)]
-    return Wanted(name, kind, part.shard.format == "tfrecord", *columns)
+    return NumberField(name, kind, part.shard.format == "tfrecord", *columns)
 
 
 def _no_number(part: ShardColumns, name: str, texts: Texts, kind: str) -> InvalidRequest:

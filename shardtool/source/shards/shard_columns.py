@@ -18,7 +18,7 @@ from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import is_packed, unopened
 from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
 from shardtool.dataset.sidecar_read import read_sidecar as read_rows
-from shardtool.dataset.walk import Survey, SurveyTask, Unlike, walked_text
+from shardtool.dataset.walk import FeatureConflict, Survey, SurveyTask, walked_text
 from shardtool.entries.arrow import numbers, string_array, strings
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name
@@ -43,7 +43,7 @@ _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 
 
-class Seen:
+class FilesSeen:
     """The files that were looked at, and the latest time at which one of them changed.
 
     Attributes:
@@ -146,7 +146,7 @@ class ShardColumns:
     lengths: NDArray[np.integer]
     crcs: NDArray[np.uint32] | None
     kinds: Mapping[str, Number]
-    unlike: Mapping[str, Unlike] = field(default_factory=dict)
+    unlike: Mapping[str, FeatureConflict] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
     columns: pa.Table | None = None
     whole: NDArray[np.bool_] | None = None

@@ -3,29 +3,341 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
 
 from shardtool.dataset.several import of_glob
-from shardtool.errors import InvalidRequest, listing
-from shardtool.request.python_types import pairs
+from shardtool.dataset.walk import survey
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.request.choices import pairs
 from shardtool.select import order
+from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
+from shardtool.source.naming import has_dotted
 from shardtool.source.selecting import Selection, take_some
-from shardtool.values import SPAN, counted, to_text
+from shardtool.source.shards.datasets import joined_classes, joined_columns, joined_digest, open_datasets
+from shardtool.source.shards.numbers import find_numbers
+from shardtool.source.shards.shard_columns import (
+    FilesSeen,
+    arranged,
+    check_fields,
+    needs_walk,
+    put_together,
+    read_sidecar,
+    sidecar_bytes,
+    walked_part,
+)
+from shardtool.storage.places import for_each
+from shardtool.table import keys
+from shardtool.values import INLINE, NAME_LIMIT, SPAN, counted, to_bytes, to_text
 from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
+    from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
-    from shardtool.request.observer import Observer
-    from shardtool.request.reshard_options import ReshardOptions
-    from shardtool.values import Given
+    from shardtool.request.options import ReshardOptions
+    from shardtool.request.results import Observer
+    from shardtool.source.shards.datasets import Dataset
+    from shardtool.source.shards.numbers import NumberFields
+    from shardtool.source.shards.shard_columns import Shard, ShardColumns
+    from shardtool.storage.sources import FileFact
+    from shardtool.values import Dots, Given
+
+
+# The shard source: datasets become `Entries`, in the order in which they are given.
+#
+# A payload is a SPAN of its shard, and a number of a TFRecord an INLINE text; what a payload's checksum must be comes
+# along, for the packer that reads it. Sidecars say where payloads lie, without an object for each; shards without one
+# are walked by workers.
+
+
+_BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
+_SHOWN = 120  # letters of a name in a message
+_NOTHING = np.zeros(0, np.int64)
+_Number = TypeVar("_Number", bound=np.generic)
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+class TaskPool(Protocol):
+    """Worker processes."""
+
+    def map(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task], /) -> Iterator[tuple[int, _Result]]:
+        """Yield (number, result) of each task as it is done."""
+
+
+class Listener(Protocol):
+    """Gets the progress of the listing."""
+
+    def listed(self, samples: int, /) -> None:
+        """Take how many more samples were found."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetsListing:
+    """The samples of datasets.
+
+    Attributes:
+        entries: The samples.
+        skipped: What the shards hold that is no part of a sample.
+        shards: File names.
+        dots: Where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its name.
+        name: The datasets' names, for the dataset file.
+        notes: What the user should know.
+        packed: Whether some shards are compressed: their offsets count in what they hold, read in sequence only.
+        digest: The content fingerprint of all samples, as the dataset files have it; None where one of them does not.
+    """
+
+    entries: Entries
+    skipped: tuple[Skipped, ...]
+    shards: tuple[str, ...]
+    dots: Dots
+    name: str
+    notes: tuple[str, ...]
+    packed: bool
+    digest: int | None
+
+
+def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
+    givens: Sequence[Given],
+    pool: TaskPool,
+    observer: Listener,
+    *,
+    to_format: str,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    salvage: bool = False,
+) -> DatasetsListing:
+    """Return the samples of datasets, one after the other.
+
+    Args:
+        givens: The datasets: dataset files, patterns, globs, folders, or lists of shards.
+        pool: Walks shards that have no sidecar, and reads numbers.
+        observer: Gets how many samples were found.
+        to_format: What they will be written as: `tar` or `tfrecord`.
+        only: The fields that will be taken; empty: all. Others are listed as they lie, and nothing in them is an error.
+        without: Fields that will not be taken; nothing in them is an error either.
+        salvage: Whether damaged parts of shards without an index, and damaged numbers, are left out.
+
+    Raises:
+        InvalidRequest: There is no such dataset, or its samples cannot be those of one dataset.
+        CorruptShard: A shard, sidecar or dataset file is damaged, or missing.
+    """
+
+    def wanted(name: str) -> bool:
+        return (not only or name in only) and name not in without
+
+    seen = FilesSeen()
+    datasets = open_datasets(givens, seen)
+    parts = _read_parts(datasets, seen, pool, observer, salvage=salvage)
+    for part in parts:
+        _check_rows(part, wanted)
+    classes, notes = joined_classes(datasets, parts, wanted)
+    numbers = find_numbers(parts, wanted, to_format, pool.map, salvage=salvage)
+    columns = joined_columns(parts, datasets)
+    shards = [part.shard for part in parts]
+    notes += [
+        f"{part.shard.name}: {counted(part.joined, 'sample')} put together of fields that lie apart"
+        for part in parts
+        if part.joined
+    ]
+    skipped = tuple(one for part in parts for one in part.skipped)
+    entries = _entries(parts, numbers, seen)
+    entries = replace(entries, values=replace(entries.values, classes=classes), metadata=columns)
+    if numbers.damaged:
+        entries, lost = _without(entries, numbers.damaged, shards)
+        skipped += lost
+    pa.default_memory_pool().release_unused()  # what all of the sidecars took
+    dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or has_dotted(entries.keys) else "first"
+    dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
+    if dots == "last" and dotted and to_format == "tar":
+        notes.append(
+            f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; "
+            f"{flag('portable')} mends keys"
+        )
+    return DatasetsListing(
+        entries=entries,
+        skipped=skipped,
+        shards=tuple(shard.name for shard in shards),
+        dots=dots,
+        name=", ".join(dataset.name for dataset in datasets),
+        notes=(*(note for dataset in datasets for note in dataset.notes), *notes, *numbers.notes),
+        packed=any(shard.packed for shard in shards),
+        digest=joined_digest(datasets),
+    )
+
+
+def _without(
+    entries: Entries, damaged: Mapping[int, NDArray[np.int64]], shards: Sequence[Shard]
+) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples without those whose numbers are damaged, given by the place of their shard; and these."""
+    file = entries.known_spans.file
+    lost = [int(np.searchsorted(file, place)) + at for place, some in sorted(damaged.items()) for at in some.tolist()]
+    skipped = (
+        Skipped(entries.key(at), shards[int(file[at])].name, "corrupt", "a number that has not its checksum")
+        for at in lost
+    )
+    return entries.take(np.delete(np.arange(len(entries)), lost)), tuple(skipped)
+
+
+def _read_parts(
+    datasets: list[Dataset], seen: FilesSeen, pool: TaskPool, observer: Listener, *, salvage: bool
+) -> list[ShardColumns]:
+    """Return what lies in each shard: as its sidecar says, or a walk finds."""
+    shards = [shard for dataset in datasets for shard in dataset.shards]
+    known: dict[int, ShardColumns | None] = {}
+    parts: dict[int, ShardColumns] = {}
+    for at, (shard, found) in enumerate(zip(shards, _sidecars(shards), strict=True)):
+        if isinstance(found, CorruptShard):
+            raise found
+        part = None
+        if found is not None:
+            seen.add(shard.path, found[0])
+            part = read_sidecar(shard, found[1])
+        if part is None or needs_walk(shard, part):
+            known[at] = part
+        else:
+            parts[at] = arranged(part)
+            observer.listed(len(part))
+    places = [*known]
+    for number, walked in pool.map(survey, [shards[at].walk(salvage=salvage and known[at] is None) for at in places]):
+        at = places[number]
+        parts[at] = walked_part(shards[at], walked, indexed := known.pop(at))
+        if indexed is None and walked.format == "tar":
+            parts[at] = put_together(parts[at])
+        parts[at] = arranged(parts[at])
+        observer.listed(len(parts[at]))
+    return [parts[at] for at in range(len(shards))]
+
+
+def _sidecars(shards: Sequence[Shard]) -> Iterator[tuple[FileFact, bytes] | CorruptShard | None]:
+    """Yield the sidecar of each shard; many are asked for at once where they lie elsewhere."""
+    return for_each(sidecar_bytes, shards, lambda shard: shard.path)
+
+
+def _check_rows(part: ShardColumns, wanted: Callable[[str], bool]) -> None:
+    """Check that fields have names, and no sample has one twice."""
+    for name in filter(wanted, part.names):
+        if _BAD_FIELD.search(name) or len(to_bytes(name)) > NAME_LIMIT:
+            where = part.where(int(part.owners()[np.flatnonzero(part.codes == part.names.index(name))[0]]))
+            found = f"the field {name[:_SHOWN]!r}, without a name, with control characters in it, or far too long"
+            raise InvalidRequest(where, found, remedy="Make the shard anew with other names.")
+    owners = part.owners()
+    twice = np.flatnonzero((part.codes[1:] == part.codes[:-1]) & (owners[1:] == owners[:-1]))
+    for row in twice.tolist():
+        name = part.names[part.codes[row]]
+        if wanted(name):
+            place = part.where(int(owners[row]))
+            remedy = f"Leave it out with {option('drop_fields', (name,))}, or make the shard anew."
+            raise InvalidRequest(place, f"the field {name!r} twice", expected="each field once", remedy=remedy)
+
+
+def _entries(parts: list[ShardColumns], numbers: NumberFields, seen: FilesSeen) -> Entries:
+    """Return the samples of all parts, which are used up by it, without classes and metadata."""
+    fields = sorted({name for part in parts for name in part.names}, key=to_bytes)
+    check_fields(parts[0].shard.path if parts else "", fields)
+    place = {name: at for at, name in enumerate(fields)}
+    files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
+    names, rows = _keys(parts), [len(part.codes) for part in parts]
+    kind = np.full(sum(rows), SPAN, np.uint8)
+    row = 0
+    for at, part in enumerate(parts):
+        codes = np.array([*map(place.get, part.names), 0], np.uint16)[part.codes]
+        parts[at] = replace(
+            _inlined(part, at, numbers, kind[row : row + rows[at]]), codes=codes, names=(), keys=None, columns=None
+        )
+        row += rows[at]
+    inline, whole = kind == INLINE, _whole(parts, rows)
+    offset, expected = _drained(parts, "offsets", rows, np.int64), _drained(parts, "crcs", rows, np.int64)
+    offset[inline], expected[inline] = 0, -1
+    return Entries(
+        root=b"",
+        keys=names,
+        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(_drained(parts, "counts", counts, np.int64)))),
+        fields=tuple(fields),
+        rows=FieldRows(
+            code=_drained(parts, "codes", rows, np.uint16),
+            kind=kind,
+            size=_drained(parts, "lengths", rows, np.int64),
+            mtime_ns=np.broadcast_to(np.int64(0), row),
+            changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
+        ),
+        values=FieldValues(numbers.texts, numbers.numbers, numbers.lists),
+        spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, whole),
+        identity=seen.identity,
+    )
+
+
+def _inlined(part: ShardColumns, place: int, numbers: NumberFields, kind: NDArray[np.uint8]) -> ShardColumns:
+    """Return a part whose numbers are INLINE: their sizes are those of their texts.
+
+    Args:
+        part: The part.
+        place: Its place among all.
+        numbers: The numbers.
+        kind: uint8 per row of the part; is set to INLINE for these.
+    """
+    fields = {name: found[place] for name, found in numbers.sizes.items() if place in found}
+    if not fields:
+        return part
+    lengths = part.lengths.copy()
+    for name, rows in part.rows():
+        if name in fields:
+            kind[rows], lengths[rows] = INLINE, fields[name]
+    return replace(part, lengths=lengths)
+
+
+def _drained(parts: list[ShardColumns], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
+    """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
+    found = np.empty(sum(counts), kind)
+    row = 0
+    for at, count in enumerate(counts):
+        column = getattr(parts[at], name)
+        found[row : row + count] = -1 if column is None else column
+        row += count
+        nothing: Any = {name: _NOTHING}
+        parts[at] = replace(parts[at], **nothing)
+    return found
+
+
+def _whole(parts: list[ShardColumns], rows: list[int]) -> NDArray[np.bool_] | None:
+    """Return which rows of all parts are all that a list holds; None where none is."""
+    if all(part.whole is None for part in parts):
+        return None
+    both = zip(parts, rows, strict=True)
+    return np.concatenate([np.zeros(count, np.bool_) if part.whole is None else part.whole for part, count in both])
+
+
+def _keys(parts: list[ShardColumns]) -> Names:
+    """Return the keys of all parts.
+
+    Raises:
+        InvalidRequest: One cannot be part of a file's name.
+    """
+    names, bad = keys.gather(part.keys for part in parts)
+    for sample in bad.tolist():
+        first = 0
+        for part in parts:
+            if sample < first + len(part):
+                found = f"the key {printable(part.key(sample - first))[:_SHOWN]!r}"
+                expected = (
+                    f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
+                    "and parts like `..`"
+                )
+                remedy = "Make the shard anew with other keys."
+                raise InvalidRequest(part.shard.path, found, expected=expected, remedy=remedy)
+            first += len(part)
+    return names
+
 
 _CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
 _CHOOSES = ("where", "sample", "head")
@@ -61,8 +373,6 @@ class ShardSource(Source):
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the shards, in the workers where they have no index; choose fields and samples."""
-        from shardtool.source.shards.listing import list_datasets
-
         options = self._options
         renames = pairs("rename_fields", options.rename_fields)
         without = {*options.drop_fields, *options.classes} - {old for old, _ in renames} - {*options.columns_from}
@@ -118,7 +428,7 @@ class ShardSource(Source):
         return take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
-        from shardtool.select.duplicates import resolve_duplicates
+        from shardtool.select.order import resolve_duplicates
 
         before, asked = listed.entries, self._options.on_duplicate
         # An error says where shards lie, for two may have one name; `out.skipped` must not.

@@ -7,19 +7,28 @@ first answer had. What is cut is asked for again from there on. An object has no
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
+import os
 import re
+import threading
+from collections import deque
+from hashlib import blake2b
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import shown
 from shardtool.storage.remote.client import PIECE, body_of, drop, length_of, object_md5, send
-from shardtool.storage.remote.retry import Attempts, Passing, retried
+from shardtool.storage.remote.retry import Attempts, PassingFailure, retried, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     import urllib3
+
 
 _WHOLE = 2**24  # bytes that are read as one: a join of pieces would copy them
 _RANGE = re.compile(r"bytes (?:([0-9]{1,18})-(-?[0-9]{1,18})|\*)/([0-9]{1,18})")  # of an empty blob azurite says 0--1/0
@@ -94,7 +103,7 @@ class Blob:
                     offset += len(piece)
                     attempts.progress()
                     yield piece
-            except Passing as error:
+            except PassingFailure as error:
                 attempts.failed(error)
 
     def read_into(self, view: memoryview, offset: int) -> int:
@@ -240,3 +249,226 @@ def read_end(address: str, limit: int) -> bytes:
 def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
     if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise StoreFailed(where, f"the server packs it on the way ({packed})", expected="the file as it is")
+
+
+# Objects that are read whole, as the payloads of samples are: by one request each where nothing fails.
+#
+# What lists a source notes which version of each object it saw; who reads it compares, so that nothing that was changed
+# meanwhile is taken for it.
+
+
+class ObjectFact(NamedTuple):
+    """What a server says of an object, under the names by which `os.stat_result` has it of a file.
+
+    Attributes:
+        st_size: Bytes.
+        st_mtime_ns: Its version, as a number: see `version_number`.
+    """
+
+    st_size: int
+    st_mtime_ns: int
+
+
+def version_number(etag: str) -> int:
+    """Return an ETag as a number of 63 bits, the same from a listing and from an answer; 0 where there is none."""
+    tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
+    return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
+
+
+def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
+    """Fill `into` with an object; of one of another size nothing is read.
+
+    Returns:
+        How much was read, and what the server says of the object.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+        OSError: It has other bytes than the store says.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again.
+    """
+    return retried(shown(address), lambda: _read(address, into))
+
+
+def _read(address: str, into: memoryview) -> tuple[int, ObjectFact]:
+    answer = send("GET", address)
+    got, size = 0, length_of(answer)
+    fact = ObjectFact(size or 0, version_number(answer.headers.get("ETag", "")))
+    if size != len(into):
+        answer.close()
+        if size is None:
+            raise StoreFailed(shown(address), "the server does not say how large it is")
+        return 0, fact
+    for piece in body_of(answer, address, size, size):
+        into[got : got + len(piece)] = piece
+        got += len(piece)
+    if (md5 := object_md5(address, answer.headers)) is not None:
+        _compare(address, md5, hashlib.md5(into, usedforsecurity=False))
+    return got, fact
+
+
+def _compare(address: str, md5: str, read: Any) -> None:
+    """See that what was read is what the store once took.
+
+    Raises:
+        OSError: It is not.
+    """
+    if read.hexdigest() != md5:
+        found = f"bytes with the MD5 {read.hexdigest()}, where the store says {md5}"
+        raise OSError(errno.EBADMSG, found, shown(address))
+
+
+def object_blocks(blob: Blob, into: memoryview) -> Iterator[int | ObjectFact]:
+    """Read an object of any size block by block: fill `into`, yield the bytes that are new, and again; then its facts.
+
+    Raises:
+        OSError: It is not there, is another one by now, or has other bytes than the store says.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again.
+    """
+    limit, md5 = len(into), hashlib.md5(usedforsecurity=False)
+    for piece in blob.pieces():
+        for first in range(0, len(piece), limit):
+            block = piece[first : first + limit]
+            into[: len(block)] = block
+            yield len(block)
+        md5.update(piece)
+    if blob.md5 is not None:
+        _compare(blob.address, blob.md5, md5)
+    yield ObjectFact(blob.size, version_number(blob.version))
+
+
+# Many requests at once: each thread waits for one server's answer, and results come in the order of what was asked.
+#
+# Of the ranges of an object, neighbours are one request, and what is large is several.
+# The threads that a process keeps are its own: one that was forked makes others, for a fork copies none.
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AT_ONCE = 32
+GAP = 2**16  # bytes that are read for nothing, rather than in a request of their own
+_MOST = 2**22  # bytes of one request
+_AHEAD = 16  # requests of one caller that run, or whose answers wait to be taken
+
+
+@functools.lru_cache(maxsize=2)
+def _threads(name: str, _pid: int) -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(AT_ONCE, name)
+
+
+def requests() -> ThreadPoolExecutor:
+    """Return the threads of this process that make requests, and wait for nothing else."""
+    return _threads("shardtool-requests", os.getpid())
+
+
+def callers() -> ThreadPoolExecutor:
+    """Return the threads of this process that may wait for requests, but not for each other."""
+    return _threads("shardtool-callers", os.getpid())
+
+
+def called(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return what `ask`, which may wait for requests, returns for each item, in order; `AT_ONCE` run.
+
+    Once one has failed, no other is begun. Those that run then, one a thread, end by themselves, and nothing waits for
+    them: a request of theirs may still reach the server after the error was raised.
+    """
+    failed: list[BaseException] = []
+
+    def one(item: Item) -> Result:
+        if failed:
+            raise failed[0]
+        try:
+            return ask(item)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    return list(callers().map(one, items))
+
+
+def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Iterator[Result]:
+    """Yield what `ask` returns for each item, in order; no more than `at_once` run, or wait to be taken.
+
+    Where one fails, at most the `at_once` behind it were begun, and all have ended when its error is
+    raised. The threads live as long as this is iterated, so that a fork in between finds none of them half alive.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    left, ended = iter(items), threading.Event()
+
+    def one(item: Item) -> Result:
+        with until(ended):
+            return ask(item)
+
+    with ThreadPoolExecutor(at_once, "shardtool-requests") as threads:
+        asked: deque[Future[Result]] = deque(threads.submit(one, item) for item in islice(left, at_once))
+        try:
+            while asked:
+                result = asked.popleft().result()
+                asked.extend(threads.submit(one, item) for item in islice(left, 1))
+                yield result
+        finally:
+            ended.set()
+            for each in asked:
+                each.cancel()
+
+
+def read_places(blob: Blob, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
+    """Yield the bytes at some places, fewer only at the end of the object; places in its order cost the least.
+
+    Raises:
+        OSError: It is another one by now, or it is gone.
+        AccessRefused: We may not read it.
+        StoreFailed: The server fails time and again, or knows no ranges.
+    """
+    spans = _spans(offsets, lengths)
+    cut = [
+        (at, min(end, at + _MOST))
+        for start, end, _ in spans
+        for at in (range(start, end, _MOST) if end > start else (start,))
+    ]
+    parts = _read_range(blob, cut)
+    place = 0
+    for start, end, count in spans:
+        pieces = [next(parts) for _ in range(start, max(end, start + 1), _MOST)]
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        for at in range(place, place + count):
+            first = offsets[at] - start
+            yield data if not first and lengths[at] == len(data) else data[first : first + lengths[at]]
+        place += count
+
+
+def _spans(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return what is read as one: where it starts and ends, and how many places lie in it."""
+    spans: list[tuple[int, int, int]] = []
+    for offset, length in zip(offsets, lengths, strict=True):
+        if spans:
+            start, end, count = spans[-1]
+            if start <= offset <= end + GAP and max(end, offset + length) - start <= _MOST:
+                spans[-1] = start, max(end, offset + length), count + 1
+                continue
+        spans.append((offset, offset + length, 1))
+    return spans
+
+
+def _read_range(blob: Blob, cut: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """Yield the bytes of each range, in order."""
+    if len(cut) == 1:
+        ((start, end),) = cut
+        yield blob.read(start, end - start)
+        return
+    threads, left = requests(), iter(cut)
+    asked: deque[Future[bytes]] = deque()
+    try:
+        while True:
+            asked.extend(threads.submit(blob.read, at, end - at) for at, end in islice(left, _AHEAD - len(asked)))
+            if not asked:
+                return
+            yield asked.popleft().result()
+    finally:
+        for one in asked:
+            one.cancel()

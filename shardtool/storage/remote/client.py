@@ -26,7 +26,7 @@ from shardtool.storage.remote.network import (
     without_user,
 )
 from shardtool.storage.remote.objects import signed
-from shardtool.storage.remote.retry import Passing
+from shardtool.storage.remote.retry import PassingFailure
 from shardtool.storage.remote.stores import not_installed
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _start_of(answer: urllib3.BaseHTTPResponse) -> bytes:
     try:
         with answering(""):
             return answer.read(_REASON)
-    except (Passing, StoreFailed):
+    except (PassingFailure, StoreFailed):
         return b""
     finally:
         answer.close()
@@ -172,7 +172,7 @@ def body_of(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: i
             with answering(address):
                 piece = answer.read(min(most, length - got))
             if not piece:
-                raise Passing(f"the answer ends {length - got:,} bytes early", answered=True)
+                raise PassingFailure(f"the answer ends {length - got:,} bytes early", answered=True)
             got += len(piece)
             yield piece
     finally:

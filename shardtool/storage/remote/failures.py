@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
 from shardtool.storage.remote.address import parse_address, shown
 from shardtool.storage.remote.network import proxy_of
-from shardtool.storage.remote.retry import Passing
+from shardtool.storage.remote.retry import PassingFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -79,12 +79,12 @@ def _refused(where: str, said: str, *, lists: bool) -> AccessRefused:
     return AccessRefused(where, said, remedy=_CHECK)
 
 
-def _generic(where: str, message: str, *, lists: bool) -> Passing | StoreFailed:
+def _generic(where: str, message: str, *, lists: bool) -> PassingFailure | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
     if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
         status = int(found[1] or found[2])
         if status in BUSY:
-            return Passing(f"the store answers {status}", answered=True)
+            return PassingFailure(f"the store answers {status}", answered=True)
         code = _code_in(message.encode())
         if code in _EXPIRED:
             return _expired(where, status, code)
@@ -96,7 +96,7 @@ def _generic(where: str, message: str, *, lists: bool) -> Passing | StoreFailed:
     found = _SERVER.search(message)
     if why := _NO_TRUST.search(message):
         return _untrusted(where, found[1] if found else "the store", why[1])
-    return Passing(f"the store cannot be reached{f' ({found[1]})' if found else ''}")
+    return PassingFailure(f"the store cannot be reached{f' ({found[1]})' if found else ''}")
 
 
 def _untrusted(where: str, server: str, why: str) -> StoreFailed:
@@ -120,7 +120,7 @@ def writing(address: str) -> Iterator[None]:
         raise OutputFailed(where, found, remedy="Run the same command again.") from None
 
 
-def _lost(address: str, error: Exception, url: str) -> Passing | StoreFailed:
+def _lost(address: str, error: Exception, url: str) -> PassingFailure | StoreFailed:
     """Return what is said of a request that got no answer, or a part of one; see `answering`."""
     from urllib3 import exceptions
 
@@ -140,7 +140,7 @@ def _lost(address: str, error: Exception, url: str) -> Passing | StoreFailed:
         exceptions.ReadTimeoutError: "no answer in time",
     }
     found = next((said for kind, said in passing.items() if isinstance(error, kind)), "the connection was lost")
-    return Passing(f"{proxy}{found}{'' if not server or server in address else f' ({server})'}")
+    return PassingFailure(f"{proxy}{found}{'' if not server or server in address else f' ({server})'}")
 
 
 def _server(url: str) -> str:
@@ -203,7 +203,7 @@ def refusal(address: str, method: str, answer: Answer, body: bytes = b"") -> Exc
         return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
     if status in BUSY:
         wait_s = retry_after(answer.headers.get("Retry-After", ""))
-        return Passing(f"the server answers {status}", wait_s, answered=True)
+        return PassingFailure(f"the server answers {status}", wait_s, answered=True)
     remedy = WRONG_PLACE if code in _ELSEWHERE else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 

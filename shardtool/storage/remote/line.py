@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from shardtool.storage.remote.retry import SLICE_S, Passing, apart, check_wanted, least_speed
+from shardtool.storage.remote.retry import SLICE_S, PassingFailure, apart, check_wanted, least_speed
 
 if TYPE_CHECKING:
     import socket
@@ -62,7 +62,7 @@ class Line(io.RawIOBase):
         if self.most is not None:
             self.most -= got
             if self.most < 0:
-                raise Passing(f"{self._peer} sends headers without an end", answered=True)
+                raise PassingFailure(f"{self._peer} sends headers without an end", answered=True)
         return got
 
     def write(self, data: Buffer, /) -> int:
@@ -101,7 +101,7 @@ class Line(io.RawIOBase):
         least, over_s = least_speed()
         if self._waited_s >= over_s:
             if self._bytes < least * self._waited_s:
-                raise Passing(self._too_slow(least))
+                raise PassingFailure(self._too_slow(least))
             self._bytes, self._waited_s = 0, 0.0
 
     def _too_slow(self, least: float) -> str:

@@ -27,7 +27,7 @@ from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.client import length_of, send
 from shardtool.storage.remote.failures import answering, writing
 from shardtool.storage.remote.objects import delete, listed, put, version_in
-from shardtool.storage.remote.retry import Passing, Stopped, retried
+from shardtool.storage.remote.retry import PassingFailure, RequestStopped, retried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -172,13 +172,13 @@ class Lease:
             found = _read(self._address)
             if found is not None and found.holder.token == self._holder.token:
                 _remove(self._address)
-        except Stopped:  # a signal: the next run on this machine takes it over
+        except RequestStopped:  # a signal: the next run on this machine takes it over
             pass
         except (ShardError, OSError) as error:
             _say_left(self._address, error)
 
     def _keep(self) -> None:
-        with suppress(Stopped):
+        with suppress(RequestStopped):
             while self.lost is None and not self._ended.wait(_RENEW_S):
                 self._renew()
 
@@ -320,7 +320,7 @@ def _read(address: str) -> _Found | None:
         finally:
             answer.close()
         if len(data) < min(length_of(answer) or 0, _MOST):
-            raise Passing("the answer ends early", answered=True)
+            raise PassingFailure("the answer ends early", answered=True)
         return _Found(parse_holder(data), version_in(address, answer.headers), age_s(answer.headers))
 
     with suppress(FileNotFoundError):

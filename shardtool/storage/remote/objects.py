@@ -6,33 +6,91 @@ message of obstore is shown or chained: it may hold secrets.
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import threading
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
 from shardtool.errors import InvalidRequest
 from shardtool.storage.remote.address import WEB, parse_address, shown
-from shardtool.storage.remote.azure import signed_with_key
 from shardtool.storage.remote.failures import store_failures
-from shardtool.storage.remote.retry import Attempts, Passing, apart, retried
+from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retried
 from shardtool.storage.remote.stores import endpoint_of_all, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+
+# Addresses in Azure's store, signed with the key of the account for a whole container.
+#
+# obstore signs a blob by its encoded name, where Azure wants the plain one: any name with a blank, or a letter beyond
+# ASCII, would be refused. A signature of the container holds no name. Source: Microsoft, "Create a service SAS",
+# version 2020-12-06 of the string to sign.
+
+
+_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+_TOKENS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
+_ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_VERSION = "2022-11-02"
+_SLACK = timedelta(minutes=15)  # by which our clock may be ahead
+_SIGNED_FOR = timedelta(hours=1)
+_PERMISSIONS = {"GET": "r", "HEAD": "r", "PUT": "cw", "DELETE": "d"}
+
+
+def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str | None:
+    """Return the signed address of a blob; None where the environment has neither an account's key nor a token.
+
+    Args:
+        endpoint: The server; empty: as the environment has it, or Azure's own.
+        container: The container.
+        key: The blob's name.
+        method: Of HTTP.
+
+    Raises:
+        InvalidRequest: The key is none.
+    """
+    account, token, secret = _first(_ACCOUNTS), _first(_TOKENS), _first(_KEYS)
+    if not account or not (token or secret):
+        return None
+    base = endpoint or _first(_ENDPOINTS) or f"https://{account}.blob.core.windows.net"
+    query = token.lstrip("?") if token else _sas(account, secret, container, _PERMISSIONS[method], base)
+    return f"{base.rstrip('/')}/{quote(container)}/{quote(key)}?{query}"
+
+
+def _sas(account: str, secret: str, container: str, permissions: str, base: str) -> str:
+    try:
+        raw = base64.b64decode(secret, validate=True)
+    except ValueError:
+        raise InvalidRequest(_KEYS[0], "no key of an account", expected="one in Base64") from None
+    now = datetime.now(timezone.utc)
+    start, end = (f"{when:%Y-%m-%dT%H:%M:%SZ}" for when in (now - _SLACK, now + _SIGNED_FOR))
+    protocols = "https" if urlsplit(base).scheme == "https" else "https,http"
+    resource = f"/blob/{account}/{container}"
+    text = "\n".join([permissions, start, end, resource, "", "", protocols, _VERSION, "c", *[""] * 7])
+    signature = base64.b64encode(hmac.digest(raw, text.encode(), "sha256")).decode()
+    return urlencode({
+        "sp": permissions, "st": start, "se": end, "spr": protocols, "sv": _VERSION, "sr": "c", "sig": signature,
+    })  # fmt: skip
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")
+
+
 # No signature is under way in a process that forks: obstore's RSA (Google) ends a child that finds one half done.
 _SIGNING = threading.Lock()
 os.register_at_fork(before=_SIGNING.acquire, after_in_parent=_SIGNING.release, after_in_child=_SIGNING.release)
-_SIGNED_FOR = timedelta(hours=1)
 _PAGE = 1000
 _ASKING: dict[str, int] = {}  # the process that made the first request
 
 
-class Listed(NamedTuple):
+class BucketEntry(NamedTuple):
     """What lies in a bucket.
 
     Attributes:
@@ -80,7 +138,7 @@ def signed(address: str, method: str) -> str:
         return str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
 
 
-def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
+def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     """Yield what lies directly in a folder of a store, or with `below` all objects at any depth, in the store's order.
 
     Raises:
@@ -98,13 +156,13 @@ def listed(address: str, *, below: bool = False) -> Iterator[Listed]:
     if not below:
         found = _asked(address, lambda: obstore.list_with_delimiter(store, prefix or None), lists=True)
         for folder in found["common_prefixes"]:
-            yield Listed(folder.rstrip("/"), -1, "", 0)
+            yield BucketEntry(folder.rstrip("/"), -1, "", 0)
         yield from (one for one in map(_one, found["objects"]) if one.key != prefix)  # which stands for the folder
         return
     yield from _below(address, store, prefix)
 
 
-def _below(address: str, store: Any, prefix: str) -> Iterator[Listed]:
+def _below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
     """Yield all objects below a prefix, page by page; a page that fails is asked for again, from the last key on.
 
     The key of an empty object may lack a slash, so that the store would go on elsewhere: another one must be the last.
@@ -124,7 +182,7 @@ def _below(address: str, store: Any, prefix: str) -> Iterator[Listed]:
                     else:
                         done.add(one.key)
                 attempts.progress()
-        except Passing as error:  # such a list is at its end: asked for more it would say that there is none
+        except PassingFailure as error:  # such a list is at its end: asked for more it would say that there is none
             attempts.failed(error)
         else:
             return
@@ -144,7 +202,7 @@ def _check_process(address: str) -> None:
         )  # fmt: skip
 
 
-def _page(address: str, pages: Any) -> list[Listed]:
+def _page(address: str, pages: Any) -> list[BucketEntry]:
     _check_process(address)
     with store_failures(address, lists=True):
         return [_one(meta) for meta in apart(lambda: next(pages, ()))]
@@ -204,8 +262,8 @@ def delete(folder: str, keys: Sequence[str]) -> None:
                     _asked(folder, partial(obstore.delete, store, key))
 
 
-def _one(meta: Any) -> Listed:
-    return Listed(meta["path"], meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp() * 1e9))
+def _one(meta: Any) -> BucketEntry:
+    return BucketEntry(meta["path"], meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp() * 1e9))
 
 
 def _asked(address: str, ask: Callable[[], Any], *, lists: bool = False) -> Any:

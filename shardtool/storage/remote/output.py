@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import OutputFailed, reason
 from shardtool.storage.remote import address
-from shardtool.storage.remote.blob import Blob, read_whole
+from shardtool.storage.remote.blob import Blob, object_blocks, read_whole
 from shardtool.storage.remote.client import stored_md5
 from shardtool.storage.remote.failures import writing
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.objects import delete, listed, put
-from shardtool.storage.remote.retry import Passing, retried
+from shardtool.storage.remote.retry import PassingFailure, retried
 from shardtool.storage.remote.upload import LARGEST, Shorter, upload
-from shardtool.storage.remote.whole import object_blocks
-from shardtool.storage.staging import FileFact, Folder, Staged
+from shardtool.storage.staging import DurableFile, FileFact, Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
-    from shardtool.storage.remote.whole import ObjectFact
+    from shardtool.storage.remote.blob import ObjectFact
     from shardtool.storage.staging import Sink
 
 Made = TypeVar("Made")
@@ -101,7 +100,7 @@ class RemoteFolder:
 
     def write(
         self, name: str, fill: Callable[[Sink], Made], size: int | None, _mtime_ns: int, /
-    ) -> tuple[Made, Staged]:
+    ) -> tuple[Made, DurableFile]:
         """Write a file, which is visible then; return what `fill`, which writes it, has returned, and the file.
 
         Args:
@@ -117,13 +116,13 @@ class RemoteFolder:
         where = self.full_path(name)
         if size is not None:
             with suppress(Shorter):
-                return upload(where, size, fill), Staged(name, "")
+                return upload(where, size, fill), DurableFile(name, "")
         with _TemporaryFile() as file:
             made = fill(file)
             upload(where, file.size, file.copy)
-            return made, Staged(name, "")
+            return made, DurableFile(name, "")
 
-    def publish(self, *staged: Staged) -> None:
+    def publish(self, *staged: DurableFile) -> None:
         """Write what is held, in this order.
 
         Raises:
@@ -236,7 +235,7 @@ def _put(where: str, data: bytes) -> None:
 
     def once() -> None:
         if stored_md5({"ETag": put(where, data)}) != md5 and read_whole(where, lambda _size: None) != data:
-            raise Passing("the store has other bytes than were sent")
+            raise PassingFailure("the store has other bytes than were sent")
 
     retried(address.shown(where), once)
 
@@ -258,9 +257,9 @@ class StagedObject:
         """Append `data`."""
         self._parts.append(bytes(data))
 
-    def finish(self) -> Staged:
+    def finish(self) -> DurableFile:
         """Return what was written."""
-        return Staged(self._name, "", b"".join(self._parts))
+        return DurableFile(self._name, "", b"".join(self._parts))
 
     def abandon(self) -> None:
         """Forget what was written."""

@@ -58,7 +58,7 @@ _told: list[Callable[[str], None]] = []  # who hears of requests that are made a
 _counted: list[int] = [0]  # requests that were made again, by this process and its workers
 
 
-class Passing(Exception):
+class PassingFailure(Exception):
     """What may pass: a server that is busy or fails, a connection that is lost.
 
     Attributes:
@@ -72,7 +72,7 @@ class Passing(Exception):
         self.found, self.wait_s, self.answered = found, wait_s, answered
 
 
-class Stopped(Exception):
+class RequestStopped(Exception):
     """Nobody wants what this thread would bring."""
 
 
@@ -100,9 +100,9 @@ def check_wanted() -> None:
     """
     stop = getattr(_wanted_by, "stop", None)
     if stop is not None and stop.is_set():
-        raise Stopped
+        raise RequestStopped
     if _ends_at and (time.monotonic() > _ends_at[0] or threading.current_thread() is not threading.main_thread()):
-        raise Stopped
+        raise RequestStopped
 
 
 def apart(ask: Callable[[], Result]) -> Result:
@@ -163,7 +163,7 @@ class Attempts:
         self._failed, self._began, self._waited_s = 0, time.monotonic(), 0.0
         _answered.set()
 
-    def failed(self, error: Passing) -> None:
+    def failed(self, error: PassingFailure) -> None:
         """Wait, with jitter, until it may be tried again.
 
         Raises:
@@ -252,7 +252,7 @@ def _numbers(name: str, text: str, expected: str) -> list[float]:
 
 
 def retried(where: str, ask: Callable[[], Result]) -> Result:
-    """Return what `ask` returns; while it raises `Passing`, wait, with jitter, and call it again.
+    """Return what `ask` returns; while it raises `PassingFailure`, wait, with jitter, and call it again.
 
     Args:
         where: The address, for messages.
@@ -266,7 +266,7 @@ def retried(where: str, ask: Callable[[], Result]) -> Result:
         while True:
             try:
                 result = ask()
-            except Passing as error:
+            except PassingFailure as error:
                 attempts.failed(error)
             else:
                 _answered.set()

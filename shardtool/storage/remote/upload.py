@@ -23,7 +23,7 @@ from shardtool.storage.remote.blob import Blob
 from shardtool.storage.remote.client import connections_to, drop, google_hashes, send, stored_md5
 from shardtool.storage.remote.failures import WRONG_PLACE, answering, refusal, writing
 from shardtool.storage.remote.objects import signed
-from shardtool.storage.remote.retry import Attempts, Passing, retried
+from shardtool.storage.remote.retry import Attempts, PassingFailure, retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,7 +76,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
                 made = fill(one)
                 one.finish()
                 return made
-        except Passing as error:
+        except PassingFailure as error:
             if begun:
                 attempts.later()
             attempts.failed(error)
@@ -163,11 +163,11 @@ class Upload:
             connection.putheader("Expect", "100-continue")
             connection.endheaders()
         except OSError:
-            raise Passing("the connection was lost") from None
+            raise PassingFailure("the connection was lost") from None
         self._line, peer = Line(connection.sock, peer_of(connection)), peer_of(connection)
         if (answer := _refusal(Line(connection.sock, peer, _GO_ON_S))) is not None:
             _check(self._address, answer)
-            raise Passing("the store answered before it had the object")
+            raise PassingFailure("the store answered before it had the object")
 
     def _answered(self) -> _Answer:
         """Return what the server answers to the whole."""
@@ -177,7 +177,7 @@ class Upload:
             answer = http.client.HTTPConnection.getresponse(self._connection)
             body = answer.read(_LINE)
         except (OSError, ValueError, http.client.HTTPException):
-            raise Passing("no answer, once all was sent") from None
+            raise PassingFailure("no answer, once all was sent") from None
         return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()), body)
 
     def _stopped(self) -> Exception:
@@ -185,11 +185,11 @@ class Upload:
         try:
             answer = self._answered()
             _check(self._address, answer)
-        except Passing:
-            return Passing("the connection was lost")
+        except PassingFailure:
+            return PassingFailure("the connection was lost")
         except (ShardError, OSError) as error:
             return error
-        return Passing("the store answered before it had the object")
+        return PassingFailure("the store answered before it had the object")
 
     def _compare(self, headers: Mapping[str, str]) -> None:
         """See that the store has what was sent: by its checksum, or where that is another kind, by reading it."""
@@ -200,7 +200,7 @@ class Upload:
             for piece in Blob(self._address).pieces():
                 size, crc = size + len(piece), crc32c(piece, crc)
         if (size, crc) != (self._size, self._crc):
-            raise Passing("the store has other bytes than were sent")
+            raise PassingFailure("the store has other bytes than were sent")
 
 
 def stored_crc(address: str) -> int | None:
@@ -246,14 +246,14 @@ def _refusal(line: Line) -> _Answer | None:
     except TimeoutError:
         return None
     except OSError:
-        raise Passing("the connection was lost") from None
+        raise PassingFailure("the connection was lost") from None
     try:
         headers = HTTPHeaderDict(http.client.parse_headers(line).items())
         body = line.read(max(0, min(_LINE, int(headers.get("Content-Length", "0"))))) or b""
     except (OSError, ValueError, http.client.HTTPException):
-        raise Passing("the connection was lost") from None
+        raise PassingFailure("the connection was lost") from None
     if not (found := _STATUS.match(first)):
-        raise Passing("the connection was lost")
+        raise PassingFailure("the connection was lost")
     return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), headers, body)
 
 

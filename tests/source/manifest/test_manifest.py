@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from shardtool import InvalidRequest, SampleFailed
 from shardtool.names import Names
 from shardtool.source.folder.scan import ALWAYS
-from shardtool.source.manifest import binary_columns as spool
+from shardtool.source.manifest import layout as spool
 from shardtool.source.manifest import paths as places
 from shardtool.source.manifest.layout import lay_out
 from shardtool.source.manifest.manifest import Manifest

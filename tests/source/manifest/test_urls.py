@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.fetch.urls import shown_url
-from shardtool.source.manifest import urls
-from shardtool.source.manifest.urls import shown_column
+from shardtool.fetch.options import shown_url
+from shardtool.source.manifest import layout as urls
+from shardtool.source.manifest.layout import shown_column
 
 _URLS = st.lists(
     st.text("ab:/@?=&#\\tokensig\u00fc", max_size=30) | st.sampled_from(["http://u:p@h/?key=1", "x" * 3000]), max_size=9

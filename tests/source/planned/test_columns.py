@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardtool.names import Names
 from shardtool.source.planned import columns
-from shardtool.source.planned.place import Place
+from shardtool.source.planned.place import SourcePlace
 from tests.made import changed, flat_entries
 
 _FIELDS = ("cls", "jpg", "json")
@@ -41,7 +41,7 @@ def test_what_is_written_is_read(samples: list[tuple[bytes, dict[int, Any]]], *,
             pa.concat_tables([shape.schema().empty_table(), *columns.tables(entries, None)]), sink, row_group_size=3
         )
     with pq.ParquetFile(sink) as file:
-        found = columns.read_entries(file, shape, _FIELDS, entries.values, Place("folder", ("in",)))
+        found = columns.read_entries(file, shape, _FIELDS, entries.values, SourcePlace("folder", ("in",)))
     assert found.keys.data == entries.keys.data
     assert found.first.tolist() == entries.first.tolist()
     for name in names:

@@ -28,12 +28,12 @@ from shardtool.dataset.shard_file import PackedFile
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.execute.local import LocalPool
 from shardtool.pattern import sidecar_name
-from shardtool.request.observer import Observer
-from shardtool.request.reshard_options import ReshardOptions
-from shardtool.source.shards.listing import Listed, list_datasets
-from shardtool.source.shards.number_text import TextTask, Wanted, float_text, int_text, read_texts
+from shardtool.request.options import ReshardOptions
+from shardtool.request.results import Observer
+from shardtool.source.shards.number_text import NumberField, TextTask, float_text, int_text, read_texts
+from shardtool.source.shards.source import DatasetsListing, list_datasets
 from shardtool.values import INLINE, SPAN, to_bytes
-from shardtool.verbs.reshard import reshard
+from shardtool.verbs.create.create import reshard
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO, flip, members, shards, write_tree
 from tests.made import metadata_of
@@ -79,7 +79,7 @@ class Count(Observer):
         self.found += samples
 
 
-def listed(*givens: Any, to: str = "tar", **more: Any) -> Listed:
+def listed(*givens: Any, to: str = "tar", **more: Any) -> DatasetsListing:
     """List datasets; what comes back fits together."""
     texts = [[str(one) for one in given] if isinstance(given, list) else str(given) for given in givens]
     count = Count()
@@ -99,7 +99,7 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> Listed:
     return found
 
 
-def contents(found: Listed) -> Samples:
+def contents(found: DatasetsListing) -> Samples:
     """Return what samples hold, read from where the listing says; each payload has the checksum that it must have."""
     entries, texts = found.entries, {}
     for name, column in entries.values.inline.items():
@@ -350,8 +350,8 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
         "import sys\n"
         "from shardtool.execute.local import LocalPool\n"
         "pool = LocalPool(2)\n"
-        "from shardtool.source.shards.listing import list_datasets\n"
-        "from shardtool.request.observer import Observer\n"
+        "from shardtool.source.shards.source import list_datasets\n"
+        "from shardtool.request.results import Observer\n"
         f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
         "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
         "print(len(found.entries), sorted(found.entries.values.numbers), found.packed, 'pandas' in sys.modules)\n"
@@ -475,7 +475,7 @@ def test_a_shard_that_changes_while_numbers_are_read(tmp_path: Path) -> None:
     shard = write_records(tmp_path / "x.tfrecord", [("a", [("n", INT64, [5])])])
     row = listed(shard, without=["n"]).entries
     places = row.known_spans.offset.tobytes(), row.rows.size.tobytes(), np.array([-1]).tobytes()
-    wanted = Wanted("n", "int64", stored=True, offsets=places[0], lengths=places[1], crcs=places[2])
+    wanted = NumberField("n", "int64", stored=True, offsets=places[0], lengths=places[1], crcs=places[2])
     assert read_texts(TextTask(row.known_spans.files[0], str(shard), (wanted,)))[0].data == b"5\0"
     os.utime(shard, ns=(1, 1))
     with pytest.raises(CorruptShard, match="changed while it was read"):

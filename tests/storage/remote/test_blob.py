@@ -10,10 +10,9 @@ import pytest
 
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage import places
+from shardtool.storage.open_file import Ahead, ObjectSpans
 from shardtool.storage.remote import retry
-from shardtool.storage.remote.ahead import Ahead, ObjectSpans
-from shardtool.storage.remote.blob import Blob
-from shardtool.storage.remote.together import read_places, together
+from shardtool.storage.remote.blob import Blob, read_places, together
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:

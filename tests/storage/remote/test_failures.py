@@ -8,7 +8,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, OutputFailed, StoreFailed
 from shardtool.storage.remote.failures import refusal, writing
-from shardtool.storage.remote.retry import Passing
+from shardtool.storage.remote.retry import PassingFailure
 
 
 class _Answer(NamedTuple):
@@ -30,7 +30,7 @@ def _said(status: int, code: str = "") -> Exception:
         (401, "", AccessRefused, "401: not allowed"),
         (400, "AuthorizationHeaderMalformed", StoreFailed, "Is it the region"),
         (400, "", StoreFailed, "answers 400"),
-        (503, "SlowDown", Passing, "503"),
+        (503, "SlowDown", PassingFailure, "503"),
         (404, "NoSuchBucket", FileNotFoundError, "no such object"),
         (412, "PreconditionFailed", FileExistsError, "changed meanwhile"),
     ],

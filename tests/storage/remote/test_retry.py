@@ -10,7 +10,7 @@ import pytest
 
 from shardtool.errors import InvalidRequest, StoreFailed
 from shardtool.storage.remote import retry
-from shardtool.storage.remote.retry import Passing, Policy, retried
+from shardtool.storage.remote.retry import PassingFailure, Policy, retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ def _unheard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _silent() -> None:
     threading.Event().wait(0.03)
-    raise Passing("no answer in time")
+    raise PassingFailure("no answer in time")
 
 
 def test_a_silent_server_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_refusal_of_some_time_is_waited_out(monkeypatch: pytest.MonkeyPatch) -
 
     def ask() -> str:
         if next(left, None) is not None:
-            raise Passing("the server answers 503", answered=True)
+            raise PassingFailure("the server answers 503", answered=True)
         return "done"
 
     assert retried("s3://b/k", ask) == "done"
@@ -69,7 +69,7 @@ def test_a_refusal_of_some_time_is_waited_out(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _refused(wait_s: float) -> str:
-    raise Passing("the server answers 503", wait_s, answered=True)
+    raise PassingFailure("the server answers 503", wait_s, answered=True)
 
 
 def test_what_nobody_wants_is_stopped() -> None:
@@ -80,7 +80,7 @@ def test_what_nobody_wants_is_stopped() -> None:
         def run(
             wait: Callable[[], object] = wait, stop: threading.Event = stop, ended: threading.Event = ended
         ) -> None:
-            with retry.until(stop), pytest.raises(retry.Stopped):
+            with retry.until(stop), pytest.raises(retry.RequestStopped):
                 wait()
             ended.set()
 

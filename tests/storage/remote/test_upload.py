@@ -13,7 +13,7 @@ import pytest
 from shardtool.errors import OutputFailed
 from shardtool.storage.remote.client import stored_md5
 from shardtool.storage.remote.output import RemoteFolder
-from shardtool.storage.staging import Staged
+from shardtool.storage.staging import DurableFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +80,8 @@ def test_what_is_missing(taker: str) -> None:
     def vanished(_: Sink) -> str:
         raise FileNotFoundError(2, "no such file", "the source")
 
-    assert RemoteFolder(f"{taker}/there").write("x", fill, 3, 0) == ("made", Staged("x", ""))
-    assert RemoteFolder(f"{taker}/there").write("x", fill, None, 0) == ("made", Staged("x", ""))
+    assert RemoteFolder(f"{taker}/there").write("x", fill, 3, 0) == ("made", DurableFile("x", ""))
+    assert RemoteFolder(f"{taker}/there").write("x", fill, None, 0) == ("made", DurableFile("x", ""))
     with pytest.raises(OutputFailed, match="no such bucket"):
         RemoteFolder(f"{taker}/none").write("x", fill, 3, 0)
     for size in (3, None):

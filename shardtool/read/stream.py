@@ -1,0 +1,460 @@
+"""A stream of samples: an epoch, or one reader's share of it, read ahead in rounds."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from shardtool.errors import InvalidRequest, SampleFailed, ShardError
+from shardtool.read.chain.stages import Chain
+from shardtool.read.fetch import SkippedSamples
+from shardtool.read.order.orders import OrderOptions, window_of
+from shardtool.read.order.share import MOST_OTHERS, Share, StreamState, default_share, others
+from shardtool.values import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from concurrent.futures import Future
+
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from shardtool.read.chain.stages import Stages
+    from shardtool.read.order.orders import Order, OrderedSamples, Shuffle
+    from shardtool.read.order.share import Ends
+    from shardtool.read.samples import Batch, Sample
+
+    Numbers = NDArray[np.int64]
+
+
+# Jobs done in a thread before their results are wanted.
+
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def read_ahead(
+    jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1, threads: int = 1
+) -> Generator[tuple[Job, Result]]:
+    """Yield each job and what `read` makes of it in a thread, in order; close it, and the threads have ended.
+
+    An error of `read` is raised where its result would be, behind all earlier ones.
+
+    Args:
+        jobs: What to read; asked for in the caller's thread, and not further ahead than is read.
+        read: Reads a job.
+        ahead: How many results are made before they are wanted.
+        threads: How many call `read`.
+    """
+    with closing(_begun(jobs, read, ahead, ("shardtool-read", threads))) as begun:
+        for job, result in begun:
+            yield job, result.result()
+
+
+def expected(jobs: Iterable[Job], expect: Callable[[Job], object], ahead: int) -> Generator[Job]:
+    """Yield jobs, and call `expect` with each, in a thread, so many jobs before; close it, and the thread has ended.
+
+    Nothing waits for `expect`, and an error of it is left to who reads the job.
+    """
+    with closing(_begun(jobs, expect, ahead, ("shardtool-copy", 1))) as begun:
+        for job, _ in begun:
+            yield job
+
+
+def _begun(
+    jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int, named: tuple[str, int]
+) -> Generator[tuple[Job, Future[Result]]]:
+    """Yield each job, and what a thread of a name makes of it, of so many, when so many more jobs have been given."""
+    name, threads = named
+    thread = ThreadPoolExecutor(threads, name)
+    ending = sys.is_finalizing  # the end of the program has waited for the thread, and taken modules away
+    waiting: deque[tuple[Job, Future[Result]]] = deque()
+    try:
+        for job in jobs:
+            waiting.append((job, thread.submit(function, job)))
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        while waiting:
+            yield waiting.popleft()
+    finally:
+        if not ending():
+            thread.shutdown(wait=True, cancel_futures=True)
+
+
+_TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
+_MOST_TOGETHER = 2**12  # samples
+_STEPS_AHEAD = 2
+_ROUNDS_AT_ONCE = 2  # reads of shuffled samples where shards lie elsewhere: none waits for the last requests of another
+_ROUNDS_TOGETHER = 2  # that such a read takes, of each rank: less would be many small requests
+_EXPECTED = 2**30  # bytes before they are read, their shards are copied into a cache: while a large one is copied
+_MOST_EXPECTED = 2**8  # jobs
+
+
+class Reader(Protocol):
+    """Reads samples by their numbers: a `Fetcher`, or several of them as one."""
+
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it; 1 at least."""
+        ...
+
+    @property
+    def copies(self) -> bool:
+        """Whether shards are copied into a cache before they are read."""
+        ...
+
+    @property
+    def reads_at_once(self) -> int:
+        """How many calls of `read_late` are best made at the same time: more than one where shards lie elsewhere."""
+        ...
+
+    def expect(self, numbers: Numbers, seen: set[str]) -> None:
+        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
+        ...
+
+    def reading_only(self, fields: frozenset[str] | None) -> Reader:
+        """Return a reader that need not read other fields than these; None: all are looked at."""
+        ...
+
+    def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
+        """Raise the error of a sample, or count it where damaged samples are skipped."""
+        ...
+
+    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
+        """Count a sample that is left out."""
+        ...
+
+    def read(self, numbers: Numbers) -> Batch:
+        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        ...
+
+    def read_late(self, numbers: Numbers) -> Batch:
+        """Return samples as `read` does, but read large ones only when each is asked for."""
+        ...
+
+
+class Streamable(Chain):
+    """Samples that can be read as a stream, with what is done to them."""
+
+    def __init__(self, fetcher: Reader, source: OrderedSamples) -> None:
+        self.fetcher, self.source = fetcher, source
+
+    def with_stages(self, stages: Stages) -> Self:
+        """Return a copy with other stages, which reads no more fields than these look at."""
+        found = super().with_stages(stages)
+        found.fetcher = self.fetcher.reading_only(stages.wanted)
+        return found
+
+    def stream(  # noqa: PLR0913 - its public options
+        self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
+        world_size: int | None = None, buffer: int | None = None, parts: int = 64, ends: Ends = "drop",
+    ) -> Stream:  # fmt: skip
+        """Return a stream of the samples.
+
+        The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer` alone: ranks only divide it.
+
+        Args:
+            shuffle: Whether shards and samples are shuffled; `"full"`: one random order of all samples.
+            seed: With the epoch, what the shuffle depends on.
+            epoch: Counted from 0.
+            rank: This reader's place among the ranks; RANK of the environment, or 0, where none is given.
+            world_size: How many ranks there are; WORLD_SIZE of the environment, or 1, where none is given.
+            buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
+            parts: Into how many parts the samples are cut, which are read side by side.
+            ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
+                has as many; those read for it have `__padding__`), or `uneven`.
+
+        Raises:
+            InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
+        """
+        if not self.source.length:
+            raise InvalidRequest("the dataset", "no samples")
+        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
+        share = Share(*default_share(rank, world_size), ends)
+        if not share.end(self.source.length):
+            found = f"{counted(self.source.length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
+            raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
+        stream = Stream(self.fetcher, self.source, options, share)
+        return stream.with_stages(self.stages)
+
+
+class Stream(Chain):
+    """Samples in an exact order: iterate over it for one epoch, for what its stages make of them.
+
+    It goes on where the iterator that was started last has got to: after a `break`, too. Of two iterators at once,
+    the state is that of the one started last. At its end, a stream is at the start of the next epoch.
+
+    A sample that is left out gives its place to another of the epoch, which thus comes twice: every rank gives as many
+    as `len` says. With `ends="pad"` that one has `__padding__`; with `"uneven"` nothing takes the place.
+
+    Attributes:
+        skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
+    """
+
+    def __init__(self, fetcher: Reader, source: OrderedSamples, options: OrderOptions, share: Share) -> None:
+        self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
+        self.skipped = SkippedSamples()
+        self._pass = _Pass(0)
+
+    def with_stages(self, stages: Stages) -> Self:
+        """Return a copy with other stages, which reads no more fields than these look at."""
+        found = super().with_stages(stages)
+        vars(found)["_fetcher"] = self._fetcher.reading_only(stages.wanted)
+        return found
+
+    def __len__(self) -> int:
+        """Return how many samples, or batches, this reader's rank takes of an epoch."""
+        return self.stages.count(self._samples_of_rank)
+
+    def __iter__(self) -> Iterator[Any]:
+        current = _Pass(0)
+        return self.stages.run(self._samples(current), lambda error: current.place().left_out(error))
+
+    def __repr__(self) -> str:
+        options, share = self._options, self._share
+        order = f"shuffle={options.shuffle!r}, seed={options.seed}, epoch={options.epoch}"
+        rank = f", rank {share.rank} of {share.world_size}" if share.world_size > 1 else ""
+        return f"<Stream: {counted(self._samples_of_rank, 'sample')}, {order}{rank}{self.stages}>"
+
+    def place(self) -> StreamPosition:
+        """Return the place of the sample that was given out last."""
+        return self._pass.place()
+
+    def _samples(self, current: _Pass) -> Iterator[Sample]:
+        order, share, options = self._source.order(self._options), self._share, self._options
+        current.start, current.refill = (
+            self._position,
+            _Substitutes(self._fetcher, self.skipped, order, options, share.ends),
+        )
+        self._pass = current
+        at_once = self._fetcher.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self._fetcher.reads_at_once)
+        together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
+        step = self._step or order.round * together
+        jobs = self._expected(order, _jobs(share, current.start, order.length, step))
+        ahead = max(at_once, _STEPS_AHEAD) if self._step else 1
+        with closing(jobs), closing(read_ahead(jobs, partial(self._read, order), ahead, at_once)) as rounds:
+            for positions, (numbers, batch) in rounds:
+                current.positions, current.numbers, current.taken = positions, numbers, 0
+                for current.taken, sample in enumerate(batch, 1):
+                    if isinstance(sample, dict):
+                        yield sample
+                    else:
+                        self._refuse(sample, int(numbers[current.taken - 1]), current)
+                        if (other := current.place().other(sample)) is not None:
+                            yield other
+                del batch  # not to hold it while the next one is waited for
+                if len(positions):
+                    current.start, current.positions = share.after(int(positions[-1])), positions[:0]
+        if self._pass is current:
+            self.set_epoch(options.epoch + 1)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks divide the stream."""
+        return self._share.world_size
+
+    @property
+    def end(self) -> int:
+        """How many samples of the epoch all ranks together have taken when they are through it."""
+        return self._share.end(self._source.length)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; where the stream is in it, because of a state or a `break`, it stays there."""
+        if epoch != self._options.epoch:
+            self._go_to(replace(self._options, epoch=epoch), 0)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return where the stream is: the same for all ranks at the same step; JSON."""
+        end = self._share.end(self._source.length)
+        return StreamState.at(self._source, self._options, self._position, end).to_json()
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Go on where a stream of the same samples was, in its order, with any number of ranks and workers.
+
+        Raises:
+            InvalidRequest: It is no state of a stream, or one of other samples.
+        """
+        found = StreamState.of(state, self._source)
+        self._go_to(found.options, found.position)
+
+    def state_after(self, samples: int) -> dict[str, object]:
+        """Return where the stream will be when each rank has taken so many more samples, at most to the epoch's end."""
+        position = min(self.end, self._position + samples * self.world_size)
+        return StreamState.at(self._source, self._options, position, self.end).to_json()
+
+    def divided(self, worker: int, workers: int, batch_size: int, position: int) -> Stream:
+        """Return the stream of one loader worker, which takes each `workers`-th batch of this rank from here on.
+
+        Args:
+            worker: Its number.
+            workers: How many there are.
+            batch_size: Samples of a batch.
+            position: The position of the epoch that this worker goes on from: this one, or a later one.
+        """
+        share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
+        divided = Stream(self._fetcher, self._source, self._options, share)
+        divided._pass = _Pass(position)
+        return divided.with_stages(self.stages)
+
+    def _go_to(self, options: OrderOptions, position: int) -> None:
+        self._options, self._pass = options, _Pass(position)
+        self._share = replace(self._share, origin=position)
+
+    @property
+    def _samples_of_rank(self) -> int:
+        return replace(self._share, origin=0).count(self._source.length)
+
+    @property
+    def _position(self) -> int:
+        """How many positions of the epoch all ranks are past."""
+        current = self._pass
+        taken = current.positions[: current.taken]
+        return self._share.after(int(taken[-1])) if len(taken) else current.start
+
+    @property
+    def _step(self) -> int | None:
+        """Positions that are read together where samples are not shuffled among themselves; None: a round."""
+        if self._options.shuffle and self._options.window > 1:
+            return None
+        share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self._fetcher.mean_size)
+        return max(1, most) * share.world_size * share.workers
+
+    def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
+        numbers = order.numbers(positions % max(1, order.length))
+        batch = self._fetcher.read_late(numbers)
+        if self._share.ends == "pad":
+            return numbers, _PaddedSamples(batch, (positions >= order.length).tolist())
+        return numbers, batch
+
+    def _expected(self, order: Order, jobs: Iterator[Numbers]) -> Generator[Numbers]:
+        """Yield jobs, whose shards are copied into a cache meanwhile, where there is one."""
+        if not self._fetcher.copies or self._options.shuffle == "full":  # which wants all shards at once
+            yield from jobs
+            return
+        seen, share = set[str](), self._share
+        size = self._fetcher.mean_size * (self._step or order.round) // (share.world_size * share.workers)
+        yield from expected(
+            jobs,
+            lambda positions: self._fetcher.expect(order.numbers(positions % max(1, order.length)), seen),
+            min(_MOST_EXPECTED, 1 + _EXPECTED // max(1, size)),
+        )
+
+    def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
+        """Count a damaged sample, or raise its error, and stay in front of it."""
+        try:
+            self._fetcher.refuse(error, number, self.skipped)
+        except ShardError:
+            current.taken -= 1
+            raise
+
+
+def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
+    """Yield the positions of a share that are read together."""
+    end = share.end(length)
+    while start < end:
+        stop = min(end, (start // step + 1) * step)
+        yield share.positions(start, stop, length)
+        start = stop
+
+
+@dataclass(frozen=True)
+class _PaddedSamples:
+    """Samples that say whether they were read for others' sake."""
+
+    batch: Batch
+    padding: list[bool]
+
+    def __len__(self) -> int:
+        return len(self.padding)
+
+    def __iter__(self) -> Iterator[Sample | ShardError]:
+        for sample, padded in zip(self.batch, self.padding, strict=True):
+            if isinstance(sample, dict):
+                sample["__padding__"] = padded
+            yield sample
+
+
+@dataclass(frozen=True)
+class _Substitutes:
+    """What takes the places of samples that are left out in an epoch; which they are, `order/share.py` says."""
+
+    fetcher: Reader
+    skipped: SkippedSamples
+    order: Order
+    options: OrderOptions
+    ends: Ends
+
+    def others(self, position: int, number: int, error: ShardError) -> Iterator[Sample]:
+        """Yield the samples that take the place of one, in turn; with `ends="uneven"`, none.
+
+        Raises:
+            SampleFailed: All of them were left out, too.
+        """
+        if self.ends == "uneven":
+            return
+        for at in others(self.order, self.options, position):
+            found = self.order.numbers(np.array([at]))
+            (sample,) = self.fetcher.read(found) if found[0] != number else (None,)
+            if isinstance(sample, dict):
+                if self.ends == "pad":
+                    sample["__padding__"] = True
+                yield sample
+        tried = counted(min(MOST_OTHERS, self.order.length), "sample")
+        why = f"{tried} in a row are left out, first {error.where}: {error.found}"
+        raise SampleFailed("the stream", why, remedy="Choose those that can be read with where(...).") from error
+
+
+class StreamPosition:
+    """A position of an epoch, which another sample takes where its own, and those that took it, are left out."""
+
+    def __init__(self, refill: _Substitutes, position: int, number: int) -> None:
+        self.position = position
+        self._refill, self._number = refill, number
+        self._others: Iterator[Sample] | None = None
+
+    def left_out(self, error: ShardError) -> Sample | None:
+        """Return the sample that comes instead of the last one, as `other` does; count the place's own."""
+        if self._others is None:
+            self._refill.fetcher.leave_out(error, self._number, self._refill.skipped)
+        return self.other(error)
+
+    def other(self, error: ShardError) -> Sample | None:
+        """Return the sample that comes instead of the last one of this place; None: nothing."""
+        if self._others is None:
+            self._others = self._refill.others(self.position, self._number, error)
+        return next(self._others, None)
+
+
+class _Pass:
+    """How far an iterator has got.
+
+    Attributes:
+        start: Where all ranks were before what is read now.
+        positions: int64 [n]: what is read now.
+        numbers: int64 [n]: their samples.
+        taken: How many of these were given out.
+        refill: What takes the place of those that are left out.
+    """
+
+    refill: _Substitutes
+
+    def __init__(self, start: int) -> None:
+        self.start, self.taken = start, 0
+        self.positions = self.numbers = np.zeros(0, np.int64)
+        self._place: StreamPosition | None = None
+
+    def place(self) -> StreamPosition:
+        """Return the place of the sample that was given out last."""
+        at = self.taken - 1
+        position = int(self.positions[at])
+        if self._place is None or self._place.position != position:
+            self._place = StreamPosition(self.refill, position, int(self.numbers[at]))
+        return self._place

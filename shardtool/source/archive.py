@@ -1,0 +1,338 @@
+"""An archive as a source: a zip or a tar of files is packed as the folder would be that it unpacks to.
+
+Members are read where they lie, and nothing is unpacked to disk, but for compressed tars: those can only be
+read in sequence, so that their files are copied to one temporary file beside the output, once.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardtool.dataset.shard_file import PackedFile, ShardFile
+from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, listing, printable
+from shardtool.format import tar_read, zip_read
+from shardtool.names import Names
+from shardtool.pattern import is_packed_name
+from shardtool.skipped import SkipCode, Skipped
+from shardtool.source.folder.scan import ScanPart, ScanRules, pass_over
+from shardtool.source.folder.source import FolderSource, left_behind_notes
+from shardtool.storage.reading import file_stat, identity
+from shardtool.values import SPAN, SpanFile, counted, is_utf8, split_name, to_bytes, to_text
+from shardtool.wording import flag, option, typed_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardtool.execute.pool import Pool
+    from shardtool.format.zip_read import ZipMember
+    from shardtool.request.options import CreateOptions
+    from shardtool.request.results import Observer
+    from shardtool.source.base import Listing, Writable
+    from shardtool.source.folder.source import Found
+
+
+# The members of a zip or a tar, by the rules of a folder: hidden names, globs, keys and fields.
+#
+# A name that no file below a folder could have, and a member that cannot be read, is listed beside the samples, as what
+# a folder holds besides them is.
+
+
+_KEPT_A_MEMBER = 128  # bytes, besides its name
+_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE = 2**27, 128  # how much listing a compressed tar may keep
+_LONGEST = 2**13  # bytes of a name: a key and a field, as long as they may be
+_CHUNK = 2**16
+_FOLDER = b"5"
+_LINKS = (b"1", b"2")
+
+
+class _Member(NamedTuple):
+    """A member that is no folder; `problem` is why it cannot be packed."""
+
+    name: bytes
+    offset: int
+    size: int
+    problem: tuple[SkipCode, str] | None
+
+
+@dataclass
+class ArchiveListing:
+    """What an archive holds.
+
+    Attributes:
+        part: Its samples, in the order of their keys, of which nothing is known but names and sizes.
+        offsets: int64[fields], where each payload, or the header of a zip's member, starts.
+        skipped: What is no part of a sample.
+    """
+
+    part: ScanPart = field(default_factory=ScanPart)
+    offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def list_members(
+    file: ShardFile | PackedFile, folder: bytes, rules: ScanRules, *, is_zip: bool, size: int
+) -> ArchiveListing:
+    """Return what an archive holds below one of its folders.
+
+    Args:
+        file: The archive.
+        folder: Empty, or ending in a slash.
+        rules: Which files are taken, and what their names mean.
+        is_zip: Whether it is a zip; otherwise it is a tar.
+        size: Its bytes on disk.
+
+    Raises:
+        CorruptShard: It is damaged, or claims more than there is.
+        InvalidRequest: It holds a file twice.
+    """
+    found, folders = ArchiveListing(), dict[bytes, bool]()
+    names, starts, offsets, sizes = bytearray(), array("q", [0]), array("q"), array("q")
+    kept, most = 0, max(_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE * size)
+    for member in _zip_members(file) if is_zip else _tar_members(file):
+        kept += _KEPT_A_MEMBER + len(member.name)
+        if kept > most:
+            raise CorruptShard(file.path, "far more members than an archive of its size has")
+        name = member.name
+        while name.startswith(b"./"):
+            name = name[2:]
+        if not name.startswith(folder) or len(name) == len(folder):
+            continue
+        name = name[len(folder) :]
+        above, slash, last = name.rpartition(b"/")
+        if is_unsafe(name) or len(name) > _LONGEST:
+            path = to_text(name[:_LONGEST])
+            found.skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
+            continue
+        known = len(folders)
+        is_wanted = _takes(above + slash, last, rules, found.part, folders)
+        kept += (len(folders) - known) * (_KEPT_A_MEMBER + len(above))
+        if not is_wanted:
+            continue
+        split = split_name(last, rules.dots)
+        if split is None:
+            what = "the name has no ending that could name a field"
+            found.skipped.append(Skipped("", to_text(name), "no-field", what))
+            continue
+        key = above + slash + split[0]
+        if member.problem is not None:
+            if member.problem != _link() or rules.symlinks != "skip":
+                found.skipped.append(Skipped(to_text(key), to_text(name), *member.problem))
+            continue
+        names += key + b"\0" + split[1] + b"\0"
+        starts.append(len(names))
+        offsets.append(member.offset)
+        sizes.append(member.size)
+    _arrange(found, Names(bytes(names), np.array(starts, np.int64)), np.array(offsets), np.array(sizes), file.path)
+    return found
+
+
+def is_unsafe(name: bytes) -> bool:
+    """Tell whether a name is no path of a file below a folder."""
+    return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
+
+
+def _takes(above: bytes, last: bytes, rules: ScanRules, part: ScanPart, folders: dict[bytes, bool]) -> bool:
+    """Tell whether a file is wanted; `above` is its folder, `folders` what is known of such."""
+    if not _takes_folder(above, rules, part, folders):
+        return False
+    if rules.hides(last):
+        pass_over(rules, above, last, part)
+        return False
+    return rules.takes_file(above, last)
+
+
+def _takes_folder(folder: bytes, rules: ScanRules, part: ScanPart, folders: dict[bytes, bool]) -> bool:
+    """Tell whether files of a folder may be wanted; `folder` is empty, or ends in a slash."""
+    unknown = []
+    while folder and folder not in folders:
+        unknown.append(folder)
+        folder = folder[: folder.rfind(b"/", 0, -1) + 1]
+    taken = folders.get(folder, True)
+    for below in reversed(unknown):
+        name = below[len(folder) : -1]
+        taken = taken and rules.takes_folder(folder, name)
+        if taken and rules.hides(name):
+            pass_over(rules, folder, name, part)
+            taken = False
+        folders[below], folder = taken, below
+    return taken
+
+
+def _link() -> tuple[SkipCode, str]:
+    return (
+        "special-file",
+        f"a link, which is not followed in an archive; {typed_option('symlinks', 'skip')} leaves it out",
+    )
+
+
+def _zip_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
+    places = array("q")
+    with ShardFile(file.path) as heads:  # two places of the file, each read in its order
+        for one in zip_read.members(file.read, file.size, file.path):
+            problem = _zip_problem(one)
+            start = one.offset + len(one.name) if problem else zip_read.payload_start(heads.read, one, file.path)
+            places.extend((one.offset, start + one.packed))
+            if not one.name.endswith(b"/"):
+                name = one.name if is_utf8(one.name) else one.name.decode("cp437").encode()
+                yield _Member(name, one.offset, one.size, problem)
+    starts = np.array(places[::2], np.int64)
+    order = np.argsort(starts)
+    if np.any(np.array(places[1::2], np.int64)[order][:-1] > starts[order][1:]):
+        raise CorruptShard(file.path, "members that lie in each other: a zip made to unpack to far too much")
+
+
+def _zip_problem(one: ZipMember) -> tuple[SkipCode, str] | None:
+    """Return why a member cannot be packed."""
+    if one.encrypted:
+        return "unreadable", "encrypted"
+    if one.method not in (zip_read.STORED, zip_read.DEFLATED):
+        return "unreadable", f"compressed by method {one.method}, which is not read"
+    return _link() if stat.S_ISLNK(one.mode) else None
+
+
+def _tar_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
+    for one in tar_read.walk(file.read, file.path):
+        if one.kind == _FOLDER or one.name.endswith(b"/"):
+            continue
+        problem: tuple[SkipCode, str] | None = None
+        if not one.is_file:
+            problem = _link() if one.kind in _LINKS else ("special-file", "no plain file")
+        yield _Member(one.name, one.data, one.size, problem)
+
+
+def _arrange(
+    found: ArchiveListing, names: Names, offsets: NDArray[np.int64], sizes: NDArray[np.int64], where: str
+) -> None:
+    """Put what was found into the order of keys and fields; `names` has both of each, with a NUL between them.
+
+    Raises:
+        InvalidRequest: A file is there twice.
+    """
+    order, part = names.sorted_order(), found.part
+    keys, last, field_before, twice = bytearray(), None, None, list[bytes]()
+    for first in range(0, len(order), _CHUNK):
+        both = names.gather(order[first : first + _CHUNK]).split(b"\0")
+        for key, ending in zip(both[:-1:2], both[1::2], strict=True):
+            if key != last:
+                keys += key + b"\0"
+                part.counts.append(1)
+            elif ending == field_before:
+                twice.append(key + b"." + ending)
+            else:
+                part.counts[-1] += 1
+            part.codes.append(part.fields.setdefault(ending, len(part.fields)))
+            last, field_before = key, ending
+    if twice:
+        problem = f"{counted(len(twice), 'name')} of several members: {listing([printable(name) for name in twice])}"
+        raise InvalidRequest(where, problem, expected="each file once", remedy="Make the archive anew.")
+    part.keys = [bytes(keys)]
+    part.kinds = bytearray([SPAN]) * len(order)
+    found.offsets = offsets[order]
+    part.sizes = array("q", sizes[order].tobytes())
+
+
+_BLOCK = 2**20
+
+
+class ArchiveSource(FolderSource):
+    """The files of an archive.
+
+    Args:
+        path: Where it is.
+        folder: The folder in it from which keys count; empty, or ending in a slash.
+        options: What is asked for.
+    """
+
+    def __init__(self, path: str, folder: str, options: CreateOptions) -> None:
+        self._path, self._folder, self._options = path, os.fsencode(folder), options
+        self._source = os.path.join(path, folder).rstrip("/")
+        self._name = printable(os.fsencode(os.path.join(os.path.basename(path), folder).rstrip("/")))
+        self._form = "zip" if path.lower().endswith(".zip") else "tar"
+        self._packed = is_packed_name(os.path.basename(path))
+        try:
+            self._fact = file_stat(path)
+        except OSError as error:
+            raise InvalidRequest(path, str(error.strerror)) from None
+        self._copied: list[tuple[int, int]] = []  # of a compressed tar: where payloads lie that are copied, in order
+
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
+        """List the samples of the archive."""
+        listed = super().list_samples(pool, observer)
+        return self._with_places_in_copy(listed) if self._packed else listed
+
+    def write_binary(self, file: Writable) -> None:
+        """Copy the files of a compressed tar that are packed.
+
+        Raises:
+            SampleFailed: The archive has changed.
+            CorruptShard: It is damaged.
+        """
+        with PackedFile(self._path) as packed:
+            for offset, size in self._copied:
+                for done in range(0, size, _BLOCK):
+                    block = packed.read(offset + done, min(_BLOCK, size - done))
+                    if len(block) < min(_BLOCK, size - done):
+                        raise CorruptShard(self._path, "ends too early", offset=offset + done)
+                    file.write(memoryview(block))
+        fact = file_stat(self._path)
+        if (fact.st_size, fact.st_mtime_ns) != (self._fact.st_size, self._fact.st_mtime_ns):
+            expected = "an archive that stays as it was when the run began"
+            remedy = f"Run again with {option('if_exists', 'resume')}."
+            raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
+
+    def _list(self, pool: Pool, observer: Observer) -> Found:  # noqa: ARG002 - one process reads one file
+        import numpy as np
+
+        from shardtool.entries.entries import FieldSpans
+        from shardtool.source.folder.samples import collect
+
+        options = self._options
+        dots = options.dots or "first"
+        rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
+        size, is_zip = self._fact.st_size, self._form == "zip"
+        with PackedFile(self._path) if self._packed else ShardFile(self._path) as file:
+            found = list_members(file, self._folder, rules, is_zip=is_zip, size=size)
+        changed = max(self._fact.st_ctime_ns, self._fact.st_mtime_ns)
+        found.part.mtimes = array("q", bytes(8 * len(found.offsets)))
+        found.part.changed = array("q", [changed]) * len(found.offsets)
+        entries, _ = collect(b"", [found.part])
+        observer.listed(len(entries))
+        file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(found.offsets))
+        files = () if self._packed else (SpanFile(os.fsencode(self._path), size, self._fact.st_mtime_ns, self._form),)
+        spans = FieldSpans(files, file_of, found.offsets, unknown)
+        entries = replace(entries, spans=spans, identity=identity(os.fsencode(self._path)))
+        lost = {to_bytes(one.key) for one in found.skipped if one.key}
+        if lost:  # a sample that lost a field is left out whole
+            kept = [at for at in range(len(entries)) if entries.keys[at] not in lost]
+            entries = entries.take(np.array(kept, np.int64))
+        skipped = tuple(sorted(found.skipped, key=lambda one: (to_bytes(one.path), to_bytes(one.key))))
+        return entries, skipped, [*left_behind_notes([found.part]), *self._notes(entries.keys.data)]
+
+    def _notes(self, keys: bytes) -> list[str]:
+        """Note that all files lie in one folder, where folders are asked what they say."""
+        asked = [name for name in ("label_from_folder", "split_from_folder") if getattr(self._options, name)]
+        top, slash, _ = keys.partition(b"\0")[0].partition(b"/")
+        if not asked or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):
+            return []
+        inner = os.path.join(self._source, printable(top))
+        return [f"all files lie in the folder {printable(top)}: name {inner} for {flag(asked[0])} to see those in it"]
+
+    def _with_places_in_copy(self, listed: Listing) -> Listing:
+        """Return the samples with the places that their payloads get in the temporary file."""
+        import numpy as np
+
+        entries, spans = listed.entries, listed.entries.known_spans
+        rows = np.flatnonzero(entries.rows.kind == SPAN)
+        rows = rows[np.argsort(spans.offset[rows], kind="stable")]
+        sizes, offset = entries.rows.size[rows], np.zeros(len(spans.offset), np.int64)
+        offset[rows] = np.cumsum(sizes) - sizes
+        self._copied = list(zip(spans.offset[rows].tolist(), sizes.tolist(), strict=True))
+        return replace(listed, entries=replace(entries, spans=replace(spans, offset=offset)))

@@ -1,1 +1,0 @@
-"""Archives as a source: the files of a zip or a tar, read in place."""

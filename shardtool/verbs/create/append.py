@@ -1,0 +1,518 @@
+"""What `--append` asks of new samples: keys of their own, and fields, columns and classes that go with the old ones.
+
+And the dataset file of both. The old dataset is only read: its dataset file and its sidecars, no shard.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from shardtool.dataset.feature import Feature, features_of, numbers_in
+from shardtool.dataset.sidecar import SCHEMA, SHARD, types_of
+from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
+from shardtool.entries.classes import joined_classes
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
+from shardtool.fingerprint import show_fingerprint, sum_fingerprints
+from shardtool.names import Names
+from shardtool.publish.old_dataset import EndedAppend
+from shardtool.table.keys import among, hashes, places_among
+from shardtool.values import INLINE, counted, to_bytes, to_text
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.dataset.sidecar_read import Rows, Sidecar
+    from shardtool.entries.entries import Entries
+    from shardtool.plan.plan import Plan
+    from shardtool.publish.destination import Destination
+    from shardtool.request.run_record import RunRecord
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.values import Kind, Number
+
+    Numbers = NDArray[np.int64]
+
+
+_SHOWN = 5  # keys in a message
+_NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
+_REMEDY = "`shardtool verify` shows what is damaged."
+_NULL = "null"  # the type of a column without a value: it goes with any
+
+
+def taken_keys(destination: Destination, made: RunRecord) -> Names:
+    """Return the keys that new samples cannot have: those of the dataset that is appended to.
+
+    Where this very append may have been killed when all but its end was done, its own samples are not counted.
+
+    Args:
+        destination: The dataset, if there is one to append to.
+        made: How the new samples are made, as the dataset file is to say.
+
+    Raises:
+        CorruptShard: A sidecar of the dataset is damaged.
+    """
+    old = destination.old
+    if old is None:
+        return Names.of(())
+    return existing_keys(destination.folder, old.shards[: _last_alike(destination, old, made)])
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedSamples:
+    """Samples that are to be appended to a dataset.
+
+    Attributes:
+        destination: The dataset.
+        keys: The samples' keys.
+        made: How they are made, as the dataset file is to say.
+    """
+
+    destination: Destination
+    keys: Names
+    made: RunRecord
+
+    def first_if_done(self, old: DatasetFile) -> int | None:
+        """Return the first shard of the last append if it was this one; None if it was another, or there was none."""
+        first = _last_alike(self.destination, old, self.made)
+        if first is not None and (self.mapped or _are_those(self.keys, self.destination, old, first)):
+            return first
+        return None
+
+    @property
+    def mapped(self) -> bool:
+        """Whether a function makes the keys, which are checked when they are known."""
+        return bool(self.made.options.get("map"))
+
+
+def begin(appends: Sequence[AppendedSamples]) -> list[Destination]:
+    """Decide, for each dataset appended to, whether all keys are new, or whether this same append already finished.
+
+    It may have been killed before its end, or while it went on with the next split; only `--resume` may find it
+    `EndedAppend`, and only if the dataset file has it as the last append, made in the same way.
+
+    Returns:
+        The datasets, with what was decided.
+
+    Raises:
+        InvalidRequest: A key is taken, in any of the datasets, or `--dots` is not as it was.
+        CorruptShard: A sidecar of a dataset is damaged.
+    """
+    decided, new = [], []
+    for one in appends:
+        found = one.destination.append
+        if found is None:
+            return [one.destination for one in appends]
+        _check_dots(found.old, one.made)
+        first = one.first_if_done(found.old)
+        done = found if first is None else EndedAppend(found.old, found.data, first)
+        decided.append(replace(one.destination, append=done))
+        if first is None and not one.mapped:
+            new.append(one.keys)
+    for destination in decided if new else ():
+        if (old := destination.old) is not None:
+            taken = existing_keys(destination.folder, old.shards)
+            for keys in new:
+                check_new_keys(keys, taken, destination.dataset_file)
+    return decided
+
+
+def _last_alike(destination: Destination, old: DatasetFile, made: RunRecord) -> int | None:
+    """Return the first shard of the last append, if that was made in the same way and may be resumed."""
+    if destination.if_exists != "append-resume" or not old.appends:
+        return None
+    return old.appends[-1] if old.made.appended[-1] == made.as_append_to(old.made) else None
+
+
+def _are_those(keys: Names, destination: Destination, old: DatasetFile, first: int) -> bool:
+    """Tell whether samples are those in the shards from `first` on, and such as are listed as left out."""
+    there, ours = hashes(existing_keys(destination.folder, old.shards[first:])), hashes(keys)
+    if not len(there) or not among(there, np.sort(ours)).all():
+        return False
+    skipped = {one.key for one in destination.listed_skipped()}
+    return all(printable(keys[at]) in skipped for at in np.flatnonzero(~among(ours, np.sort(there))).tolist())
+
+
+def check_appended(old: DatasetFile, plan: Plan) -> None:
+    """Check that fields, columns and classes of planned samples go with those of a dataset, as far as they are known.
+
+    Raises:
+        InvalidRequest: They do not.
+    """
+    entries = plan.entries
+    _check_numbered(old, plan)
+    joined_classes(old.classes, entries.values.classes)
+    _joined_schema(old.schema, {} if entries.metadata is None else _types_in_parquet(entries.metadata))
+    if old.format == "tfrecord":
+        used, values = _field_counts(plan), entries.values
+        kinds: dict[str, Kind] = {**values.numbers, **values.lists}
+        _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
+
+
+def _check_numbered(old: DatasetFile, plan: Plan) -> None:
+    """Refuse texts of new samples where the dataset has numbers of classes."""
+    values, used = plan.entries.values, _field_counts(plan)
+    for name in old.classes:
+        if (
+            name in used
+            and name in values.inline
+            and name not in values.classes
+            and values.numbers.get(name) != "int64"
+        ):
+            expected = "numbers of classes, as in the dataset"
+            remedy = f"{option('classes', (name,))} numbers them, {option('classes_from')} as the dataset file says."
+            raise InvalidRequest(f"field {name}", "texts in the new samples", expected=expected, remedy=remedy)
+
+
+def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
+    """Yield what the user should know of fields and columns that only some of the samples will have.
+
+    Args:
+        old: The dataset that is appended to.
+        plan: What is appended.
+        changed: Whether fields are changed on the way, so that they are not known yet.
+    """
+    samples = sum(shard.samples for shard in old.shards)
+    if not changed:
+        new = _field_counts(plan)
+        if added := sorted({*new} - {*old.fields}, key=to_bytes):
+            yield f"fields that the {counted(samples, 'sample')} of the dataset do not have: {listing(added)}"
+        whole = [name for name, count in old.fields.items() if count == samples]
+        if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
+            yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
+    for name, names in plan.entries.values.classes.items():
+        if (known := len(old.classes.get(name, ()))) and names[known:]:
+            later = [f"{text!r} is number {number:,}" for number, text in enumerate(names[known:], known)]
+            yield f"{counted(len(later), f'label of {name} that the dataset does not have')}: {listing(later)}"
+    columns = [SHARD.name, *([] if plan.entries.metadata is None else plan.entries.metadata.column_names)]
+    if more := [name for name in columns if name not in old.schema]:
+        yield (
+            f"columns that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
+            "must ask for them (DuckDB: union_by_name)"
+        )
+
+
+def _check_dots(old: DatasetFile, made: RunRecord) -> None:
+    """Check that keys end at the same dot in all members' names: readers take one rule per dataset."""
+    before, now = old.made.dots, made.dots
+    if old.format == "tar" and before != now:
+        found = f"keys that end at the {now} dot of members' names"
+        expected = f"at the {before}, as those of the dataset"
+        remedy = f"`create` has {option('dots', before)}; `reshard` makes one dataset of both."
+        raise InvalidRequest(option("if_exists", "append"), found, expected=expected, remedy=remedy)
+
+
+def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
+    """Return the types that columns have in a sidecar: Parquet does not keep all of Arrow's."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
+    return types_of(pq.read_schema(pa.BufferReader(sink.getvalue())))
+
+
+def _field_counts(plan: Plan) -> dict[str, int]:
+    """Return how many of the planned samples have each field."""
+    entries = plan.entries
+    codes = entries.rows.code if plan.order is None else entries.rows.code[entries.rows_of(plan.order)]
+    found, counts = np.unique(codes, return_counts=True)
+    return {entries.fields[code]: count for code, count in zip(found.tolist(), counts.tolist(), strict=True)}
+
+
+def existing_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> Names:
+    """Return the keys of shards in the order of their samples, as the sidecars say.
+
+    Raises:
+        CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
+    """
+    return Names.parse(b"".join([keys_of(read_old(folder, shard).rows) for shard in shards]))
+
+
+def read_old(folder: OutputFolder, shard: ShardEntry) -> Sidecar:
+    """Return the index of a shard of a dataset that is appended to.
+
+    Raises:
+        CorruptShard: The sidecar is not the one that the dataset file lists, or cannot be read.
+    """
+    where, name = folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
+    fact = folder.facts([name]).get(name)
+    if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
+        found = "no such file" if fact is None else f"{fact.size:,} bytes"
+        expected = f"{shard.sidecar_size:,} bytes, as the dataset file says"
+        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+    try:
+        data = folder.read(name)
+    except OSError as error:
+        raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
+    check_listed(data, where, shard)
+    sidecar = read_sidecar(data, where, shard.size, metadata=False)
+    check_shard(sidecar.fact, where, shard.name, shard.size)
+    check_samples(sidecar, where, shard)
+    return sidecar
+
+
+def keys_of(rows: Rows) -> bytes:
+    """Return the keys of a shard, a NUL after each."""
+    text = np.frombuffer(rows.keys.replace(b"\0", _NO_KEY), np.uint8)
+    return np.insert(text, np.cumsum(rows.key_sizes), 0).tobytes()
+
+
+def check_new_keys(keys: Names, taken: Names, where: str) -> None:
+    """Refuse keys that a dataset has already.
+
+    By 64-bit hashes: a table of ten million keys takes gigabytes. Only keys that share a hash are compared.
+
+    Args:
+        keys: The keys of the new samples.
+        taken: The keys of the dataset.
+        where: What the dataset is called.
+
+    Raises:
+        InvalidRequest: There are such.
+    """
+    theirs, ours = hashes(taken), hashes(keys)
+    alike = np.flatnonzero(among(ours, np.sort(theirs)))
+
+    def same() -> Iterator[bytes]:
+        for at in alike.tolist():
+            if any(taken[other] == keys[at] for other in np.flatnonzero(theirs == ours[at]).tolist()):
+                yield keys[at]
+
+    found = [printable(key) for key in islice(same(), _SHOWN)]
+    if not found:
+        return
+    number = len(found) if len(found) < _SHOWN else len(alike)
+    is_all = number == len(keys)
+    what = f"{'all ' if is_all else ''}{counted(number, 'key')} there already: {listing(found, total=number)}"
+    remedy = "Was this source appended before?" if is_all else "Give these samples other keys."
+    remedy = f"{remedy} {option('on_duplicate', 'first')} appends only those whose keys are new."
+    raise InvalidRequest(where, what, expected="new keys", remedy=remedy)
+
+
+def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
+    """Return what the dataset file says once new shards have joined those of a dataset.
+
+    Args:
+        old: What it said of the dataset.
+        new: What is to be said of the new shards alone, but for `skipped` and its checksum, which are of both.
+
+    Raises:
+        InvalidRequest: What they say does not go together.
+    """
+    shards = (*old.shards, *new.shards)
+    fields = _sums(old.fields, new.fields)
+    features: Mapping[str, Feature] = {}
+    if new.format == "tfrecord":
+        kinds = _joined_kinds(old, {name: new.features[name].kind for name in new.fields})
+        lists = {name for file in (old, new) for name, one in file.features.items() if one.is_list}
+        features = features_of(fields, kinds, sum(shard.samples for shard in shards), lists)
+    return replace(
+        new,
+        shards=shards,
+        fields=fields,
+        field_bytes=old.field_bytes + new.field_bytes,
+        schema=_joined_schema(old.schema, new.schema),
+        classes=joined_classes(old.classes, new.classes),
+        features=features,
+        numbers=_joined_numbers(old, new),
+        made=old.made.with_append(new.made),
+        appends=(*old.appends, len(old.shards)),
+        fingerprint=_summed(old.fingerprint, new.fingerprint),
+    )
+
+
+def _sums(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
+    names = sorted({*old, *new}, key=to_bytes)
+    return {name: old.get(name, 0) + new.get(name, 0) for name in names}
+
+
+def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
+    """Return what the features of TFRecords hold. `new`: of the new samples."""
+    before = numbers_in(old.features)
+    kinds: dict[str, Kind] = {name: before.get(name, "bytes") for name in old.fields}
+    for name in sorted(new, key=to_bytes):
+        if kinds.setdefault(name, new[name]) != new[name]:
+            found = f"{new[name]} in the new samples"
+            remedy = "A TFRecord's feature is read as one kind: give it as that kind, or under another name."
+            raise InvalidRequest(f"field {name}", found, expected=f"{kinds[name]}, as in the dataset", remedy=remedy)
+    return kinds
+
+
+def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, Number]:
+    """Return the fields of tar shards whose texts stand for numbers of one kind in all samples, old and new."""
+    kinds: dict[str, set[Number | None]] = {}
+    for dataset in (old, new):
+        for name in dataset.fields:
+            kinds.setdefault(name, set()).add(dataset.numbers.get(name))
+    return {name: kind for name, (kind, *others) in sorted(kinds.items()) if kind and not others}
+
+
+def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return the columns of both, the old ones first, and their types."""
+    schema = dict(old)
+    for name, kind in new.items():
+        before = schema.setdefault(name, kind)
+        if before == _NULL:
+            schema[name] = kind
+        elif kind not in (before, _NULL) and name not in SCHEMA.names:
+            expected = f"{before}, as in the dataset"
+            remedy = f"Give it that type, or another name, or leave it out with {option('meta')}."
+            raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected, remedy=remedy)
+    return schema
+
+
+def _summed(old: str, new: str) -> str:
+    """Return the fingerprint of the content of both; empty where one is not known."""
+    total = sum_fingerprints((old, new))
+    return "" if total is None else show_fingerprint(total)
+
+
+# Which samples of a source that grows are new: those whose keys no dataset that is appended to has.
+#
+# Samples that a dataset lists as left out are not new either: they would fail again, and be listed again, in every run.
+
+
+_SLACK_NS = 120 * 10**9  # a shard's time is a minute before its run began, and clocks may differ by another
+_SHOWN_KEYS = 3  # keys in a note
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSamples:
+    """The samples of a source that are not new.
+
+    Attributes:
+        there: bool per sample: whether a dataset has its key.
+        listed: bool per sample: whether a dataset only lists its key, as left out.
+        changed: bool per sample: whether its files are others than those that were packed, by names, sizes or times.
+    """
+
+    there: NDArray[np.bool_]
+    listed: NDArray[np.bool_]
+    changed: NDArray[np.bool_]
+
+    @property
+    def new(self) -> NDArray[np.bool_]:
+        """Whether each sample is new."""
+        return ~(self.there | self.listed)
+
+    def notes(self, entries: Entries) -> Iterator[str]:
+        """Yield what the user should know of them."""
+        if self.new.any() and (count := int(self.there.sum())):
+            yield f"{counted(count, 'sample')} left out: the dataset has their keys"
+        if self.listed.any():
+            once = f"once mended, append them alone, without {option('on_duplicate')}"
+            yield f"{_named(self.listed, entries)} stay left out, as the dataset lists them: {once}"
+        if self.changed.any():
+            what = "changed in files, sizes or times since they were packed; the dataset keeps what it has"
+            yield f"{_named(self.changed, entries)} {what}"
+
+
+def _named(which: NDArray[np.bool_], entries: Entries) -> str:
+    places = np.flatnonzero(which)
+    keys = [printable(to_text(entries.keys[place])) for place in places[:_SHOWN_KEYS].tolist()]
+    return f"{counted(len(places), 'sample')} ({listing(keys, _SHOWN_KEYS, total=len(places))})"
+
+
+@dataclass(frozen=True, slots=True)
+class _DatasetKeys:
+    """The samples of datasets, in one order.
+
+    Attributes:
+        keys: Their keys.
+        counts: Fields per sample.
+        names: Per field: the number of its name.
+        sizes: Per field: bytes.
+        written_ns: Per sample: the time of its shard.
+    """
+
+    keys: Names
+    counts: Numbers
+    names: Numbers
+    sizes: Numbers
+    written_ns: Numbers
+
+
+def known_samples(entries: Entries, destinations: Sequence[Destination], *, transformed: bool) -> KnownSamples:
+    """Return which samples are not new, compared with all that the datasets hold.
+
+    Args:
+        entries: The samples.
+        destinations: The datasets that are appended to.
+        transformed: Whether samples are changed on the way: then the sizes and fields in shards say nothing.
+
+    Raises:
+        CorruptShard: A sidecar, or the list of what was left out, is damaged.
+    """
+    numbers = {to_bytes(name): number for number, name in enumerate(entries.fields)}
+    packed = _read(destinations, numbers)
+    place = places_among(packed.keys, entries.keys)
+    there, changed = np.zeros(len(entries), np.bool_), np.zeros(len(entries), np.bool_)
+    mine = np.flatnonzero(place >= 0)
+    theirs = place[mine]
+    there[theirs] = True
+    if len(mine):
+        times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
+        newest = np.maximum.reduceat(times, entries.first[:-1])
+        changed[theirs[newest[theirs] > packed.written_ns[mine] + _SLACK_NS]] = True
+        if not transformed:
+            changed[theirs[_differ(packed, entries, mine, theirs)]] = True
+    return KnownSamples(there, _listed(entries, there, destinations), changed)
+
+
+def _read(destinations: Sequence[Destination], numbers: dict[bytes, int]) -> _DatasetKeys:
+    """Return what the sidecars of datasets say; `numbers` gets those field names that it lacks."""
+    keys, counts, names, sizes, written = [], [], [], [], []
+    for output in destinations:
+        for shard in output.old.shards if output.old else ():
+            rows = read_old(output.folder, shard).rows
+            known = [numbers.setdefault(name, len(numbers)) for name in rows.names]
+            keys.append(keys_of(rows))
+            counts.append(rows.counts)
+            names.append(np.array(known, np.int64)[rows.codes])
+            sizes.append(rows.lengths)
+            fact = output.existing[os.fsdecode(to_bytes(shard.name))]
+            written.append(np.full(len(rows.counts), fact.mtime_ns, np.int64))
+    parts = (np.concatenate([np.zeros(0, np.int64), *one]) for one in (counts, names, sizes, written))
+    return _DatasetKeys(Names.parse(b"".join(keys)), *parts)
+
+
+def _differ(packed: _DatasetKeys, entries: Entries, mine: Numbers, theirs: Numbers) -> NDArray[np.bool_]:
+    """Return which samples have other fields, or files of other sizes, than were packed.
+
+    Args:
+        packed: The samples that were packed.
+        entries: The samples of the source.
+        mine: The places of some of the first.
+        theirs: The places of the same samples among the second.
+    """
+    counts = entries.counts_of(theirs)
+    differ: NDArray[np.bool_] = packed.counts[mine] != counts
+    same = np.flatnonzero(~differ)
+    first = np.concatenate(([0], np.cumsum(packed.counts)))
+    owners = np.repeat(np.arange(len(same)), counts[same])
+    starts = np.repeat(np.cumsum(counts[same]) - counts[same], counts[same])
+    before = np.repeat(first[mine[same]], counts[same]) + np.arange(len(owners)) - starts
+    before = before[np.lexsort((packed.names[before], owners))]
+    now = entries.rows_of(theirs[same])
+    now = now[np.lexsort((entries.rows.code[now], owners))]
+    other = packed.names[before] != entries.rows.code[now]
+    of_file = entries.rows.kind[now] != INLINE  # a number has other bytes in each format
+    other |= of_file & (packed.sizes[before] != entries.rows.size[now])
+    differ[same[owners[other]]] = True
+    return differ
+
+
+def _listed(entries: Entries, there: NDArray[np.bool_], destinations: Sequence[Destination]) -> NDArray[np.bool_]:
+    """Return which samples the datasets do not have, and list as left out."""
+    listed = {one.key for output in destinations for one in output.listed_skipped()}
+    found = np.zeros(len(entries), np.bool_)
+    for place in np.flatnonzero(~there).tolist() if listed else ():
+        found[place] = printable(to_text(entries.keys[place])) in listed
+    return found

@@ -1,0 +1,413 @@
+"""Parts of a run become one dataset: each leaves a record beside its shards, and one dataset file takes their place.
+
+Parts say nothing to each other. Each makes the whole plan, writes the shards that are its own, and records which plan
+that was. Shards of one plan are those of one machine, so their dataset file is, too. The one that finds all records
+publishes it, under the lock that every part shares and only a merge holds alone: no part runs then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import reduce
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, reason
+from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.pattern import sidecar_name
+from shardtool.publish.destination import Destination
+from shardtool.publish.old_dataset import names_left
+from shardtool.publish.publisher import Publisher, clean
+from shardtool.publish.records import PartRecord, encode_skipped, find_parts, read_record, record_name, remove_records
+from shardtool.request.results import IndexResult
+from shardtool.skipped import reasons
+from shardtool.values import counted, output_text, to_bytes
+from shardtool.verbs.create.append import joined
+from shardtool.verbs.create.result import check_fingerprint, dataset_of
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.names import Texts
+    from shardtool.pattern import ShardPattern
+    from shardtool.plan.plan import Plan
+    from shardtool.request.part import Part
+    from shardtool.request.results import Notes, Observer
+    from shardtool.request.run_record import RunRecord
+    from shardtool.skipped import Skipped
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import FileFact
+    from shardtool.verbs.create.result import PackedShards
+
+_CHUNK = 2**16  # samples at a time
+_SHOWN = 8  # of a plan's fingerprint
+_LOOKED_AT = 8  # parts that show whether others have the same plan
+
+
+def plan_fingerprint(plan: Plan, made: RunRecord) -> str:
+    """Return a hash of a whole plan: parts of one plan make one dataset.
+
+    As in the plan fingerprint of a shard, there is no time in it and no folder.
+
+    Args:
+        plan: The plan of all parts, with all that it leaves out.
+        made: How the dataset is made.
+    """
+    digest = blake2b(b"shardtool parts 1", digest_size=16)
+    for one in _plan_bytes(plan, made):
+        digest.update(b"%d:" % memoryview(one).nbytes)
+        digest.update(one)
+    return digest.hexdigest()
+
+
+def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
+    """Yield what a plan says, some samples at a time: no copy of its columns is made."""
+    e, values, spans = plan.entries, plan.entries.values, plan.entries.spans
+    facts = [plan.format, e.fields, made.document, values.numbers, values.lists, values.classes, [*values.inline]]
+    yield json.dumps(facts).encode()
+    yield encode_skipped(plan.skipped)
+    columns = [e.first, e.rows.code, e.rows.size, plan.order, plan.ends, None if spans is None else spans.expected]
+    for column in columns:
+        yield b"" if column is None else np.ascontiguousarray(column).data.cast("B")
+    texts: list[Texts] = [e.keys, *([] if e.rows.paths is None else [e.rows.paths]), *values.inline.values()]
+    for text in texts:
+        for first in range(0, len(text), _CHUNK):
+            yield text.span(first, min(first + _CHUNK, len(text)))
+    rows = pa.table({}) if e.metadata is None else e.metadata
+    for first in range(0, len(rows), _CHUNK):
+        table = rows.slice(first, _CHUNK).combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        yield memoryview(sink.getvalue())
+
+
+@dataclass(frozen=True, slots=True)
+class BegunPart:
+    """A part that was begun.
+
+    Attributes:
+        part: Which it is.
+        plan: The fingerprint of the plan of all parts.
+        planned: How many shards that has.
+        made: How the dataset is made.
+    """
+
+    part: Part
+    plan: str
+    planned: int
+    made: RunRecord
+
+
+def begin_part(publisher: Publisher, plan: Plan, made: RunRecord, notes: Notes) -> BegunPart:
+    """Begin a part, under its lock: it has no record until it ends.
+
+    Args:
+        publisher: What publishes its shards.
+        plan: The plan of all parts.
+        made: How the dataset is made.
+        notes: Gets what the user should know.
+
+    Raises:
+        InvalidRequest: Parts that have ended are of another plan, and this one does not go on with what is there.
+    """
+    output = publisher.destination
+    if output.own is None:
+        raise Bug(output.pattern.text, "a part of nothing")
+    mine, plans = output.own.part, []
+    for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != mine][:_LOOKED_AT]:
+        with suppress(CorruptShard):  # a merge names it
+            plans.append(_plan_of(read_record(output.folder, output.pattern, part)))
+    begun = BegunPart(mine, plan_fingerprint(plan, made), plan.shards, made)
+    found, expected = _another_plan([*plans, _PlanOf(mine, begun.plan, made)])
+    if found and not output.resumes:
+        remedy = "Run all parts over the same source with the same options."
+        raise InvalidRequest(output.pattern.text, found, expected=expected, remedy=remedy)
+    if found:
+        notes.add(f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too")
+    publisher.begin()
+    return begun
+
+
+def end_part(packed: PackedShards, publisher: Publisher, begun: BegunPart, content: int | None) -> DatasetFile:
+    """Leave the record of a part; return what the dataset file is to say of its shards.
+
+    Where that is there and says it already, it stays, unless another part finds that it is to say something else.
+
+    Args:
+        packed: The shards of the part, all of them published.
+        publisher: What published them.
+        begun: The part.
+        content: The content fingerprint that all parts together must have; None: it is not known.
+    """
+    output, shards = publisher.destination, begun.part.shards(begun.planned)
+    dataset = dataset_of(packed, output, packed.skipped, begun.made)
+    if shards:
+        dataset = replace(dataset, pattern=output_text(names_left(output.pattern, shards.start).text))
+    record = PartRecord(
+        part=begun.part,
+        plan=begun.plan,
+        planned=begun.planned,
+        resumed=output.resumes,
+        content="" if content is None else show_fingerprint(content),
+        dataset=dataset if shards else None,
+        skipped=packed.skipped,
+    )
+    old = _whole(output.folder, output.pattern)
+    publisher.end_part(record, stays=old is not None and old.made == begun.made and _is_in(old, record))
+    return dataset
+
+
+def _whole(folder: OutputFolder, pattern: ShardPattern) -> DatasetFile | None:
+    """Return what a dataset file says; None where there is none, or it is damaged."""
+    try:
+        return read_dataset(folder.read(pattern.dataset_file), folder.full_path(pattern.dataset_file))
+    except (OSError, CorruptShard):
+        return None
+
+
+def _is_in(dataset: DatasetFile, record: PartRecord) -> bool:
+    """Tell whether a dataset has the shards of a part, of as many in all, and was made as that was."""
+    own, found = record.part.shards(record.planned), () if record.dataset is None else record.dataset.shards
+    made = record.dataset is None or record.dataset.made == dataset.made
+    return made and len(dataset.shards) == record.planned and dataset.shards[own.start : own.stop] == found
+
+
+def merge_if_last(output: Destination, notes: Notes) -> bool:
+    """Publish the dataset file, if all parts have left their records; return whether it is there.
+
+    Of parts that end at once, one finds all records and no other at work: the last to give its lock back, or one
+    before it that found the same.
+
+    Raises:
+        InvalidRequest: Parts are of different plans.
+        CorruptShard: What a part has left is damaged.
+        OutputExists: There are shards of no part.
+    """
+    folder, pattern = output.folder, output.pattern
+    if (state := _state(output)) is not None:
+        if not state and output.own is not None:
+            ended, parts = len(find_parts(pattern, folder.names())[0]), output.own.part.parts
+            notes.add(f"{ended:,} of {parts:,} parts have ended; the dataset file is published after the last")
+        return state
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder.lock(pattern.base))
+        except OutputExists:
+            notes.add("all parts have left their records; a run that holds the lock of the dataset publishes its file")
+            return False
+        if (state := _state(output)) is not None:  # another has merged, or a part was begun again
+            return state
+        _merge(folder, pattern)
+    return True
+
+
+def _state(output: Destination) -> bool | None:
+    """Return whether the dataset file is there, with records that stay or gone; None: all records wait for a merge.
+
+    Where only some parts have left a record beside a dataset file, others may yet find a source that has changed.
+    """
+    names = output.folder.names()
+    ended, _ = find_parts(output.pattern, names)
+    all_ended = output.own is not None and len(ended) >= output.own.part.parts
+    return None if all_ended else output.pattern.dataset_file in names
+
+
+def merge_parts(folder: OutputFolder, pattern: ShardPattern, observer: Observer) -> IndexResult:
+    """Publish the dataset file of parts that have all ended, and remove their records.
+
+    Raises:
+        InvalidRequest: Parts are missing, did not end, or are of different plans. Nothing was touched.
+        CorruptShard: What a part has left is damaged.
+        OutputExists: There are shards of no part, or a part is running.
+        OutputFailed: The file system refuses.
+    """
+    with folder.lock(pattern.base):
+        parts, dataset = _merge(folder, pattern)
+    samples = sum(shard.samples for shard in dataset.shards)
+    note = f"{counted(samples, 'sample')} of {counted(parts, 'part')}"
+    observer.note(note)
+    where, shards = folder.full_path(pattern.dataset_file), len(dataset.shards)
+    return IndexResult(where, shards, shards, samples, (note,))
+
+
+def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
+    """Make one dataset of all parts, under its lock; return how many there were, and what its file says."""
+    ended, begun = find_parts(pattern, folder.names())
+    if pattern.dataset_file in folder.facts([pattern.dataset_file]):
+        return _merged_before(folder, pattern, ended)
+    counts = {part.parts for part in (*ended, *begun)}
+    known = {part.number for part in ended}
+    killed = [str(part) for part in begun if part.number not in known]
+    missing = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if n not in known]
+    missing = [one for one in missing if one not in killed]
+    check_all_ended(pattern.text, counts, killed, missing, option("if_exists", "resume"))
+    records = [read_record(folder, pattern, part) for part in ended]
+    _check_one_plan(records, pattern)
+    files = [record.dataset for record in records if record.dataset is not None]
+    existing = folder.facts(name for name in folder.names() if pattern.owns(name))
+    for record in records:
+        _check_files(folder, pattern, record, existing)
+    names = [pattern.shard(number) for number in range(records[0].planned)]
+    stale = sorted({*existing} - {*names, *map(sidecar_name, names), pattern.skipped_file})
+    if stale and not any(record.resumed for record in records):
+        found = f"{counted(len(stale), 'file')} of this pattern that no part has made: {listing(stale, 3)}"
+        raise OutputExists(folder.path or ".", found, remedy="Move them away, and merge again.")
+    skipped = sorted((one for record in records for one in record.skipped), key=_place)
+    dataset = _joined(files, skipped, pattern)
+    if records[0].content and not skipped:
+        check_fingerprint(dataset.made.source, dataset.fingerprint, records[0].content)
+    if not any(shard.samples for shard in dataset.shards):
+        problem = f"no part could pack a sample: {reasons(skipped)}"
+        raise SampleFailed(pattern.text, problem, remedy="No dataset file was written.")
+    output = Destination(folder, pattern, "resume", existing)
+    clean(output)
+    Publisher(output).finish(names, dataset.encode(), skipped)
+    return len(ended), dataset
+
+
+def _merged_before(folder: OutputFolder, pattern: ShardPattern, ended: Sequence[Part]) -> tuple[int, DatasetFile]:
+    """Return a dataset that is there: a merge was killed when it removed records, or another came first."""
+    where = folder.full_path(pattern.dataset_file)
+    dataset = read_dataset(folder.read(pattern.dataset_file), where)
+    others = [str(part) for part in ended if not _is_in(dataset, read_record(folder, pattern, part))]
+    if others:
+        found = f"a dataset file of other shards than the parts {listing(others)} have left"
+        raise OutputExists(where, found, remedy="Move it away, and merge again.")
+    remove_records(folder, pattern)
+    return len(ended), dataset
+
+
+def check_all_ended(where: str, counts: Collection[int], open_: list[str], missing: list[str], how: str) -> None:
+    """Refuse to make a dataset of less than all parts, and say which are missing.
+
+    Args:
+        where: The dataset's pattern.
+        counts: Of how many each part is one.
+        open_: The parts that were begun and did not end.
+        missing: Those of which nothing is there.
+        how: The option by which a part goes on.
+
+    Raises:
+        InvalidRequest: Parts are missing, or of different runs.
+    """
+    if len(counts) > 1:
+        found = f"parts of runs of {listing([str(count) for count in sorted(counts)])} parts"
+        raise InvalidRequest(where, found, expected="those of one run", remedy="Move the others away.")
+    wrong = [f"did not end: {listing(open_)}"] if open_ else []
+    wrong += [f"missing: {listing(missing)}"] if missing else []
+    if wrong:
+        remedy = f"Write these to their end, with {how} where they were killed, and merge again."
+        raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
+
+
+class _PlanOf(NamedTuple):
+    """Which plan a part is of, and how its dataset is made; None: it has no shards, and does not say."""
+
+    part: Part
+    plan: str
+    made: RunRecord | None
+
+
+def _plan_of(record: PartRecord) -> _PlanOf:
+    return _PlanOf(record.part, record.plan, None if record.dataset is None else record.dataset.made)
+
+
+def _another_plan(parts: Sequence[_PlanOf]) -> tuple[str, str]:
+    """Return which parts are of another plan than most, and what most are of; empty texts: all are of one."""
+    plans = Counter(one.plan for one in parts)
+    plan, most = plans.most_common(1)[0]
+    odd = [one for one in parts if one.plan != plan]
+    if not odd:
+        return "", ""
+    usual = next(one for one in parts if one.plan == plan)
+    numbers = listing([str(one.part) for one in odd])
+    found = f"another plan in {numbers}: {_difference(usual.made, odd[0].made)} ({odd[0].plan[:_SHOWN]})"
+    return found, f"the plan of the other {counted(most, 'part')} ({plan[:_SHOWN]})"
+
+
+def _difference(before: RunRecord | None, now: RunRecord | None) -> str:
+    """Say in which of what was asked for two parts differ, as far as is known."""
+    if before is None or now is None:
+        return "another source, or other options"
+    then, asked = before.options, now.options
+    names = [option(name) for name in {**then, **asked} if then.get(name) != asked.get(name)]
+    if names:
+        return f"other options: {listing(names)}"
+    if before.source != now.source:
+        return f"the source {now.source}, not {before.source}"
+    return "other samples in the source" if before.document == now.document else f"{now.verb} by {now.tool}"
+
+
+def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
+    """Refuse parts that saw different sources, or were asked for different things."""
+    found, expected = _another_plan([*map(_plan_of, records)])
+    if found:
+        remedy = f"Run these again with {option('if_exists', 'resume')}, over the same source with the same options."
+        raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
+    made = [record.dataset.made for record in records if record.dataset is not None]
+    if len({(record.planned, record.content) for record in records}) > 1 or any(one != made[0] for one in made):
+        raise CorruptShard(pattern.text, "records of one plan that do not say the same of it")
+
+
+def _check_files(
+    folder: OutputFolder, pattern: ShardPattern, record: PartRecord, existing: Mapping[str, FileFact]
+) -> None:
+    """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums and content."""
+    if (dataset := record.dataset) is None:
+        return
+    content: list[int | None] = []
+    for shard in dataset.shards:
+        name, sidecar = (os.fsdecode(to_bytes(one)) for one in (shard.name, shard.sidecar))
+        fact = existing.get(name)
+        if fact is None or fact.size != shard.size:
+            problem = "no such file" if fact is None else f"{fact.size:,} bytes"
+            raise _not_left(folder.full_path(name), record.part, problem, f"{shard.size:,} bytes")
+        try:
+            data = folder.read(sidecar)
+            problem = f"{len(data):,} bytes with the CRC-32C {crc32c(data):08x}"
+        except OSError as error:
+            problem = reason(error)
+        expected = f"{shard.sidecar_size:,} bytes with the CRC-32C {shard.sidecar_crc:08x}"
+        if problem != expected:
+            raise _not_left(folder.full_path(sidecar), record.part, problem, expected)
+        if dataset.format == "tar":
+            index = read_sidecar(data, folder.full_path(sidecar), shard.size, metadata=False)
+            content.append(index.rows.fingerprint())
+    found = show_fingerprint(sum(one for one in content if one is not None))
+    if content and None not in content and found != dataset.fingerprint:
+        where = folder.full_path(record_name(pattern, record.part))
+        raise _not_left(where, record.part, f"the fingerprint {dataset.fingerprint}", f"{found}, that of the sidecars")
+
+
+def _not_left(where: str, part: Part, found: str, expected: str) -> CorruptShard:
+    remedy = f"Run {option('part', str(part))} again with {option('if_exists', 'resume')}."
+    return CorruptShard(where, found, expected=f"{expected}, as the part {part} has left it", remedy=remedy)
+
+
+def _joined(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: ShardPattern) -> DatasetFile:
+    """Return what the dataset file says of the shards of all parts, in their order: what one machine's says."""
+    dataset, rows = reduce(joined, files), encode_skipped(skipped)
+    return replace(
+        dataset,
+        pattern=output_text(pattern.text),
+        made=files[0].made,
+        appends=(),
+        skipped=len(skipped),
+        skipped_crc=crc32c(rows) if rows else None,
+    )
+
+
+def _place(one: Skipped) -> tuple[bytes, bytes]:
+    return to_bytes(one.path), to_bytes(one.key)

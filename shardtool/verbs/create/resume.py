@@ -1,0 +1,532 @@
+"""What `--resume` would change of what earlier runs have left, found out before anything is touched.
+
+An earlier run is known by its dataset file where it was finished, otherwise by the sidecars of its finished shards.
+Sidecars are read one at a time, and of the keys of either run only hashes are held.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.sidecar_read import read_facts, read_sidecar
+from shardtool.dataset.sidecar_write import encode_table
+from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import DATASET_SUFFIX, sidecar_name
+from shardtool.plan.shard_samples import fingerprint, shard_samples
+from shardtool.request.options import CreateOptions
+from shardtool.request.results import Changes
+from shardtool.storage.sources import identity
+from shardtool.table.keys import among, hashes
+from shardtool.values import SPAN, counted, output_text, to_bytes
+from shardtool.wording import either, option
+from shardtool.write.task import Compare, Keep, Write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from fractions import Fraction
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.entries.entries import Entries
+    from shardtool.plan.plan import Plan
+    from shardtool.publish.destination import Destination
+    from shardtool.request.run_record import RunRecord
+    from shardtool.values import Dots, ShardSamples
+    from shardtool.verbs.create.request import Manner, Request
+
+
+# Whether a shard that an earlier run has left is kept, compared with its source, or written again.
+#
+# A shard's modification time is a while before its run listed the source, and its nanoseconds name the source's root.
+# So nothing below this root that leads to the shard's files has changed since; and the time is ours, not that of a copy
+# of the shard, which would say nothing of when its source was read. Where sizes are to be trusted, times are not
+# looked at. Of a source in a store the nanoseconds name the versions of the shard's objects, too.
+
+
+_CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file systems may differ
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """A shard that is to be there.
+
+    Attributes:
+        plan: The plan that it is in.
+        shard: Its number there.
+        name: Its name.
+        samples: Its samples.
+    """
+
+    plan: Plan
+    shard: int
+    name: str
+    samples: ShardSamples
+
+    def fingerprint(self, manner: Manner) -> str:
+        """Return its plan fingerprint."""
+        return shard_fingerprint(self.plan, self.shard, self.samples, manner.request, manner.dots)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDecision:
+    """The decision about a shard: keep, compare or write it.
+
+    Attributes:
+        todo: What a worker is to do.
+        sidecar: The sound sidecar of a shard of changed samples that may be kept; empty otherwise.
+    """
+
+    todo: Keep | Compare | Write
+    sidecar: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The sidecar of an earlier run's shard, if it is of the same plan."""
+
+    sidecar: bytes
+    fact: ShardFact
+    crc: int
+    crcs: bytes
+
+
+def mtime_of(entries: Entries, manner: Manner) -> int:
+    """Return the modification time of the shards of a run, in nanoseconds."""
+    return (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _stamp(entries)
+
+
+def mtime_of_shard(planned: PlannedShard, mtime_ns: int) -> int:
+    """Return that of one of them; of objects, its nanoseconds name their versions too: a store's clock proves little.
+
+    Args:
+        planned: The shard.
+        mtime_ns: That of all shards of the run.
+    """
+    if not planned.plan.entries.is_remote:
+        return mtime_ns
+    seconds, stamp = divmod(mtime_ns, _SECOND_NS)
+    return seconds * _SECOND_NS + _nine_digits(planned.samples.mtimes, stamp)
+
+
+def is_newer(planned: PlannedShard, mtime_ns: int) -> bool:
+    """Tell whether a shard's modification time proves that its source has not changed since."""
+    of_run = mtime_ns // _SECOND_NS * _SECOND_NS + _stamp(planned.plan.entries)
+    return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
+
+
+def decide(planned: PlannedShard, output: Destination, manner: Manner) -> ShardDecision:
+    """Return what becomes of a shard, as far as what is there and its sidecar say."""
+    there = output.existing.get(planned.name)
+    if not output.resumes or there is None:
+        return ShardDecision(Write())
+    size, changes = planned.plan.sizes[planned.shard], manner.transform is not None
+    if not changes and there.size != size:
+        # Another plan's, or one that left samples out, and would again.
+        lost = manner.options.on_error == "skip" and there.size < size
+        return ShardDecision(Compare() if lost else Write())
+    unread = manner.options.trust == "size"
+    said = _said(planned, output, manner) if unread or is_newer(planned, there.mtime_ns) else None
+    if changes:
+        again = isinstance(manner.options, CreateOptions) and manner.options.retry_failed
+        return _decide_changed(planned, said, unread=unread, again=again)
+    # Only reading finds numbers that are alone in lists: see `digest`.
+    if said is None or len(said.crcs) != 2 * len(planned.samples.content.codes) or planned.samples.content.lists:
+        return ShardDecision(Compare())
+    if not _tells_content(planned.samples, said.crcs, unread=unread):
+        return ShardDecision(Compare())
+    return ShardDecision(Keep(said.crc, said.crcs, there.size, unread))
+
+
+def _decide_changed(planned: PlannedShard, said: _Said | None, *, unread: bool, again: bool) -> ShardDecision:
+    """Return what becomes of a shard of changed samples; `again`: it is written again if it left samples out."""
+    if said is None or not _is_sound(said, planned.name) or (again and said.fact.made and said.fact.made.skipped):
+        return ShardDecision(Write())
+    if planned.samples.content.lists and not unread:
+        return ShardDecision(Compare(), said.sidecar)
+    return ShardDecision(Keep(said.crc, b"", said.fact.size, unread), said.sidecar)
+
+
+def _said(planned: PlannedShard, output: Destination, manner: Manner) -> _Said | None:
+    """Return what a shard's sidecar says; None if it is not of this shard and this plan."""
+    index, size = sidecar_name(planned.name), output.existing[planned.name].size
+    try:
+        data = output.folder.read(index)
+        sidecar = read_sidecar(data, index, size, metadata=False)
+    except StoreFailed:
+        raise
+    except (OSError, ShardError):
+        return None
+    fact, crcs = sidecar.fact, b"" if sidecar.rows.crcs is None else sidecar.rows.crcs.tobytes()
+    wanted = planned.fingerprint(manner), output_text(planned.name), size
+    if fact.crc is None or (fact.plan, fact.name, fact.size) != wanted:
+        return None
+    return _Said(data, fact, fact.crc, crcs)
+
+
+def _is_sound(said: _Said, name: str) -> bool:
+    """Tell whether a sidecar of changed samples is as it was written, and whether nothing was left out of them."""
+    if said.fact.made is None or len(said.fact.made.left_out) != said.fact.made.skipped:
+        return False
+    try:
+        found = read_sidecar(said.sidecar, sidecar_name(name), said.fact.size)
+        return (
+            encode_table(found.plain_table(), said.fact, found.version) == said.sidecar
+        )  # nothing else finds a flipped bit in its facts
+    except ShardError:
+        return False
+
+
+def shard_fingerprint(plan: Plan, shard: int, samples: ShardSamples, request: Request, dots: Dots) -> str:
+    """Return the fingerprint of a planned shard: what goes into it, and what is done to that.
+
+    Args:
+        plan: The plan.
+        shard: Its number there.
+        samples: Its samples.
+        request: The run: its transform, and what becomes of a sample that turns out to fit in no shard.
+        dots: Where keys end in the names of a tar's members.
+    """
+    work = request.identity
+    if work:
+        work += f" {plan.limits.room} {plan.limits.max_count} {request.options.oversize}"
+        work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
+        if (metadata := plan.metadata(shard)) is not None:
+            work += " " + _table_hash(metadata)
+    return fingerprint(plan.format, samples, work)
+
+
+def _table_hash(table: pa.Table) -> str:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return blake2b(sink.getvalue(), digest_size=16).hexdigest()
+
+
+def own_shards(plan: Plan, output: Destination) -> range:
+    """Return the shards of a plan that a run writes: all, or those of its part."""
+    return range(plan.shards) if output.own is None else output.own.part.shards(plan.shards)
+
+
+def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:
+    """Return the sizes of the shards that are yet to be written, as planned."""
+    existing, resume = output.existing, output.resumes
+    loose = request.options.on_error == "skip" or request.transform is not None
+    found = []
+    for shard in own_shards(plan, output):
+        size = int(plan.sizes[shard])
+        there = existing.get(output.pattern.shard(output.first + shard)) if resume else None
+        if there is None or (there.size != size and not loose):
+            found.append(size)
+    return found
+
+
+def _tells_content(samples: ShardSamples, field_crcs: bytes, *, unread: bool) -> bool:
+    """Tell whether payloads are those that are wanted, as far as their checksums do: their places say nothing of that.
+
+    Args:
+        samples: What is planned.
+        field_crcs: uint32 per field, of the shard that is there.
+        unread: Whether payloads without a checksum are taken for right.
+    """
+    spans = np.frombuffer(samples.kinds, np.uint8) == SPAN
+    if not spans.any():
+        return True
+    if not samples.spans.expected:
+        return unread
+    wanted = np.frombuffer(samples.spans.expected, np.int64)[spans]
+    there = np.frombuffer(field_crcs, np.uint32)[spans]
+    return bool(np.all((wanted == there) | (unread & (wanted < 0))))
+
+
+def _stamp(entries: Entries) -> int:
+    """Return nine digits for what the source's path leads to now, such as could be a time's nanoseconds."""
+    return _nine_digits((entries.identity or identity(entries.root)).encode())
+
+
+def _nine_digits(data: bytes, before: int = 0) -> int:
+    return crc32c(data, before) % (_SECOND_NS - 1) + 1
+
+
+_LOOKED_AT = 8  # shards of an earlier run that show whether it had the same plan
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedDataset:
+    """A dataset that a run goes on with, or one of its splits.
+
+    Attributes:
+        output: Where it is, and what is there.
+        plan: What is to be there.
+        made: How, as the dataset file is to say.
+        request: The run.
+        dots: The dot at which keys end in the names of a tar's members.
+    """
+
+    output: Destination
+    plan: Plan
+    made: RunRecord
+    request: Request
+    dots: Dots
+
+    @property
+    def renamed(self) -> bool:
+        """Whether keys are made on the way, so that the plan does not have those of the shards."""
+        return self.request.transform is not None and bool(self.request.transform.function)
+
+    def fingerprint(self, shard: int) -> str:
+        """Return the plan fingerprint of a shard."""
+        return shard_fingerprint(self.plan, shard, shard_samples(self.plan, shard), self.request, self.dots)
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlierShard:
+    """A shard of an earlier run.
+
+    Attributes:
+        shard: Its name.
+        size: Its bytes.
+        samples: How many, as the dataset file says; None: there is none that says it.
+        sidecar_crc: The checksum of its sidecar; None: unknown.
+    """
+
+    shard: str
+    size: int
+    samples: int | None
+    sidecar_crc: int | None
+
+
+def shards_before(output: Destination) -> int | None:
+    """Return how many shards a run by hash that is resumed has made, or was to make; None where that is not known."""
+    if not output.resumes or output.appends:
+        return None
+    if (file := _dataset_file(output)) is not None:
+        by_hash = file.made.options.get("place") == "hash"
+        return (file.appends[0] if file.appends else len(file.shards)) if by_hash else None
+    name = sidecar_name(output.pattern.shard(0))
+    try:
+        return read_facts(output.folder.read(name), name).shards if name in output.existing else None
+    except (OSError, CorruptShard):
+        return None
+
+
+def find_changes(resumed: Sequence[ResumedDataset]) -> Changes | None:
+    """Return which samples a run would add and remove; None where no earlier one has left anything."""
+    before = [(one, shard) for one in resumed for shard in _earlier_shards(one.output)]
+    if not before:
+        return None
+    total, removed = _removed(before, resumed)
+    planned = sum(len(one.plan) for one in resumed)
+    return Changes(samples_added=planned - (total - removed), samples_removed=removed, samples_before=total)
+
+
+def with_shards(changes: Changes, resumed: Sequence[ResumedDataset]) -> Changes:
+    """Return the same with what would become of shards, as far as sidecars show."""
+    kept, written, removed = (sum(counts) for counts in zip(*map(_shards, resumed), strict=True))
+    return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
+
+
+def plan_notes(resumed: Sequence[ResumedDataset]) -> Iterator[str]:
+    """Yield where an earlier run without an end was of another plan, as far as its first shards show."""
+    for one in resumed:
+        names = {number: one.output.pattern.shard(number) for number in own_shards(one.plan, one.output)[:_LOOKED_AT]}
+        left = [number for number, name in names.items() if name in one.output.existing]
+        ended = one.output.pattern.dataset_file in one.output.existing
+        if left and not ended and not any(_is_as_planned(one, number, names[number]) for number in left):
+            where = names[left[0]]
+            yield (
+                f"{where}: left by an earlier run of other options, or of another source; what it has finished is "
+                "written again"
+            )
+
+
+def refusal(resumed: Sequence[ResumedDataset], changes: Changes, most: Fraction) -> OutputExists | None:
+    """Return why a run would replace a dataset by another; None where it goes on with the one that is there.
+
+    Args:
+        resumed: What the run goes on with.
+        changes: Which samples it would add and remove.
+        most: The share of samples that may go without being asked for.
+    """
+    for one in resumed:
+        file = _dataset_file(one.output)
+        if file is not None and (differing := _differing(file.made, one.made)):
+            found = f"made with other options: {differing}"
+            return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
+        if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.values.classes)):
+            own = one.output.folder.full_path(one.output.pattern.dataset_file)
+            expected = f"the numbers of the first run: {option('classes_from', own)}"
+            return _refused(one, renumbered, expected, with_shards(changes, resumed))
+    if lost := splits_gone(resumed):
+        found = f"the source has no sample of {', '.join(map(printable, lost))} any more, of which there are shards"
+        return _refused(resumed[0], found, "all splits of the first run", with_shards(changes, resumed))
+    if changes.samples_removed <= most * changes.samples_before:
+        return None
+    share = changes.samples_removed / changes.samples_before
+    gone = f"{changes.samples_removed:,} of {counted(changes.samples_before, 'sample')} ({share:.0%})"
+    expected = f"at most {float(100 * most):.4g}% of them ({option('max_removed')})"
+    found = f"{gone} would be removed, for the source has them no more"
+    return _refused(resumed[0], found, expected, with_shards(changes, resumed))
+
+
+def splits_gone(resumed: Sequence[ResumedDataset]) -> list[str]:
+    """Return the splits that the first run made in this folder, and that this one has no samples for."""
+    file, folder = _dataset_file(resumed[0].output), resumed[0].output.folder
+    if file is None or not file.made.split:
+        return []
+    known, found = {one.made.split for one in resumed}, []
+    for name in sorted(folder.names()):
+        if name.endswith(DATASET_SUFFIX):
+            try:
+                other = read_dataset(folder.read(name), name)
+            except (OSError, CorruptShard):
+                continue
+            if other.made.is_split_with(file.made) and other.made.split not in known:
+                found.append(other.made.split)
+    return found
+
+
+def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> str:
+    """Return which class would get another number; empty: none, though there may be more of them."""
+    for field, names in before.items():
+        for number, (name, other) in enumerate(zip(names, now.get(field, []), strict=False)):
+            if name != other:
+                return f"class {number} of {field} would be {printable(other)!r}, and is {printable(name)!r}"
+    return ""
+
+
+def _refused(one: ResumedDataset, found: str, expected: str, changes: Changes) -> OutputExists:
+    where = one.output.folder.full_path(one.output.pattern.dataset_file)
+    overwrite = either(f"choose {option('if_exists', 'resume-overwrite')}", "add --overwrite")
+    remedy = f"Nothing was touched. If the source is complete and this is what you want, {overwrite}."
+    return OutputExists(where, found, expected=expected, remedy=f"{option('if_exists', 'resume')} {changes}. {remedy}")
+
+
+def _dataset_file(output: Destination) -> DatasetFile | None:
+    name = output.pattern.dataset_file
+    if name not in output.existing:
+        return None
+    try:
+        return read_dataset(output.folder.read(name), name)
+    except (OSError, CorruptShard):  # a damaged one is made again; then the sidecars say
+        return None
+
+
+def _earlier_shards(output: Destination) -> Iterator[_EarlierShard]:
+    """Yield the shards of the dataset that is there, or those that a run without an end has finished."""
+    file = _dataset_file(output)
+    if file is not None:
+        for one in file.shards:
+            yield _EarlierShard(os.fsdecode(to_bytes(one.name)), one.size, one.samples, one.sidecar_crc)
+        return
+    for name in sorted(output.existing):
+        if name.endswith(output.pattern.format) and sidecar_name(name) in output.existing:
+            yield _EarlierShard(name, output.existing[name].size, None, None)
+
+
+def _removed(
+    before: Sequence[tuple[ResumedDataset, _EarlierShard]], resumed: Sequence[ResumedDataset]
+) -> tuple[int, int]:
+    """Return how many samples earlier runs had packed, and how many of them are no more in any plan.
+
+    What a damaged or missing sidecar said is not known; then the number of samples gives a lower bound.
+    """
+    planned = np.sort(np.concatenate([_planned(one.plan) for one in resumed]))
+    total = removed = 0
+    for one, earlier in before:
+        if one.renamed:
+            total += _consumed(one.output, earlier)
+            continue
+        keys = _keys_of(one.output, earlier)
+        total += (earlier.samples or 0) if keys is None else len(keys)
+        if keys is not None:
+            removed += int(np.count_nonzero(~among(keys, planned)))
+    return total, max(removed, total - len(planned))
+
+
+def _planned(plan: Plan) -> NDArray[np.uint64]:
+    """Return hashes of the keys of a plan."""
+    keys = hashes(plan.entries.keys)
+    return keys if plan.order is None else keys[plan.order]
+
+
+def _keys_of(output: Destination, earlier: _EarlierShard) -> NDArray[np.uint64] | None:
+    """Return hashes of the keys of a shard, as its sidecar says; None where it does not."""
+    name = sidecar_name(earlier.shard)
+    try:
+        data = _sidecar(output, earlier)
+        keys = read_sidecar(data, name, earlier.size, metadata=False).rows.all_keys()
+    except (OSError, CorruptShard):
+        return None
+    return np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
+
+
+def _sidecar(output: Destination, earlier: _EarlierShard) -> bytes:
+    """Return a shard's sidecar, if it is the one that the dataset file lists."""
+    name = sidecar_name(earlier.shard)
+    data = output.folder.read(name)
+    if earlier.sidecar_crc not in (None, crc32c(data)):
+        raise CorruptShard(name, "its checksum is not the one in the dataset file")
+    return data
+
+
+def _consumed(output: Destination, earlier: _EarlierShard) -> int:
+    """Return how many samples of the source went into a shard; 0 where its sidecar does not say."""
+    name = sidecar_name(earlier.shard)
+    try:
+        made = read_facts(_sidecar(output, earlier), name).made
+    except (OSError, CorruptShard):
+        return 0
+    return 0 if made is None else made.consumed
+
+
+def _shards(one: ResumedDataset) -> tuple[int, int, int]:
+    """Return how many shards are there as planned, are to be written, and are to be removed."""
+    output = one.output
+    names = {number: output.pattern.shard(number) for number in own_shards(one.plan, output)}
+    kept = sum(_is_as_planned(one, number, name) for number, name in names.items())
+    there = {name for name in output.existing if name.endswith(output.pattern.format)}
+    return kept, len(names) - kept, len(there.difference(names.values()))
+
+
+def _is_as_planned(one: ResumedDataset, number: int, name: str) -> bool:
+    """Tell whether a shard is there that was planned just like this; its content may have changed since."""
+    output, index = one.output, sidecar_name(name)
+    if name not in output.existing or index not in output.existing:
+        return False
+    try:
+        said = read_facts(output.folder.read(index), index)
+    except (OSError, CorruptShard):
+        return False
+    return said.size == output.existing[name].size and said.plan == one.fingerprint(number)
+
+
+def _differing(before: RunRecord, now: RunRecord) -> str:
+    """Return the options that two runs of `create` or `reshard` do not share; empty: they share all.
+
+    What `index` has made says nothing of the run before it.
+    """
+    if before.verb not in ("create", "reshard"):
+        return ""
+    if before.verb != now.verb:
+        return f"`{before.verb}` then, `{now.verb}` now"
+    then, asked = before.options, now.options
+    names = [name for name in {**then, **asked} if then.get(name) != asked.get(name)]
+    return ", ".join(f"{option(name)} {_shown(then, name)} then, {_shown(asked, name)} now" for name in names)
+
+
+def _shown(options: Mapping[str, object], name: str) -> str:
+    value = options.get(name)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "not given" if value is None else "given" if value is True else str(value)

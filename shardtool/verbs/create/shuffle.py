@@ -1,0 +1,476 @@
+"""A shuffle of more than memory holds: how its samples are best read, and the first pass where that takes two.
+
+*Gathering* reads each sample at its place: a system call a sample, which memory and fast disks bear, and nothing that
+seeks, is far away, or is compressed. *Scattering* reads each source file once, in sequence, and writes every payload
+to its place in a spool; packing reads that region by region. A region is what some places next to each other in a
+shard want, no more than memory may hold. What is written at last is the same, whichever was chosen.
+
+Everything here runs in the parent process, which decides on all places: see `write/scatter.py` for what workers do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from shardtool.dataset.shard_file import is_packed
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
+from shardtool.storage.sources import is_place
+from shardtool.storage.staging import spool_remedy
+from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
+from shardtool.verbs.create.read_cost import PROBES, REMOTE_BYTE_S, REQUEST_S, Cost, probe, show_time
+from shardtool.wording import option
+from shardtool.write.buffers import BUFFER_SIZE, GAP
+from shardtool.write.scatter import LEAST, ROW_SHARE, ScatterResult, ScatterTask, scatter_rows
+from shardtool.write.spans import OPEN_FILES
+from shardtool.write.task import SourceFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries, FieldSpans
+    from shardtool.execute.pool import Pool
+    from shardtool.plan.plan import Plan
+    from shardtool.request.results import Observer
+    from shardtool.skipped import SkipCode
+    from shardtool.storage.staging import Folder, Spool
+    from shardtool.values import OnError, ReadMethod
+
+_LEAST_MEMORY = 16 * 10**6
+_BUFFERS = 2 * BUFFER_SIZE + GAP  # what a worker needs of its share besides payloads
+_RUN = 2**20  # bytes that a write should have on average: less would seek, more gains nothing
+_LEAST_REGION, _MOST_REGION = 4 * 2**20, 2**30
+_CHUNK = 2**20  # rows at a time: temporary columns stay small
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStrategy:
+    """The way in which the samples of plans are read.
+
+    Attributes:
+        name: `order`: they lie as they are wanted; `gather`: each at its place; `scatter`: in two passes.
+        note: For people: what was chosen and why; empty where there was no choice.
+    """
+
+    name: Literal["order", "gather", "scatter"]
+    note: str = ""
+
+
+def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool, asked: ReadMethod) -> ReadStrategy:
+    """Return how the samples of `plans` should be read.
+
+    Where it is not plain, some samples are read where they lie, and some megabytes in sequence, to learn what costs
+    less. That may differ from machine to machine; what is written does not. In a store nothing is measured, for one
+    request says little of the next: requests and bytes are weighed, so that the same job is done in the same way.
+
+    Args:
+        plans: Of the same samples, in whose order they are wanted.
+        memory: Bytes that a scatter may use.
+        workers: How many processes will read.
+        packed: Whether files are compressed, so that nothing can be read at its place.
+        asked: What the user wants.
+
+    Raises:
+        InvalidRequest: Compressed shards are to be gathered, or `memory` is too little.
+    """
+    check_memory(memory)
+    check_method(asked, packed=packed)
+    entries = plans[0].entries
+    lie = _SpanPlaces(entries)
+    size = sum(int(lie.sizes[_which(plan)].sum()) for plan in plans)
+    if packed:
+        return ReadStrategy(
+            "scatter", f"two passes over {show_size(size)}: compressed shards can only be read in sequence"
+        )
+    if all(_in_order(plan, lie) for plan in plans):
+        return ReadStrategy("order")
+    if asked != "auto":
+        return ReadStrategy(asked)
+    return _cheaper(plans, entries.known_spans.files, lie, size, workers)
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolRoom:
+    """What the first pass may take.
+
+    Attributes:
+        folder: Where the spool is written.
+        name: What it is called.
+        memory: Bytes that all workers together may use, now and when they pack, besides what they use anyway.
+        workers: How many there are.
+        besides: Bytes that will be written where the spool lies, before it is removed.
+    """
+
+    folder: Folder
+    name: str
+    memory: int
+    workers: int
+    besides: int = 0
+
+
+def scatter(
+    plans: list[Plan], room: SpoolRoom, pool: Pool, observer: Observer, *, on_error: OnError = "stop"
+) -> list[Plan]:
+    """First pass: copy all planned payloads into a spool, in shard order; return the plans with offsets into it.
+
+    No sample is in two plans. The caller removes the spool, whatever becomes of this.
+
+    Args:
+        plans: Plans of the same samples.
+        room: What it may take.
+        pool: The workers.
+        observer: Gets the progress.
+        on_error: Whether a payload that is not what its index says ends the run; otherwise its sample stays where it
+            is, so that packing finds that again, and leaves it out. A damaged compressed shard always ends the run.
+
+    Raises:
+        InvalidRequest: `memory` is too little.
+        CorruptShard: A payload is not what its index says, or a compressed shard is damaged.
+        SampleFailed: A source file cannot be read, or is not the one that was listed.
+        OutputFailed: There is no space for the spool, or it cannot be written.
+    """
+    check_memory(room.memory)
+    temp, layout = room.folder, _lay_out(plans, room.memory // room.workers)
+    free, need = _free(temp), layout.size + room.besides
+    if free < need:
+        found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
+        raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
+    spool = temp.spool(room.name, layout.size)
+    where = f"{show_size(layout.size)} to {counted(layout.buckets, 'bucket')} in {temp.path or '.'}"
+    observer.note(f"first pass of two: {where}")
+    observer.phase("first pass", layout.size)
+    bad = _Pass(layout, plans[0].entries, spool, observer, on_error).run(pool)
+    spans = _spooled(plans[0].entries, SpanFile(os.fsencode(spool.path), layout.size, -1), bad, layout.offset)
+    regions = layout.regions if len(layout.regions) else None
+    return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
+
+
+def check_memory(memory: int) -> None:
+    """Check that there is enough for the buffers.
+
+    Raises:
+        InvalidRequest: There is not.
+    """
+    if memory < _LEAST_MEMORY:
+        raise InvalidRequest(option("memory"), show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
+
+
+def check_method(asked: ReadMethod, *, packed: bool) -> None:
+    """Check that compressed shards are not to be gathered.
+
+    Raises:
+        InvalidRequest: They are.
+    """
+    if packed and asked == "gather":
+        expected = "scatter or auto: they can only be read in sequence"
+        raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
+
+
+def _free(temp: Folder) -> int:
+    try:
+        return temp.free_bytes()
+    except OutputFailed as error:
+        raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
+
+
+def _which(plan: Plan) -> NDArray[np.int64]:
+    """Return the samples of a plan, in its order."""
+    return np.arange(len(plan)) if plan.order is None else plan.order
+
+
+class _SpanPlaces:
+    """The places of each sample's SPAN rows.
+
+    Attributes:
+        file: Which of the files.
+        start: int64[samples]: where the first of them starts; `NOWHERE` for samples that have none.
+        sizes: int64[samples]: what they hold together.
+    """
+
+    NOWHERE = 2**62
+
+    def __init__(self, entries: Entries) -> None:
+        rows, spans, some = (
+            entries.rows,
+            entries.known_spans,
+            np.flatnonzero(entries.counts()),
+        )  # a sample may have no field
+        self.file = spans.file
+        self.start = np.full(len(entries), self.NOWHERE)
+        self.sizes = np.zeros(len(entries), np.int64)
+        if len(some):
+            first, spanned = entries.first[some], rows.kind == SPAN
+            self.start[some] = np.minimum.reduceat(np.where(spanned, spans.offset, self.NOWHERE), first)
+            self.sizes[some] = np.add.reduceat(np.where(spanned, rows.size, 0), first)
+
+
+def _in_order(plan: Plan, lie: _SpanPlaces) -> bool:
+    """Tell whether samples lie in the order of a plan, file by file, in whatever order the files are."""
+    which = _which(plan)
+    which = which[lie.start[which] < lie.NOWHERE]
+    file, start = lie.file[which], lie.start[which]
+    breaks = (file[1:] != file[:-1]) | (start[1:] < start[:-1])
+    return int(np.count_nonzero(breaks)) < max(1, int(np.count_nonzero(np.bincount(file))))
+
+
+def _cheaper(plans: list[Plan], files: Sequence[SpanFile], lie: _SpanPlaces, size: int, workers: int) -> ReadStrategy:
+    """Return the method that will cost less, by what reading costs here."""
+    samples = sum(map(len, plans))
+    if samples <= PROBES or not size:
+        return ReadStrategy("gather")
+    read = min(size + samples * GAP, sum(file.size for file in files))  # through what is not wanted
+    if is_place(files[0].path):
+        figure = f"{samples:,} requests, one a sample, are weighed as {show_time(REQUEST_S)} each"
+        cost = Cost(REQUEST_S + size / samples * REMOTE_BYTE_S, REMOTE_BYTE_S)
+        return _chosen(size, figure, gathers=gathering_pays(samples, size, read, 1, cost))  # both run in all workers
+    chance = random.Random(0)  # noqa: S311 - seeded: the same places each time
+    orders = [order[lie.sizes[order] > 0] for order in map(_which, plans)]
+    chosen = [int(order[chance.randrange(len(order))]) for order in orders for _ in range(PROBES) if len(order)]
+    chance.shuffle(chosen)
+    places = [(files[int(lie.file[at])], int(lie.start[at])) for at in chosen]
+    try:
+        cost = probe(places, size // samples, opening=len(files) > OPEN_FILES)
+    except (OSError, SourceFailed):
+        return ReadStrategy("gather")  # packing will meet that too, and say so
+    figure = f"a sample costs {show_time(cost.sample_s)} to read at random here"
+    return _chosen(size, figure, gathers=gathering_pays(samples, size, read, workers, cost))
+
+
+def _chosen(size: int, figure: str, *, gathers: bool) -> ReadStrategy:
+    if gathers:
+        return ReadStrategy("gather", f"shuffled by gathering: {figure}")
+    return ReadStrategy("scatter", f"shuffled in two passes over {show_size(size)}: {figure}")
+
+
+def gathering_pays(samples: int, size: int, read: int, workers: int, cost: Cost) -> bool:
+    """Tell whether it takes no longer to read each sample at its place than to read and write all bytes twice.
+
+    Args:
+        samples: How many.
+        size: Their bytes.
+        read: Bytes that a scatter reads of the source, with what lies between samples.
+        workers: How many read at the same time, where each waits for its samples.
+        cost: What reading costs.
+    """
+    return samples * cost.sample_s / workers + size * cost.byte_s <= (read + 3 * size) * cost.byte_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The places of payloads in the spool.
+
+    Attributes:
+        rows: int64: those that go into the spool, in the order in which they lie in their files.
+        files: Which file each run of these lies in, and the place in `rows` after the run.
+        offset: int64[all rows]: where they start in the spool; elsewhere whatever it was.
+        regions: int64[regions, 2]: where parts of the spool that are read whole start and end.
+        buckets: How many parts there are, with those that are too large for it.
+        size: Bytes of the spool.
+        room: Bytes that a worker may take for payloads.
+    """
+
+    rows: NDArray[np.int64]
+    files: list[tuple[int, int]]
+    offset: NDArray[np.int64]
+    regions: NDArray[np.int64]
+    buckets: int
+    size: int
+    room: int
+
+
+def _lay_out(plans: list[Plan], share: int) -> _Layout:
+    """Decide where payloads go.
+
+    Args:
+        plans: Who wants them.
+        share: Bytes of memory for a worker.
+    """
+    entries = plans[0].entries
+    held = _SpanPlaces(entries).sizes
+    room = _room(sum(int(held[_which(plan)].sum()) for plan in plans), share)
+    bucket, sizes = _buckets(plans, held, room)
+    of_row = np.repeat(bucket, entries.counts())
+    rows, files = _in_file_order(entries, np.flatnonzero((of_row >= 0) & (entries.rows.kind == SPAN)))
+    of_row = of_row[rows]
+    if len(sizes) < 2**16:
+        of_row = of_row.astype(np.uint16)  # is sorted several times faster
+    offset = _put(entries, rows[np.argsort(of_row, kind="stable")])
+    ends = np.cumsum(sizes)
+    regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= room)]
+    return _Layout(rows, files, offset, regions, len(sizes), int(sizes.sum()), room)
+
+
+def _buckets(plans: list[Plan], held: NDArray[np.int64], room: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return int32[samples], the bucket of each (-1: it is in no plan), and int64[buckets], their bytes.
+
+    Args:
+        plans: Who wants samples.
+        held: int64[samples]: bytes that go into the spool.
+        room: What a bucket may hold, if it is not a single sample.
+    """
+    bucket, sizes, count = np.full(len(held), -1, np.int32), [], 0
+    for plan in plans:
+        total = _running(held[_which(plan)])
+        ends = _cut(total, plan.ends, room)
+        numbers = np.arange(count, count + len(ends), dtype=np.int32)
+        bucket[_which(plan)] = np.repeat(numbers, np.diff(ends, prepend=0))
+        sizes.append(np.diff(total[ends], prepend=0))
+        count += len(ends)
+    return bucket, np.concatenate(sizes)
+
+
+def _put(entries: Entries, placed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[all rows]: where they start if `placed` lie end to end, in this order."""
+    offset: NDArray[np.int64] = entries.known_spans.offset.copy()
+    size, at = entries.rows.size, 0
+    for first in range(0, len(placed), _CHUNK):
+        some = placed[first : first + _CHUNK]
+        ends = np.cumsum(size[some]) + at
+        offset[some] = ends - size[some]
+        at = int(ends[-1])
+    return offset
+
+
+def _room(size: int, share: int) -> int:
+    """Return how many bytes of payloads a worker holds at a time: all that it may, or enough for writes of a megabyte.
+
+    The first pass writes a run to every region each time that its memory is full: so with M bytes of memory, regions
+    of M bytes and D bytes of data, a run has M * M / D.
+    """
+    enough = max(_LEAST_REGION, min(isqrt(size * _RUN), _MOST_REGION))
+    return min(enough, max(share - _BUFFERS, share // 2) * (ROW_SHARE - 1) // ROW_SHARE)
+
+
+def _running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+
+
+def _cut(total: NDArray[np.int64], shard_ends: NDArray[np.int64], room: int) -> NDArray[np.int64]:
+    """Return the places after each bucket: as much of a shard as `room` holds, or one sample."""
+    ends, at = [], 0
+    for end in shard_ends.tolist():
+        while at < end:
+            reach = int(np.searchsorted(total, total[at] + room, "right")) - 1
+            at = min(max(reach, at + 1), end)
+            ends.append(at)
+    return np.array(ends, np.int64)
+
+
+def _in_file_order(entries: Entries, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    """Return rows in the order in which they lie in their files, and `_Layout.files`."""
+    if not len(rows):
+        return rows, []
+    spans = entries.known_spans
+    file, offset = np.repeat(spans.file, entries.counts())[rows], spans.offset[rows]
+    later = (file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (offset[1:] >= offset[:-1]))
+    if not later.all():
+        order = np.lexsort((offset, file))
+        rows, file = rows[order], file[order]
+    starts = [0, *(np.flatnonzero(np.diff(file)) + 1).tolist()]
+    return rows, [*zip(file[starts].tolist(), [*starts[1:], len(rows)], strict=True)]
+
+
+class _Pass:
+    """The first pass at work."""
+
+    def __init__(self, layout: _Layout, entries: Entries, spool: Spool, observer: Observer, on_error: OnError) -> None:
+        self._layout, self._entries, self._spool = layout, entries, spool
+        self._spans = entries.known_spans
+        self._observer, self._stop = observer, on_error == "stop"
+        self._tasks: list[tuple[int, int]] = []  # of each, its first of `layout.rows`, and the one after its last
+        self._told: defaultdict[int, int] = defaultdict(int)
+
+    def run(self, pool: Pool) -> NDArray[np.int64]:
+        """Have workers copy all payloads; return the rows of those that could not be."""
+        bad = [np.zeros(0, np.int64)]
+        for number, result in pool.map(scatter_rows, self._make_tasks(), self._progress):
+            first, last = self._tasks[number]
+            rows = self._layout.rows[first:last]
+            self._progress(number, 0, int(self._entries.rows.size[rows].sum()) - self._told[number])
+            bad.append(self._bad(rows, result))
+        return np.concatenate(bad)
+
+    def _progress(self, number: int, _samples: int, size: int) -> None:
+        self._told[number] += size
+        self._observer.advance(0, size, 0)
+
+    def _make_tasks(self) -> Iterator[ScatterTask]:
+        layout, spans, size = self._layout, self._spans, self._entries.rows.size
+        first = 0
+        for at, end in layout.files:
+            source = spans.files[at]
+            packed = is_packed(os.fsdecode(source.path))
+            for last in [end] if packed else self._parts(first, end):
+                rows = layout.rows[first:last]
+                self._tasks.append((first, last))
+                offsets, targets = spans.offset[rows].tobytes(), layout.offset[rows].tobytes()
+                sizes, expected = size[rows].tobytes(), spans.expected[rows].tobytes()
+                yield ScatterTask(
+                    source, packed, self._spool, offsets, sizes, targets, expected, layout.room, self._stop
+                )
+                first = last
+
+    def _parts(self, first: int, end: int) -> list[int]:
+        """Return where to cut what is wanted of one file, so that memory holds each part, or it is one payload."""
+        total = _running(np.maximum(self._entries.rows.size[self._layout.rows[first:end]], LEAST))
+        return [first + int(cut) for cut in _cut(total, np.array([end - first]), self._layout.room)]
+
+    def _bad(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
+        """Return those of a task's rows that were not copied.
+
+        Raises:
+            CorruptShard: There are such, and they end the run.
+            SampleFailed: The file cannot be read, and that ends the run.
+        """
+        entries, spans = self._entries, self._spans
+        at = rows[result.wrong[0][0] if result.wrong else 0]
+        sample = int(entries.owners(at))
+        source = spans.files[int(spans.file[sample])]
+        ends_run = self._stop or is_packed(os.fsdecode(source.path))
+        if result.wrong and ends_run:
+            crc, name = result.wrong[0][1], entries.fields[int(entries.rows.code[at])]
+            place = f"{entries.key(sample)}: at {int(spans.offset[at]):,}"
+            found = f"{place}: field {name!r} has the CRC-32C {crc:08x}, not {int(spans.expected[at]):08x}"
+            remedy = "Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset."
+            raise CorruptShard(to_text(source.path), found, remedy=remedy)
+        if result.failed is not None:
+            if ends_run:
+                raise _unreadable(source, *result.failed)
+            return rows
+        return rows[[row for row, _ in result.wrong]]
+
+
+def _unreadable(source: SpanFile, code: SkipCode, message: str) -> SampleFailed:
+    """Return the error for a file that cannot be read."""
+    expected = "a file that stays as it was when the run began" if code == "changed" else ""
+    remedy = (
+        f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
+        f"{option('on_error', 'skip')}."
+    )
+    return SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
+
+
+def _spooled(entries: Entries, spool: SpanFile, bad: NDArray[np.int64], offset: NDArray[np.int64]) -> FieldSpans:
+    """Return where payloads lie after the first pass: in the spool, but for samples that stay in their shards.
+
+    Args:
+        entries: The samples.
+        spool: The spool, which becomes file 0.
+        bad: Rows that were not copied: their samples stay.
+        offset: int64[all rows]: where they start in the spool.
+    """
+    spans, samples = entries.known_spans, np.unique(entries.owners(bad))
+    file = np.zeros(len(entries), np.uint32)
+    used, place = np.unique(spans.file[samples], return_inverse=True)
+    file[samples] = place + 1
+    rows = entries.rows_of(samples)
+    offset[rows] = spans.offset[rows]
+    return replace(spans, files=(spool, *(spans.files[at] for at in used.tolist())), file=file, offset=offset)

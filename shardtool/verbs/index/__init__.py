@@ -1,0 +1,1 @@
+"""Sidecars, dataset files and other tools' indexes for shards that are there already."""

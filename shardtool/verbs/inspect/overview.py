@@ -1,0 +1,386 @@
+"""One pass over the indexes of a dataset that adds up what a summary and the page show, and a few looks into shards.
+
+Memory does not grow with the number of samples. Which samples are looked at follows from a seed, not from the order of
+the work. Damage is noted, and the pass goes on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from shardtool.dataset.feature import numbers_in
+from shardtool.dataset.opened import FIELDS, payload, read_part
+from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
+from shardtool.dataset.shard_file import is_packed, open_shard
+from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.fingerprint import crc32c
+from shardtool.verbs.inspect.statistics import Column, Sizes, ValueCounts, by_count, is_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.request.options import InspectOptions
+    from shardtool.request.results import Observer
+
+MOST_SAMPLES = 4_000_000  # whose sidecars are read unless all are asked for: a few seconds
+_MOST_FIELDS = 1000  # names; more is no dataset of fields
+SHORT = 64  # bytes of a payload that may be a label
+_NEAR = 2**26  # bytes of a compressed shard that are decompressed to look into it
+_MOST_READS = 20_000  # label payloads that are read because no index has their checksums
+_NAMED = 10  # unreadable images that are named
+NO_LABELS = ("split", "mode", "width", "height")
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """The payloads of a field in one shard.
+
+    Attributes:
+        rows: The place of each one's sample in the shard.
+        offsets: As in the index.
+        lengths: As in the index.
+        crcs: Their checksums; None where unknown.
+    """
+
+    rows: NDArray[np.int64]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
+    crcs: NDArray[np.uint64] | None
+
+    def groups(self) -> NDArray[np.uint64]:
+        """Return a number for each payload that tells short ones apart: length and CRC-32C."""
+        groups: NDArray[np.uint64] = self.lengths << np.uint64(32)
+        return groups if self.crcs is None else groups | self.crcs
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShard:
+    """A shard, its index, and the payloads of each field."""
+
+    shard: OpenedShard
+    part: OpenedIndex
+    fields: dict[str, Payloads]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSample:
+    """A sample to look into: its shard, key, and field to (offset, length)."""
+
+    shard: OpenedShard
+    key: str
+    fields: dict[str, tuple[int, int]]
+
+
+class FieldTally:
+    """A field in all shards: its sizes, and how often each short payload is there, by length and CRC-32C.
+
+    Attributes:
+        sizes: Bytes of the payloads.
+        groups: Length and checksum, as one number, to how often they are there; of no use where `unknown` is true.
+        places: The same to the shard and offset of one such payload.
+        unknown: Some payloads have no checksum in the index.
+        labels: Name and number, as the payloads that were looked into have them, to how often.
+    """
+
+    def __init__(self) -> None:
+        self.sizes = Sizes()
+        self.groups = ValueCounts[int]()
+        self.places: dict[int, tuple[OpenedShard, int]] = {}
+        self.unknown = False
+        self.labels: Counter[tuple[str, int | float | None]] = Counter()
+
+    def add(self, shard: OpenedShard, payloads: Payloads) -> None:
+        """Take the field's payloads in one shard."""
+        self.sizes.add(payloads.lengths)
+        if payloads.crcs is None:
+            self.unknown = True
+        if self.groups.values is None or self.unknown:
+            return
+        if int(payloads.lengths.max()) > SHORT:
+            self.groups.values = None
+            return
+        found, first, counts = np.unique(payloads.groups(), return_index=True, return_counts=True)
+        self.groups.add(zip(found.tolist(), counts.tolist(), strict=True))
+        if self.groups.values is None:
+            self.places = {}
+            return
+        for group, at in zip(found.tolist(), first.tolist(), strict=True):
+            if group not in self.places:
+                self.places[group] = (shard, int(payloads.offsets[at]))
+
+
+class ImageTally:
+    """Images that were looked into."""
+
+    def __init__(self) -> None:
+        self.width, self.height = Sizes(), Sizes()
+        self.modes: Counter[str] = Counter()
+        self.unreadable: list[tuple[str, str]] = []
+        self.images = 0
+
+    def add(self, key: str, data: bytes) -> None:
+        """Look at an image."""
+        self.images += 1
+        fact = image_fact(data)
+        if isinstance(fact, str):
+            if len(self.unreadable) < _NAMED:
+                self.unreadable.append((key, fact))
+            return
+        self.width.add(np.array([fact[0]], np.uint64))
+        self.height.add(np.array([fact[1]], np.uint64))
+        self.modes[fact[2]] += 1
+
+
+def class_names(dataset: OpenedDataset) -> dict[str, list[str]]:
+    """Return field to the names of its class numbers, as far as the dataset file has names."""
+    found = dataset.file.classes if dataset.file else {}
+    return {field: names for field, names in found.items() if isinstance(names, list)}
+
+
+def draw(seed: int, number: int, count: int) -> NDArray[np.float64]:
+    """Return a random number for each sample of the shard of that number."""
+    return np.random.default_rng([seed % 2**64, number]).random(count)
+
+
+class Overview:
+    """The indexes of a dataset, added up.
+
+    Args:
+        dataset: The dataset.
+        options: How to look.
+        observer: Hears of every shard.
+
+    Attributes:
+        counts: Number of a shard to how many samples its index has, of the shards that were read.
+        walked: How many shards had no sound sidecar.
+        sample_sizes: Payload bytes of a sample.
+        torn: Shards with more samples than keys.
+        pixels: The values of the columns width and height.
+
+    Raises:
+        InvalidRequest: The dataset has no shards.
+    """
+
+    def __init__(self, dataset: OpenedDataset, options: InspectOptions, observer: Observer) -> None:
+        if not dataset.shards:
+            where = dataset.found.dataset_file or dataset.found.folder or "."
+            raise InvalidRequest(where, "no shards", expected="one at least")
+        self.dataset, self.options, self.observer = dataset, options, observer
+        self.counts: dict[int, int] = {}
+        self.walked = 0
+        self.sample_sizes = Sizes()
+        self.damage: list[CorruptShard] = []
+        self.torn: list[tuple[OpenedShard, int, int]] = []
+        self.fields: dict[str, FieldTally] = {}
+        self.columns: dict[str, Column] = {}
+        self.pixels = (Sizes(), Sizes())
+        self.images: dict[str, ImageTally] = {}
+        self.kinds = numbers_in(dataset.file.features) if dataset.file else {}
+        self.classes = class_names(dataset)
+        self._looks: list[tuple[float, int, int, PlacedSample]] = []
+        self._reads_left = _MOST_READS
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in the indexes that were read."""
+        return sum(self.counts.values())
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some indexes were read."""
+        return len(self.counts) < len(self.dataset.shards)
+
+    def read(self) -> Iterator[ReadShard]:
+        """Read the indexes of all shards, or of evenly many where there are too many samples; yield each once added."""
+        file, step = self.dataset.file, 1
+        if file is not None and not self.options.full:
+            step = max(1, -(-sum(shard.samples for shard in file.shards) // MOST_SAMPLES))
+        for shard in self.dataset.shards[::step]:
+            try:
+                part = read_part(shard, metadata=True)
+            except CorruptShard as error:
+                self.damage.append(error)
+                continue
+            yield self._add(shard, part)
+
+    def _add(self, shard: OpenedShard, part: OpenedIndex) -> ReadShard:
+        self.damage += part.damage
+        self.counts[shard.number] = part.samples
+        self.walked += part.walked
+        self.kinds |= {name: kind for name, kind in part.kinds.items() if kind != "bytes"}
+        if part.walked and (known := pc.count_distinct(part.table.column("__key__")).as_py()) < part.samples:
+            self.torn.append((shard, part.samples, known))
+        self._add_columns(part)
+        fields = self._payloads(shard, part) if part.samples else {}
+        for name, found in fields.items():
+            self.fields.setdefault(name, FieldTally()).add(shard, found)
+        if part.samples:
+            self._choose(shard, part)
+        self.observer.listed(part.samples)
+        self.observer.log(f"{shard.path}: {part.samples:,} samples{', walked' if part.walked else ''}")
+        return ReadShard(shard, part, fields)
+
+    def _add_columns(self, part: OpenedIndex) -> None:
+        for one in part.schema:
+            if one.name.startswith("__"):
+                continue
+            column = self.columns.setdefault(one.name, Column(str(one.type)))
+            column.add_type(str(one.type))
+            if not is_plain(one.type):
+                continue
+            values = part.table.column(one.name)
+            column.add(values)
+            if one.name in ("width", "height") and pt.is_integer(one.type):
+                numbers = values.combine_chunks().drop_null().to_numpy(zero_copy_only=False)
+                self.pixels[one.name == "height"].add(numbers[numbers >= 0].astype(np.uint64))
+
+    def _payloads(self, shard: OpenedShard, part: OpenedIndex) -> dict[str, Payloads]:
+        """Return the payloads of each field, and count how large the samples are."""
+        fields, starts = part.fields(), part.starts()
+        names = fields.field("name")
+        names = names if pt.is_dictionary(names.type) else names.dictionary_encode()
+        codes = names.indices.to_numpy()
+        order = np.argsort(codes, kind="stable")
+        bounds = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1))
+        offsets, lengths = (fields.field(name).to_numpy() for name in ("offset", "length"))
+        crcs = fields.field("crc32c")
+        known = None if crcs.null_count else crcs.to_numpy().astype(np.uint64)
+        ends = np.concatenate((np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)))
+        self.sample_sizes.add(ends[starts[1:]] - ends[starts[:-1]])
+        parents = np.repeat(np.arange(part.samples), np.diff(starts))
+        found: dict[str, Payloads] = {}
+        room = _MOST_FIELDS - len(self.fields)
+        for code, name in enumerate(names.dictionary.to_pylist()):
+            rows = order[bounds[code] : bounds[code + 1]]
+            if len(rows) and (name in self.fields or room > 0):
+                room -= name not in self.fields
+                crc = self._checksums(shard, name, offsets[rows], lengths[rows]) if known is None else known[rows]
+                found[name] = Payloads(parents[rows], offsets[rows], lengths[rows], crc)
+        return found
+
+    def _checksums(
+        self, shard: OpenedShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
+    ) -> NDArray[np.uint64] | None:
+        """Return the checksums of a label's payloads that no index has; None where these are no few short reads."""
+        few = len(lengths) <= self._reads_left and lengths.max() <= SHORT
+        if not few or not self.is_label_field(name) or is_packed(shard.path):
+            return None
+        self._reads_left -= len(lengths)
+        found = np.empty(len(lengths), np.uint64)
+        try:
+            with open_shard(shard.path) as file:
+                for at in np.argsort(offsets).tolist():
+                    data = payload(file, int(offsets[at]), int(lengths[at]), shard.path)
+                    found[at] = crc32c(b"".join(data))
+        except CorruptShard:
+            return None
+        return found
+
+    def _choose(self, shard: OpenedShard, part: OpenedIndex) -> None:
+        """Keep those samples whose random numbers are the smallest of all."""
+        most = self.options.looks
+        if most < 1:
+            return
+        ranks = draw(self.options.seed, shard.number, part.samples)
+        rows = np.argpartition(ranks, most)[:most] if len(ranks) > most else np.arange(len(ranks))
+        for row in rows.tolist():
+            rank = -float(ranks[row])
+            if len(self._looks) >= most and rank <= self._looks[0][0]:
+                continue
+            one = part.table.slice(row, 1).select(["__key__", FIELDS]).to_pylist()[0]
+            fields = {field["name"]: (field["offset"], field["length"]) for field in one[FIELDS]}
+            push = heapq.heappush if len(self._looks) < most else heapq.heapreplace
+            push(self._looks, (rank, shard.number, row, PlacedSample(shard, one["__key__"], fields)))
+
+    def look(self, *, images: bool = True) -> None:
+        """Look into the chosen samples, shard by shard: for labels that no index holds, and for images."""
+        looked_at = self._of_content("image") if images and not self._columns_tell_images() else []
+        labels = [name for name, tally in self.fields.items() if tally.unknown and self.is_label_field(name)]
+        if not looked_at and not labels:
+            return
+        looks = sorted(self._looks, key=lambda one: one[1:3])
+        by_shard: dict[int, list[PlacedSample]] = {}
+        for _, number, _, look in looks:
+            by_shard.setdefault(number, []).append(look)
+        for chosen in by_shard.values():
+            try:
+                with open_shard(chosen[0].shard.path) as file:
+                    for look in chosen:
+                        self._look_into(look, file, looked_at, labels)
+            except CorruptShard as error:
+                self.damage.append(error)
+
+    def _look_into(
+        self, look: PlacedSample, file: ShardFile | PackedFile, images: list[str], labels: list[str]
+    ) -> None:
+        wanted = sorted((*place, name) for name, place in look.fields.items() if name in images or name in labels)
+        for offset, length, name in wanted:
+            is_image = name in images
+            far = is_packed(look.shard.path) and offset + length > _NEAR
+            if far or length > (IMAGE_LIMIT if is_image else SHORT):
+                continue
+            data = b"".join(payload(file, offset, length, f"{look.shard.path}, field {name!r} of {look.key}"))
+            if is_image:
+                self.images.setdefault(name, ImageTally()).add(look.key, data)
+            else:
+                label = label_of(data, self.kinds.get(name, "bytes"), self.classes.get(name))
+                self.fields[name].labels[label] += 1
+
+    def labels(self, name: str, most: int) -> list[tuple[str, int | float | None, int]]:
+        """Return name, number and count of a field's most frequent payloads, ties by name: one of each is read.
+
+        A class whose payload cannot be read has no name.
+        """
+        tally = self.fields[name]
+        kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
+
+        def place_of(group: int) -> tuple[int, int]:
+            return tally.places[group][0].number, tally.places[group][1]
+
+        found = (tally.groups.values or {}).items()
+        groups, names = sorted(found, key=lambda one: (-one[1], place_of(one[0])))[:most], {}
+        in_order = sorted((*place_of(group), group) for group, _ in groups)
+        for number, places in groupby(in_order, key=lambda place: place[0]):
+            path = self.dataset.shards[number].path
+            with suppress(CorruptShard), open_shard(path) as file:
+                for _, offset, group in places:
+                    data = b"".join(payload(file, offset, group >> 32, path))
+                    names[group] = label_of(data, kind, classes)
+        return by_count([(names.get(group, ("?", None)), count) for group, count in groups])
+
+    def rank(self, name: str) -> int:
+        """Return how likely a field or column is a label: 0 has classes, 1 is called so, 2 is a column, 3 a field."""
+        return 0 if name in self.classes else 1 if is_label(name) else 3 if name in self.fields else 2
+
+    def label_columns(self) -> dict[str, Column]:
+        """Return the columns that may be labels, and are not there as fields, too."""
+        return {name: one for name, one in self.columns.items() if name not in (*NO_LABELS, *self.fields)}
+
+    def label_names(self) -> list[str]:
+        """Return what is a label by its name or its classes, as far as all values are known, the likeliest first."""
+        found = [name for name, one in self.fields.items() if one.groups.values and not one.unknown]
+        found += [name for name, one in self.label_columns().items() if one.counts.values]
+        return sorted((name for name in found if self.rank(name) <= 1), key=lambda name: (self.rank(name), name))
+
+    def is_label_field(self, name: str) -> bool:
+        """Tell whether a field is a label by its name, or by the dataset file."""
+        return name in self.classes or is_label(name)
+
+    def _of_content(self, content: str) -> list[str]:
+        return [name for name in self.fields if content_of(name, self.kinds.get(name, "bytes")) == content]
+
+    def _columns_tell_images(self) -> bool:
+        return {"width", "height", "mode"} <= set(self.columns) and self.pixels[0].spread().count > 0

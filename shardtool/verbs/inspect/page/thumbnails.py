@@ -1,0 +1,494 @@
+"""What is shown of a sample: a thumbnail of its images, the start of its texts, its numbers.
+
+Only the fields that are shown are read, and of long ones only the start. Nothing that a sample holds can end a report:
+what cannot be read or decoded becomes a problem of that sample.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import warnings
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from shardtool.dataset.payload import label_of, numbers_in
+from shardtool.dataset.shard_file import open_shard
+from shardtool.entries.arrow import python_rows
+from shardtool.errors import CorruptShard, printable
+from shardtool.fingerprint import crc32c
+from shardtool.format.varint import MORE
+from shardtool.request.options import InspectOptions
+from shardtool.request.results import Observer
+from shardtool.transform.image import BadImage, ImageOptions, change
+from shardtool.values import IMAGE_ENDINGS
+from shardtool.verbs.inspect.overview import SHORT, Overview, draw
+from shardtool.verbs.inspect.samples import text_of
+from shardtool.verbs.inspect.statistics import is_plain
+from shardtool.verbs.inspect.summary import summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.sidecar import FieldRow
+    from shardtool.verbs.inspect.overview import ReadShard
+    from shardtool.verbs.inspect.summary import Summary
+
+
+# Which samples are shown: the first of all by (place among those of its label, a random number).
+#
+# So rare labels are shown, too; without labels the choice goes by shard in the same way. The choice is made while the
+# indexes are read, one at a time, and holds no more samples than are shown.
+
+
+_MOST_VALUES = 1000  # of a label
+
+
+@dataclass(frozen=True)
+class ChosenSample:
+    """A sample that is shown: the number of its shard, its place in the shard, its row of the sidecar."""
+
+    shard: int
+    row: int
+    values: dict[str, Any]  # of columns, by name
+
+
+@dataclass(frozen=True)
+class ChosenSamples:
+    """The samples that are shown of a dataset, and its overview.
+
+    Attributes:
+        overview: What its indexes say.
+        summary: The same as `inspect` has it.
+        spread: The label that the chosen samples are spread over; empty: the shards.
+        chosen: The samples, in the order of the dataset.
+    """
+
+    overview: Overview
+    summary: Summary
+    spread: str
+    chosen: list[ChosenSample]
+
+    @property
+    def total(self) -> str:
+        """The number of samples, for people."""
+        least = "at least " if self.overview.partial and self.overview.dataset.file is None else ""
+        return f"{least}{self.summary.samples:,}"
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A sample that may be shown, with what decides about it."""
+
+    stratum: str
+    priority: float
+    chosen: ChosenSample
+
+
+def gather(dataset: OpenedDataset, samples: int, seed: int) -> ChosenSamples:
+    """Read the indexes of a dataset, and choose at most so many samples to show."""
+    overview = Overview(dataset, InspectOptions(seed=seed), Observer())
+    spread: set[str] = set()
+    pool: list[_Candidate] = []
+    for read in overview.read():
+        if read.part.samples:
+            name, codes, strata = _strata(read, overview.label_names())
+            spread.add(name)
+            pool = _first(pool + _candidates(read, codes, strata, seed, samples), samples)
+    overview.look(images=False)
+    summary = summarize(overview, _MOST_VALUES)
+    chosen = sorted((one.chosen for one in pool), key=lambda one: (one.shard, one.row))
+    return ChosenSamples(overview, summary, spread.pop() if len(spread) == 1 else "", chosen)
+
+
+def _strata(read: ReadShard, labels: Sequence[str]) -> tuple[str, NDArray[np.int64], list[str]]:
+    """Return what the choice is spread over, a code for each sample, and what the codes (-1 is the last) stand for."""
+    for name in labels:
+        if name in read.fields and read.fields[name].crcs is not None:
+            codes = np.full(read.part.samples, -1, np.int64)
+            groups, codes[read.fields[name].rows] = np.unique(read.fields[name].groups(), return_inverse=True)
+            return name, codes, [*map(str, groups.tolist()), ""]
+        if name in read.part.schema.names and is_plain(read.part.schema.field(name).type):
+            values = read.part.table.column(name).combine_chunks()
+            values = values if pt.is_dictionary(values.type) else values.dictionary_encode()
+            codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+            return name, codes, [*map(str, values.dictionary.to_pylist()), ""]
+    return "", np.zeros(read.part.samples, np.int64), [f"shard {read.shard.number}"]
+
+
+def _candidates(read: ReadShard, codes: NDArray[np.int64], strata: list[str], seed: int, most: int) -> list[_Candidate]:
+    """Return those samples of a shard that can be among the first `most`."""
+    priority = draw(seed, read.shard.number, len(codes))
+    order = np.lexsort((priority, codes))
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
+    rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
+    best = order[np.lexsort((priority[order], rank))][:most]
+    rows = python_rows(read.part.table.take(pa.array(best.tolist(), pa.int64())))
+    return [
+        _Candidate(strata[codes[at]], float(priority[at]), ChosenSample(read.shard.number, at, row))
+        for at, row in zip(best.tolist(), rows, strict=True)
+    ]
+
+
+def _first(pool: list[_Candidate], most: int) -> list[_Candidate]:
+    """Return the first of the pool by place in the stratum, then by number.
+
+    What is let go cannot come back: more candidates only push it further down.
+    """
+    pool.sort(key=lambda one: (one.stratum, one.priority, one.chosen.shard, one.chosen.row))
+    ranks: list[int] = []
+    for at, one in enumerate(pool):
+        ranks.append(ranks[-1] + 1 if at and pool[at - 1].stratum == one.stratum else 0)
+    order = sorted(range(len(pool)), key=lambda at: (ranks[at], pool[at].priority, pool[at].stratum))
+    return [pool[at] for at in order[:most]]
+
+
+_JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
+_KINDS = (
+    (b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"),
+    (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"BM", "BMP"), (b"P", "PNM"),
+)  # fmt: skip
+_SNIFFED = 5  # of _KINDS are known by their content alone, whatever the field is called
+SPLIT = "split"  # the column of a sample's split
+_START = 4096  # bytes that are read of a field that is no image
+_LARGEST_IMAGE = 2**26  # bytes of an image that is read
+_MOST_PIXELS = 100_000_000
+_MOST_IMAGES = 3  # of one sample
+_MOST_FIELDS = 40  # of one sample
+_HEX_BYTES = 32
+_SHORT = 200  # characters of a key or a metadata value
+_SHOULD_SHOW = frozenset(("animated-image", "image-depth", "image-too-large"))  # sound images that `change` refuses
+_QUALITY = 75
+_EDGE_LEAST = 40
+_TRIES = 6
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """An image made small.
+
+    Attributes:
+        data: WebP.
+        size: Width and height of `data`.
+        full: Width and height of the image.
+        mode: Pillow's name of what a pixel of the image is.
+        kind: The image's format.
+        field: Where it comes from.
+    """
+
+    data: bytes
+    size: tuple[int, int]
+    full: tuple[int, int]
+    mode: str
+    kind: str
+    field: str
+
+    @property
+    def url(self) -> str:
+        """The picture as a URL that holds it."""
+        return "data:image/webp;base64," + base64.b64encode(self.data).decode()
+
+
+@dataclass(frozen=True)
+class Text:
+    """The start of a field that is no image; `kind` is `json`, `text`, `numbers` or `bytes`."""
+
+    field: str
+    kind: str
+    text: str
+    is_cut: bool
+
+
+@dataclass
+class ShownSample:
+    """A sample as it is shown.
+
+    Attributes:
+        chosen: Which one.
+        labels: Field or column to the label, the likeliest first.
+        fields: Name and bytes of each of its fields.
+        images: The first few.
+        texts: Its other fields.
+        problems: What is wrong with it.
+        notes: Why something is not shown that is not wrong.
+    """
+
+    chosen: ChosenSample
+    labels: dict[str, str]
+    fields: list[tuple[str, int]]
+    images: list[Thumbnail] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        """Its key, for people."""
+        return shorten(self.chosen.values["__key__"], _SHORT)
+
+    @property
+    def best(self) -> Text | None:
+        """The caption: its longest text, not a label, which is shown as one."""
+        long = [one for one in self.texts if one.kind != "bytes" and len(one.text) > 1]
+        return max(long or self.texts[:1], key=lambda one: (one.kind == "text", len(one.text)), default=None)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of one sample.
+
+    Attributes:
+        edge: Pixels of a thumbnail's longer side.
+        image: Bytes of all its thumbnails; None for any.
+        text: Bytes of the texts.
+        images: How many thumbnails.
+    """
+
+    edge: int
+    image: int | None = None
+    text: int = 4000
+    images: int = _MOST_IMAGES
+
+
+def show_samples(gathered: ChosenSamples, budget: Budget) -> Iterator[ShownSample]:
+    """Yield what is shown of each chosen sample, in the order of the dataset."""
+    for number, chosen in groupby(gathered.chosen, key=lambda one: one.shard):
+        samples = list(chosen)
+        try:
+            with open_shard(gathered.overview.dataset.shards[number].path) as file:
+                for one in samples:
+                    yield _SampleReading(file, budget, gathered).show(one)
+        except CorruptShard as error:
+            for one in samples:
+                yield ShownSample(one, _column_labels(gathered, one), _sizes(one), problems=[error.found])
+
+
+def shorten(text: str, most: int) -> str:
+    """Return `text` with what could steer a page made visible, the middle of a long one left out."""
+    text = printable(text[: 4 * most])
+    return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-(most // 3) :]}"
+
+
+def thumbnail(data: bytes, name: str, edge: int, most: int | None = None) -> Thumbnail:
+    """Return an image made small, upright.
+
+    Args:
+        data: The image.
+        name: The field's name.
+        edge: Pixels that no side of it exceeds.
+        most: Bytes that it may take, as far as a thumbnail of a few pixels allows; None for any.
+
+    Raises:
+        BadImage: It is damaged, or is none.
+    """
+    _, fact = change(data, name, ImageOptions(probe=True, max_pixels=_MOST_PIXELS))
+    for _ in range(_TRIES):
+        small, size = _small(data, name, edge)
+        if most is None or len(small) <= most or edge <= _EDGE_LEAST:
+            break
+        edge = max(_EDGE_LEAST, int(edge * min(0.85, (most / len(small)) ** 0.5)))
+    return Thumbnail(small, size, (fact.width, fact.height), fact.mode, _kind(data), name)
+
+
+def _small(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
+    smaller = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=_MOST_PIXELS)
+    options = replace(smaller, encode="webp", quality=_QUALITY, fields=(name,))
+    try:
+        small, fact = change(data, name, options)
+    except BadImage as error:
+        if error.code not in _SHOULD_SHOW or error.code == "image-too-large":
+            raise
+        return _first_frame(data, edge)
+    return bytes(small), (fact.width, fact.height)
+
+
+def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
+    """Return the first picture of an animation or of a deep image, as well as eight bits can show it.
+
+    Raises:
+        BadImage: It is damaged.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
+            image.load()
+            if image.mode[0] in ("F", "I"):  # Pillow's own conversion clips them
+                image = image.convert("F")
+                low, high = cast("tuple[float, float]", image.getextrema())
+                scale = 255 / ((high - low) or 1)
+                image = image.point(lambda value: cast("float", value) * scale - low * scale).convert("L")
+            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+            image.thumbnail((edge, edge))
+            out = BytesIO()
+            image.save(out, "WEBP", quality=_QUALITY)
+            return out.getvalue(), image.size
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - hostile bytes make Pillow raise nearly anything
+        raise BadImage("bad-image", f"cannot be decoded: {error}") from None
+
+
+def _kind(data: bytes) -> str:
+    return next((kind for magic, kind in _KINDS if data.startswith(magic)), "image")
+
+
+def _is_image(name: str, start: bytes) -> bool:
+    if name.rpartition(".")[2].lower() in IMAGE_ENDINGS:
+        return True
+    if start[:4] == b"RIFF" and start[8:12] != b"WEBP":
+        return False
+    return any(start.startswith(magic) for magic, _ in _KINDS[:_SNIFFED])
+
+
+def _sizes(one: ChosenSample) -> list[tuple[str, int]]:
+    return [(shorten(part["name"], _SHORT), part["length"]) for part in one.values["__fields__"]]
+
+
+def _column_labels(gathered: ChosenSamples, one: ChosenSample) -> dict[str, str]:
+    found = {name: one.values.get(name) for name, label in gathered.summary.labels.items() if label.source == "column"}
+    if gathered.summary.splits:
+        found[SPLIT] = one.values.get(SPLIT)
+    return {name: shorten(str(value), _SHORT) for name, value in found.items() if value is not None}
+
+
+class _SampleReading:
+    """The reading of one sample."""
+
+    def __init__(self, file: ShardFile | PackedFile, budget: Budget, gathered: ChosenSamples) -> None:
+        self._file, self._budget, self._gathered = file, budget, gathered
+        self._kinds, self._texts_left = gathered.overview.kinds, budget.text
+
+    def show(self, one: ChosenSample) -> ShownSample:
+        """Return what is shown of a sample."""
+        shown = ShownSample(one, _column_labels(self._gathered, one), _sizes(one))
+        for part in one.values["__fields__"][:_MOST_FIELDS]:
+            try:
+                self._field(shown, part)
+            except CorruptShard as error:
+                shown.problems.append(f"{shorten(part['name'], _SHORT)}: {error.found}")
+        order = [*self._gathered.summary.labels, SPLIT]
+        shown.labels = {name: shown.labels[name] for name in order if name in shown.labels}
+        return shown
+
+    def _field(self, shown: ShownSample, part: FieldRow) -> None:
+        name, length = part["name"], part["length"]
+        start = bytes(self._file.read(part["offset"], min(length, _START)))
+        if _is_image(name, start):
+            if len(shown.images) < self._budget.images:
+                self._image(shown, part)
+            return
+        if not self._checked(shown, part, start):
+            return
+        label = self._gathered.summary.labels.get(name)
+        if label is not None and label.source == "field" and length <= SHORT:
+            called, _ = label_of(start, self._kinds.get(name, "bytes"), self._gathered.overview.classes.get(name))
+            shown.labels[name] = shorten(called, _SHORT)
+        if len(start) < length and name.rpartition(".")[2].lower() in _JSON_ENDINGS and length <= _LARGEST_IMAGE // 64:
+            start = bytes(self._file.read(part["offset"], length))
+        if self._texts_left > 0:
+            text = self._text(shown, name, start, length)
+            shown.texts.append(text)
+            self._texts_left -= len(text.text.encode())
+
+    def _image(self, shown: ShownSample, part: FieldRow) -> None:
+        name, length, title = part["name"], part["length"], shorten(part["name"], _SHORT)
+        if length > _LARGEST_IMAGE:
+            shown.notes.append(f"{title}: {length:,} bytes, too large to be shown")
+            return
+        data = bytes(self._file.read(part["offset"], length))
+        if not self._checked(shown, part, data):
+            return
+        most = self._budget.image
+        if most is not None:  # the first picture is what is looked at
+            left = most - sum(len(one.data) for one in shown.images)
+            most = left if not shown.images and self._budget.images == 1 else left * 3 // 4
+        try:
+            shown.images.append(thumbnail(data, name, self._budget.edge, most))
+        except BadImage as error:
+            where = shown.notes if error.code in _SHOULD_SHOW else shown.problems
+            where.append(f"{title}: {error.message}")
+
+    def _checked(self, shown: ShownSample, part: FieldRow, data: bytes) -> bool:
+        """Tell whether a payload, or the start of one, is what the index says."""
+        title = shorten(part["name"], _SHORT)
+        if len(data) < min(part["length"], _START):
+            shown.problems.append(f"{title}: the shard ends in it")
+            return False
+        if len(data) == part["length"] and part["crc32c"] is not None and crc32c(data) != part["crc32c"]:
+            shown.problems.append(f"{title}: another checksum than its index says")
+        return True
+
+    def _text(self, shown: ShownSample, name: str, start: bytes, length: int) -> Text:
+        title = shorten(name, _SHORT)
+        numbers = _numbers(start, self._kinds.get(name, "bytes"))
+        if numbers is not None:
+            return self._cut(title, "numbers", numbers, is_cut=len(start) < length)
+        if name.rpartition(".")[2].lower() in _JSON_ENDINGS and len(start) == length:
+            try:
+                pretty = json.dumps(json.loads(start), indent=2, ensure_ascii=False)
+                return self._cut(title, "json", pretty, is_cut=False)
+            except (ValueError, RecursionError) as error:
+                shown.problems.append(f"{title}: no JSON: {printable(str(error))[:_SHORT]}")
+        if (text := text_of(start, whole=len(start) == length)) is not None:
+            return self._cut(title, "text", text, is_cut=len(start) < length)
+        dump = " ".join(f"{byte:02x}" for byte in start[:_HEX_BYTES])
+        return Text(title, "bytes", dump, length > _HEX_BYTES)
+
+    def _cut(self, field_name: str, kind: str, text: str, *, is_cut: bool) -> Text:
+        most = min(self._texts_left, self._budget.text * 3 // 4)
+        lines = [printable(line) for line in text[: 2 * most].expandtabs(4).replace("\r\n", "\n").split("\n")]
+        whole = "\n".join(lines).encode()
+        kept = whole[:most].decode("utf-8", "ignore")
+        return Text(field_name, kind, kept, is_cut or len(whole) > most or len(text) > 2 * most)
+
+
+def _numbers(start: bytes, kind: str) -> str | None:
+    """Return the numbers at the start of a feature of a TFRecord; None where it holds none."""
+    if kind == "bytes":
+        return None
+    end = len(start) // 4 * 4
+    if kind == "int64":
+        end = max((at + 1 for at, byte in enumerate(start) if byte < MORE), default=0)  # where a varint ends
+    try:
+        numbers = numbers_in(start[:end], kind)
+    except ValueError:
+        return None
+    return ", ".join(f"{number:.7g}" if isinstance(number, float) else str(number) for number in numbers)
+
+
+# What the page and the contact sheet call a dataset, and a sample's label.
+
+
+_LONGEST = 120
+
+
+def dataset_name(dataset: OpenedDataset) -> str:
+    """Return the dataset's name, for people: its own, or what its shards' names have in common."""
+    if dataset.file and dataset.file.name:
+        return shorten(dataset.file.name, _LONGEST)
+    names = [shard.name for shard in dataset.shards]
+    first, last = min(names), max(names)
+    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    common = first[:same] if first != last else first.partition(".")[0]
+    return shorten(common.rstrip("-_.0123456789") or names[0], _LONGEST)
+
+
+def label_text(one: ShownSample) -> str:
+    """Return a sample's label, for people: a bare number with the name of what holds it."""
+    for name, text in one.labels.items():
+        return f"{shorten(name, 30)} {text}" if text.lstrip("-").isdigit() else text
+    return ""

@@ -1,0 +1,439 @@
+"""Samples of a dataset, found by key or number and looked at: the twin of `inspect --sample`, `--head` and `--keys`.
+
+A payload is read as far as people look at it, and shown as what it is. Damage is shown with the field that has it.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.dataset.feature import numbers_in
+from shardtool.dataset.opened import FIELDS, payload, read_part
+from shardtool.dataset.payload import (
+    IMAGE_LIMIT,
+    MOST_LEVELS,
+    TEXT_LIMIT,
+    content_of,
+    image_fact,
+    json_of,
+    label_of,
+    value_of,
+)
+from shardtool.dataset.shard_file import open_shard, shard_format
+from shardtool.entries.arrow import python_rows
+from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.fingerprint import crc32c
+from shardtool.format import tfrecord_read
+from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
+from shardtool.read.index import asked_table
+from shardtool.select.query import matching
+from shardtool.values import output_text
+from shardtool.verbs.inspect.overview import class_names
+from shardtool.verbs.inspect.statistics import is_plain
+from shardtool.wording import either, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.sidecar import FieldRow
+    from shardtool.values import Kind, Number
+
+
+# Which samples of datasets are asked for: all, or those for which a query is true; a shard at a time.
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A shard of one of the datasets.
+
+    Attributes:
+        dataset: The dataset.
+        shard: The shard.
+        part: Its index.
+        first: The number of its first sample, counted from 0 over all datasets.
+        rows: The samples that are asked for, in order.
+    """
+
+    dataset: OpenedDataset
+    shard: OpenedShard
+    part: OpenedIndex = field(repr=False)
+    first: int
+    rows: NDArray[np.int64] = field(repr=False)
+
+    def raise_damage(self) -> None:
+        """Raise what ended a walk over the shard: there may be more samples.
+
+        Raises:
+            CorruptShard: Something did.
+        """
+        if self.part.walked and self.part.damage:
+            raise self.part.damage[-1]
+
+
+def pieces(datasets: Sequence[OpenedDataset], where: str | None = None, *, metadata: bool = False) -> Iterator[Piece]:
+    """Yield the shards of datasets, those without a sample that is asked for, too.
+
+    Args:
+        datasets: In order.
+        where: A query over the columns of the sidecars, and `key`, `shard`, `size` and `fields`; None: all samples.
+        metadata: Whether the sidecars' columns are wanted, too.
+
+    Raises:
+        InvalidRequest: The query is none, or true for no sample.
+        CorruptShard: A shard has no sound sidecar, and cannot be opened.
+    """
+    columns = set() if where is None else _columns(datasets)
+    first = found = 0
+    for dataset in datasets:
+        for shard in dataset.shards:
+            part = read_part(shard, metadata=metadata or where is not None)
+            rows = np.arange(part.samples) if where is None else matching(asked_table(shard, part, columns), where)
+            yield Piece(dataset, shard, part, first, rows)
+            first, found = first + part.samples, found + len(rows)
+    if where is not None and not found:
+        raise InvalidRequest(option("where"), f"no sample for which {where}", expected="one sample or more")
+
+
+def _columns(datasets: Sequence[OpenedDataset]) -> set[str]:
+    """Return the columns that any sidecar has; a query may name one that a shard lacks."""
+    names: set[str] = set()
+    for dataset in datasets:
+        if dataset.file is not None:
+            names.update(dataset.file.schema)
+        else:
+            names.update(name for shard in dataset.shards for name in read_part(shard).schema.names)
+    return {name for name in names if not name.startswith("__")}
+
+
+def texts_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without dictionaries."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+_OWN = ("__key__", "__offset__", "__size__", FIELDS)
+_HEAD = 64  # bytes of a payload that is neither text nor an image
+_DIGITS = 18  # of a number of samples
+
+
+@dataclass(frozen=True)
+class FoundSample:
+    """A sample, and where it lies.
+
+    Attributes:
+        shard: Its shard.
+        number: In the dataset, counted from 0.
+        key: Its key.
+        offset: Where it starts in the shard.
+        size: Bytes of its records.
+        fields: As its index has them: `name`, `offset`, `length`, `crc32c` (None: not known).
+        metadata: The other columns.
+        kinds: Field to `int64` or `float`, as far as that is known.
+        classes: Field to the names of its class numbers.
+    """
+
+    shard: OpenedShard
+    number: int
+    key: str
+    offset: int
+    size: int
+    fields: Sequence[FieldRow]
+    metadata: Mapping[str, object]
+    kinds: Mapping[str, Kind]
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldView:
+    """A field, for people.
+
+    Attributes:
+        name: Its name.
+        content: What it turned out to be: `image`, `json`, `text`, `number` or `bytes`.
+        offset: Where its payload starts in the shard.
+        length: Bytes of the payload.
+        value: The text, number or numbers, or what the JSON says; None for images and bytes.
+        image: Width, height and mode.
+        head: The first 64 bytes, of what is no text.
+        problem: What is wrong with it; empty where nothing is.
+        label: What the number of a class is called.
+    """
+
+    name: str
+    content: str
+    offset: int
+    length: int
+    value: object = None
+    image: tuple[int, int, str] | None = None
+    head: bytes = b""
+    problem: str = ""
+    label: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the field as data: bytes as base64, what is not there as null."""
+        image = None if self.image is None else dict(zip(("width", "height", "mode"), self.image, strict=True))
+        return {
+            "content": self.content,
+            "offset": self.offset,
+            "length": self.length,
+            "value": plain(self.value),
+            "label": self.label,
+            "image": image,
+            "head": base64.b64encode(self.head).decode() if self.head else None,
+            "problem": self.problem or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """A sample, for people; attributes as those of `FoundSample`, `shard` is a path."""
+
+    key: str
+    number: int
+    shard: str
+    offset: int
+    size: int
+    fields: tuple[FieldView, ...]
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the sample as data, the way `--json` prints it (docs/cli.md)."""
+        return {
+            "key": self.key,
+            "number": self.number,
+            "shard": self.shard,
+            "offset": self.offset,
+            "size": self.size,
+            "fields": {one.name: one.to_json() for one in self.fields},
+            "metadata": {name: plain(value) for name, value in self.metadata.items()},
+        }
+
+
+def keys(datasets: Sequence[OpenedDataset], where: str | None = None) -> Iterator[str]:
+    """Yield all keys, in the order of the samples; with a query, of those for which it is true."""
+    for piece in pieces(datasets, where):
+        column = piece.part.table.column("__key__")
+        yield from (column if where is None else column.take(piece.rows)).to_pylist()
+        piece.raise_damage()
+
+
+def first_samples(
+    datasets: Sequence[OpenedDataset], most: int | None = None, where: str | None = None
+) -> Iterator[FoundSample]:
+    """Yield the first samples, or all; with a query, of those for which it is true."""
+    left = sys.maxsize if most is None else most
+    for piece in pieces(datasets, where, metadata=True):
+        for row in piece.rows[:left].tolist():
+            yield _found(piece.dataset, piece.shard, piece.part, row, piece.first + row)
+        left -= len(piece.rows)
+        if left <= 0:
+            return
+        piece.raise_damage()
+
+
+def find_sample(datasets: Sequence[OpenedDataset], key: str) -> FoundSample:
+    """Return the first sample of that key or else, if the key is a number, that sample counted from 0 over all.
+
+    Raises:
+        InvalidRequest: There is none.
+        CorruptShard: A shard cannot be read.
+    """
+    if (sample := _in_its_range(datasets, key)) is not None:
+        return sample
+    wanted = int(key) if key.isascii() and key.isdigit() and len(key) <= _DIGITS else -1
+    number, by_number, example = 0, None, ""
+    damage: list[CorruptShard] = []
+    for dataset, shard in ((one, shard) for one in datasets for shard in one.shards):
+        try:
+            part = read_part(shard)
+        except CorruptShard as error:
+            damage.append(error)
+            continue
+        damage += part.damage if part.walked else ()
+        column = part.table.column("__key__")
+        row = pc.index(column, key).as_py()
+        if row >= 0:
+            return _whole(dataset, shard, part, row, number + row)
+        if number <= wanted < number + part.samples:
+            by_number = (dataset, shard, None if not part.walked else part, wanted - number)
+        example = example or (column[0].as_py() if part.samples else "")
+        number += part.samples
+    if by_number is not None:
+        return _whole(*by_number, wanted)
+    if damage:
+        raise damage[0]
+    such = f", such as {printable(example)!r}" if example else ""
+    raise InvalidRequest(
+        either(f"sample {key}", f"--sample {key}"),
+        "no such sample",
+        expected=f"a key{such}, or a number below {number:,}",
+    )
+
+
+def _in_its_range(datasets: Sequence[OpenedDataset], key: str) -> FoundSample | None:
+    """Return the sample of a key, if a dataset file lists shards in the order of keys, and one has room for it.
+
+    Then one index is read instead of thousands. None: where it lies, if anywhere, only all indexes say.
+    """
+    file, shards = datasets[0].file, datasets[0].shards
+    if len(datasets) > 1 or file is None or len(file.shards) != len(shards):
+        return None
+    listed = file.shards
+    if any(one.last_key >= after.first_key for one, after in pairwise(listed)):
+        return None
+    at = bisect_right(listed, key, key=attrgetter("first_key")) - 1
+    if at < 0 or key > listed[at].last_key:
+        return None
+    try:
+        part = read_part(shards[at])
+    except CorruptShard:
+        return None
+    row = pc.index(part.table.column("__key__"), key).as_py()
+    before = sum(one.samples for one in listed[:at])
+    return None if row < 0 else _whole(datasets[0], shards[at], part, row, before + row)
+
+
+def _whole(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex | None, row: int, number: int) -> FoundSample:
+    """Return a sample with all that its index says."""
+    if part is None or not part.walked:
+        part = read_part(shard, metadata=True)
+    return _found(dataset, shard, part, row, number)
+
+
+def _found(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex, row: int, number: int) -> FoundSample:
+    shown = [name for name in part.table.column_names if name in _OWN or is_plain(part.schema.field(name).type)]
+    one = python_rows(part.table.slice(row, 1).select(shown))[0]
+    key, offset, size, fields = (one.pop(name) for name in _OWN)
+    kinds = part.kinds
+    if shard_format(shard.path) == "tfrecord" and not part.walked:
+        kinds = numbers_in(dataset.file.features) if dataset.file else _kinds(shard, offset, size)
+    return FoundSample(shard, number, key, offset, size, fields, one, kinds, class_names(dataset))
+
+
+def _kinds(shard: OpenedShard, offset: int, size: int) -> dict[str, Number]:
+    """Return what the features of a record are, if it is not too large to be read for that."""
+    if size > IMAGE_LIMIT:
+        return {}
+    with open_shard(shard.path) as file:
+        start = offset + FRAME_HEAD
+        data = b"".join(payload(file, start, max(0, size - FRAME_HEAD - FRAME_TAIL), shard.path))
+        found = tfrecord_read.features(data, start, shard.path)
+    return {to_name(one.name): one.kind for one in found if one.kind != "bytes"}
+
+
+def to_name(name: bytes) -> str:
+    """Return a field's name as text."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def view(sample: FoundSample, *, text_limit: int = TEXT_LIMIT) -> SampleView:
+    """Return a sample for people to look at.
+
+    Args:
+        sample: The sample.
+        text_limit: Bytes of text that are read; of what is longer, only the start.
+
+    Raises:
+        CorruptShard: The shard cannot be opened.
+    """
+    with open_shard(sample.shard.path) as file:
+        in_order = sorted(range(len(sample.fields)), key=lambda at: sample.fields[at]["offset"])
+        found = {at: _view_field(sample, sample.fields[at], file, text_limit) for at in in_order}
+    fields = tuple(found[at] for at in range(len(sample.fields)))
+    return SampleView(
+        sample.key,
+        sample.number,
+        output_text(sample.shard.path),
+        sample.offset,
+        sample.size,
+        fields,
+        dict(sample.metadata),
+    )
+
+
+def _view_field(sample: FoundSample, one: FieldRow, file: ShardFile | PackedFile, text_limit: int) -> FieldView:
+    name, offset, length = one["name"], one["offset"], one["length"]
+    kind = sample.kinds.get(name, "bytes")
+    content = content_of(name, kind)
+    limit = IMAGE_LIMIT if content == "image" else text_limit
+    wanted = length if length <= limit else _HEAD if content == "image" else limit
+    try:
+        data = b"".join(payload(file, offset, length, sample.shard.path, most=wanted))
+    except CorruptShard as error:
+        return FieldView(name, "bytes", offset, length, problem=error.found)
+    problem = ""
+    if len(data) == length and one["crc32c"] is not None and crc32c(data) != one["crc32c"]:
+        problem = "another checksum than its index says; run `shardtool verify`"
+    content, value, image, worse = _recognized(data, content, kind, whole=len(data) == length)
+    head = data[:_HEAD] if value is None and image is None else b""
+    label = None
+    if name in sample.classes and length <= _HEAD and len(data) == length:
+        label, number = label_of(data, kind, sample.classes[name])
+        content, value, label = ("number", number, label) if isinstance(number, int) else (content, value, None)
+    return FieldView(name, content, offset, length, value, image, head, problem or worse, label)
+
+
+def _recognized(
+    data: bytes, content: str, kind: str, *, whole: bool
+) -> tuple[str, object, tuple[int, int, str] | None, str]:
+    """Return what a payload turned out to be, its value, what image it is, and what is wrong with it."""
+    if kind != "bytes":
+        value = value_of(data, kind)
+        return ("bytes", None, None, f"no {kind}") if value is None else ("number", value, None, "")
+    if content == "image" and whole:
+        fact = image_fact(data)
+        return ("bytes", None, None, fact) if isinstance(fact, str) else ("image", None, fact, "")
+    if content in ("audio", "video", "pickle", "array", "image"):
+        return "bytes", None, None, ""
+    wrong = "no JSON" if content == "json" and whole else ""
+    if content == "json" and whole:
+        try:
+            found = json_of(data)
+        except RecursionError:
+            found, wrong = None, f"JSON more than {MOST_LEVELS} deep, shown as text"
+        if found is not None or data.strip() == b"null":
+            return "json", found, None, ""
+    text = text_of(data, whole=whole)
+    if content == "number" and isinstance(number := value_of(data[:_HEAD]), (int, float)) and len(data) <= _HEAD:
+        return "number", number, None, ""
+    return ("bytes", None, None, wrong) if text is None else ("text", text, None, wrong)
+
+
+def text_of(data: bytes, *, whole: bool) -> str | None:
+    """Return bytes as text; None where they are none. Where they are not `whole`, the last character may be cut off."""
+    for cut in range(1 if whole else 4):
+        try:
+            text = data[: len(data) - cut].decode()
+        except UnicodeDecodeError:
+            continue
+        return None if "\0" in text else text
+    return None
+
+
+def plain(value: object) -> object:
+    """Return a value as JSON has it: bytes as base64, times as text, numbers that are none (NaN) as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return str(value)

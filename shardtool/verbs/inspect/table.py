@@ -1,0 +1,270 @@
+"""The index of datasets as one table, Parquet or CSV: what all sidecars say, and the shard of each sample.
+
+It is written a shard at a time, and appears whole. Columns that a shard lacks are null there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from io import RawIOBase
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from shardtool.dataset.opened import read_part
+from shardtool.dataset.sidecar import UNREAD, types_of
+from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.storage.staging import Folder, check_target, write_whole
+from shardtool.values import output_text
+from shardtool.verbs.inspect.samples import pieces, plain, texts_of
+from shardtool.verbs.inspect.statistics import is_plain
+from shardtool.wording import flag, typed_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from typing_extensions import Buffer
+
+    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.storage.staging import StagedFile
+    from shardtool.verbs.inspect.samples import Piece
+
+
+# Where a report goes: one file, written beside its final name and then renamed, never over a dataset's own.
+
+
+_FORMS = {
+    ".csv": (b'"__key__","__shard__"', b""),
+    ".parquet": (b"PAR1", b"__shard__"),
+    ".png": (b"\x89PNG\r\n\x1a\n", b""),
+    ".html": (b"<!DOCTYPE html>", b'<meta http-equiv="Content-Security-Policy"'),
+}
+
+
+def check_report(dataset: OpenedDataset, path: str, *, overwrite: bool, ending: str) -> None:
+    """Refuse a path to which no report may be written.
+
+    Args:
+        dataset: What it is of.
+        path: Where it will be.
+        overwrite: Whether it may take the place of another report of its kind.
+        ending: `.html`, `.png`, `.csv` or `.parquet`: what it is.
+
+    Raises:
+        InvalidRequest: It is a URL, or one of the dataset's own files.
+        OutputExists: There is something already that is not to be replaced.
+    """
+    if "://" in path or not os.path.basename(path):
+        raise InvalidRequest(path or "the report", "no name of a local file", expected="one such as report.html")
+    own = [dataset.found.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
+    if os.path.realpath(path) in {os.path.realpath(name) for name in own if name}:
+        raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
+    begins, holds = _FORMS[ending]
+    check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag("overwrite"))
+
+
+def write_target(path: str, data: bytes) -> None:
+    """Make a file appear at `path`, whole.
+
+    Raises:
+        OutputFailed: It cannot be written.
+    """
+    folder = Folder(os.path.dirname(path))
+    folder.ready()
+    folder.publish(write_whole(folder, os.path.basename(path), data))
+
+
+SHARD = "__shard__"
+ENDINGS = (".parquet", ".csv")
+_ROWS = 2**16  # that are gathered before they are written, so that many small shards make no many small row groups
+
+
+def write_table(
+    datasets: Sequence[OpenedDataset], path: str, *, where: str | None = None, overwrite: bool = False
+) -> int:
+    """Write a row for each sample: `__key__`, `__shard__` (a path), `__offset__`, `__size__`, `__fields__`, metadata.
+
+    In CSV, what is no number, text, truth or time is JSON.
+
+    Args:
+        datasets: In order.
+        path: Ends in `.parquet` or `.csv`.
+        where: Only samples for which this query is true.
+        overwrite: Replace a file that is there.
+
+    Returns:
+        How many rows there are.
+
+    Raises:
+        InvalidRequest: Another ending, a query that is none or true for no sample, columns that cannot be one.
+        OutputExists: There is something already.
+        OutputFailed: It cannot be written.
+        CorruptShard: A sidecar, or a shard without one, is damaged.
+    """
+    if not path.endswith(ENDINGS):
+        raise InvalidRequest(typed_name("table"), path, expected=f"a name that ends in {' or '.join(ENDINGS)}")
+    for dataset in datasets:
+        check_report(dataset, path, overwrite=overwrite, ending=os.path.splitext(path)[1])
+    schema = _schema(datasets)
+    folder = Folder(os.path.dirname(path))
+    folder.ready()
+    with folder.stage(os.path.basename(path)) as file:
+        sink, rows = _Sink(file), 0
+        writer = (_Csv if path.endswith(".csv") else _Parquet)(sink, schema)
+        try:
+            for table in _gathered(_tables(datasets, where, schema)):
+                writer.write(table)
+                rows += table.num_rows
+        except BaseException:
+            sink.dropped = True  # what a writer writes at its end goes nowhere
+            raise
+        finally:
+            writer.close()
+        folder.publish(file.finish())
+    return rows
+
+
+def _schema(datasets: Sequence[OpenedDataset]) -> pa.Schema:
+    """Return the table's columns: those of all sidecars."""
+    schemas = []
+    for dataset in datasets:
+        first = read_part(dataset.shards[0]).schema
+        known = dataset.file is not None and types_of(first) == dataset.file.schema
+        rest = () if known else dataset.shards[1:]
+        schemas += [first, *(read_part(shard).schema for shard in rest)]
+    metadata = [
+        pa.schema([one.with_nullable(nullable=True) for one in schema if one.name[:2] != "__"]) for schema in schemas
+    ]
+    try:
+        merged = pa.unify_schemas(metadata, promote_options="permissive")
+    except MemoryError:
+        raise
+    except pa.ArrowException as error:
+        found = str(error).partition("\n")[0]
+        raise InvalidRequest(
+            typed_name("table"), found, expected="columns of one type", remedy="Make a table each."
+        ) from None
+    own = [*UNREAD]
+    own.insert(1, pa.field(SHARD, pa.dictionary(pa.int32(), pa.string()), nullable=False))
+    return pa.schema([*own, *merged])
+
+
+def _metadata(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([one.with_nullable(nullable=True) for one in schema if not one.name.startswith("__")])
+
+
+def _tables(datasets: Sequence[OpenedDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
+    for piece in pieces(datasets, where, metadata=True):
+        yield _table(piece, schema, every=where is None)
+        piece.raise_damage()
+
+
+def _table(piece: Piece, schema: pa.Schema, *, every: bool) -> pa.Table:
+    """Return the rows of a shard that are asked for."""
+    found = piece.part.table if every else piece.part.table.take(piece.rows)
+    rows = found.num_rows
+    if more := [name for name in found.column_names if name not in schema.names]:
+        raise CorruptShard(piece.shard.sidecar, f"a column that the dataset file does not list: {more[0]}")
+    codes = pa.array([0] * rows, pa.int32())
+    columns = []
+    for field in schema:
+        if field.name == SHARD:
+            columns.append(pa.DictionaryArray.from_arrays(codes, [output_text(piece.shard.path)]))
+        elif field.name in found.column_names:
+            columns.append(_cast(found.column(field.name), field, piece))
+        else:
+            columns.append(pa.nulls(rows, field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field, piece: Piece) -> pa.ChunkedArray:
+    try:
+        return texts_of(column).cast(field.type)
+    except pa.ArrowInvalid as error:
+        found = f"column {field.name}: {str(error)[:200]}"
+        raise CorruptShard(piece.shard.sidecar, found, expected=f"{field.type}, as elsewhere") from None
+
+
+def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Yield tables of many rows each."""
+    held: list[pa.Table] = []
+    for table in tables:
+        held.append(table)
+        if sum(one.num_rows for one in held) >= _ROWS:
+            yield pa.concat_tables(held).unify_dictionaries()
+            held = []
+    if held:
+        yield pa.concat_tables(held).unify_dictionaries()
+
+
+class _Sink(RawIOBase):
+    """A staged file as pyarrow writes to one; once it is dropped, nothing is written."""
+
+    def __init__(self, file: StagedFile) -> None:
+        self._file, self._size, self.dropped = file, 0, False
+
+    def writable(self) -> bool:
+        """Tell that it can be written."""
+        return True
+
+    def write(self, data: Buffer) -> int:
+        """Append bytes."""
+        view = memoryview(data)
+        if not self.dropped:
+            self._file.write(view)
+        self._size += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Return how many bytes there are."""
+        return self._size
+
+
+class _Parquet:
+    """Writes tables as Parquet."""
+
+    def __init__(self, sink: _Sink, schema: pa.Schema) -> None:
+        from pyarrow import parquet
+
+        self._writer = parquet.ParquetWriter(pa.PythonFile(sink, "w"), schema, compression="zstd")
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Write what ends the file."""
+        self._writer.close()
+
+
+class _Csv:
+    """Writes tables as CSV."""
+
+    def __init__(self, sink: _Sink, schema: pa.Schema) -> None:
+        from pyarrow import csv
+
+        self._schema = pa.schema([(one.name, one.type if _is_flat(one) else pa.string()) for one in schema])
+        self._writer = csv.CSVWriter(pa.PythonFile(sink, "w"), self._schema)
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+        columns = [
+            texts_of(column) if _is_flat(field) else pa.array([*map(_as_text, column.to_pylist())], pa.string())
+            for field, column in zip(table.schema, table.columns, strict=True)
+        ]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+
+    def close(self) -> None:
+        """Write what ends the file."""
+        self._writer.close()
+
+
+def _is_flat(field: pa.Field) -> bool:
+    kind = field.type
+    return field.name == SHARD or (is_plain(kind) and not pa.types.is_time(kind) and not pa.types.is_duration(kind))
+
+
+def _as_text(value: object) -> str | None:
+    found = plain(value)
+    return found if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)

@@ -1,0 +1,299 @@
+"""`verify --target`: what a reader would get wrong of a dataset as it lies there.
+
+Each verdict was tried with the reader itself (tests/clients/test_targets.py). Of DALI it depends on its index: with one
+beside each shard it looks at no name; without, it finds the fields by the members' names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.shard_file import is_packed
+from shardtool.dataset.walk import walked_text
+from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
+from shardtool.interop.export_formats import EXPORTS, HEAD_SIZE, ONCE, difference, form_of, index_limit, index_name
+from shardtool.interop.export_types import IndexedShard
+from shardtool.interop.huggingface import README, is_ours, listed, misreading
+from shardtool.pattern import is_packed_name, is_shard_name
+from shardtool.storage.places import (
+    base_name,
+    folder_of,
+    folders_in,
+    is_file,
+    is_url,
+    join,
+    names_in,
+    read_head,
+    read_small,
+)
+from shardtool.values import counted, output_text
+from shardtool.verbs.verify.findings import Finding, Findings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.walk import Survey
+    from shardtool.execute.pool import Pool
+    from shardtool.interop.export_types import FolderIndex
+    from shardtool.values import Dots
+    from shardtool.verbs.verify.subject import Subject
+
+
+_ELSEWHERE = ("space-in-key", "meta-field", "text-label", "missing-field")  # notes only, or see `_fields`
+_WITHOUT_INDEX = ("dot-in-key", "pax-name")  # what DALI gets wrong where it has none
+_PLAIN_ONLY = ("wids", "dali", "energon")  # read no compressed shards
+_FIRST = 5  # samples that `load_dataset` looks at
+
+
+def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Findings:
+    """Find what readers get wrong."""
+    findings, last = Findings(checked=[f"names for {one}" for one in targets]), len(subject.cases)
+    if any(one.format != "tar" for one in shards):
+        tar_only = [target for target in targets if target != "dali"]
+        if tar_only:
+            findings.add(last, Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
+        if "dali" in targets:
+            findings.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
+        return findings
+    packed = [case.name for case in subject.cases if case.size is not None and is_packed(case.path)]
+    refusing = [target for target in targets if packed and target in _PLAIN_ONLY]
+    if refusing:
+        found = Finding("target-format", ", ".join(refusing), f"compressed shards: {listing(packed, 3)}", "plain ones")
+        findings.add(last, found)
+    findings.add(last, *_names(subject, shards, targets), *_shard_names(subject, targets))
+    if "huggingface" in targets:
+        findings.add(last, *_fields(shards))
+        findings.take(_folder(subject))
+    return findings
+
+
+def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
+    """Yield kinds of keys and fields that a reader gets wrong."""
+    from shardtool.interop.portability import READERS, misreads
+    from shardtool.verbs.verify.source import entries_of
+
+    indexed = all(_has_dali_index(case.path) for case in subject.cases)
+    for one in misreads(entries_of(shards)):
+        spared = ("dali",) if one.code in _WITHOUT_INDEX and indexed else ()
+        getting_wrong = () if one.code in _ELSEWHERE else READERS[one.code]
+        if readers := [target for target in targets if target in getting_wrong and target not in spared]:
+            what = f"{one.code}: {counted(one.count, one.what)}, such as '{one.example}'"
+            yield Finding("misread", ", ".join(readers), what, one.readers)
+
+
+def _has_dali_index(path: str) -> bool:
+    name = index_name(output_text(base_name(path)), EXPORTS["dali-webdataset"])
+    return is_file(join(folder_of(path), name))
+
+
+def _shard_names(subject: Subject, targets: Sequence[str]) -> Iterator[Finding]:
+    from shardtool.interop.portability import unopenable
+
+    for target in targets:
+        bad = [case.name for case in subject.cases if target in unopenable(case.name)]
+        if bad:
+            yield Finding("target-name", target, listing(bad, 3), f"{target} {unopenable(bad[0])[target]}")
+
+
+def _fields(shards: Sequence[Survey]) -> Iterator[Finding]:
+    """Yield what `load_dataset` makes of samples that lack fields: it takes the first ones' for those of all."""
+    reader, known = "huggingface", frozenset[bytes]()
+    for one in shards:
+        samples = list(_field_sets(one))
+        if not samples:
+            continue
+        if not known:
+            known = samples[0]
+            if unlike := [at for at, fields in enumerate(samples[:_FIRST]) if fields != known]:
+                differ = known ^ samples[unlike[0]]
+                what = f"{_named(differ)}: not in all of the first five samples, so that it refuses the dataset"
+                yield Finding("target-fields", reader, what, "the same fields in each of them")
+                return
+        if late := frozenset().union(*samples) - known:
+            what = f"{_named(late)}: not in the first samples, so that it drops it; first in {output_text(one.path)}"
+            yield Finding("target-fields", reader, what, "in the first five samples, too")
+            return
+
+
+def _field_sets(one: Survey) -> Iterator[frozenset[bytes]]:
+    row = 0
+    for count in one.counts:
+        yield frozenset(one.names[code] for code in one.codes[row : row + count])
+        row += count
+
+
+def _named(fields: frozenset[bytes]) -> str:
+    return f"the field {listing(sorted(printable(walked_text(name)) for name in fields), 3)}"
+
+
+def _folder(subject: Subject) -> Findings:
+    """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
+    findings, folder = Findings(), subject.found.folder
+    names = names_in(folder)
+    if README in names:
+        try:
+            data = read_small(join(folder, README), 2**24)
+        except OSError:
+            data = b""
+        if is_ours(data):
+            return findings
+        if b"data_files" in data:
+            findings.unchecked.append(f"{README}: whether the data_files in it are the shards")
+            return findings
+    if wrong := misreading(map(output_text, names)):
+        found = f"load_dataset(folder) {wrong}"
+        findings.add(len(subject.cases), Finding("target-folder", "huggingface", found, "the shards"))
+    return findings
+
+
+# The index files of other tools that lie beside shards, held against the shards that they lead into.
+#
+# They are no part of a dataset, and no checksum covers them; but a reader that is given a stale one returns wrong bytes
+# without an error. A worker compares each with what a walk over its shard finds. What has the name of an index and not
+# its form is reported as unchecked: it may be anything.
+
+
+CODE = "export-stale"
+
+
+@dataclass(frozen=True, slots=True)
+class BesideTask:
+    """The index files of a shard.
+
+    Attributes:
+        path: The path of the shard.
+        name: The name of the shard.
+        files: The names of files beside it that may be indexes.
+        dots: The dot at which keys end in members' names: the `first` or the `last`.
+    """
+
+    path: str
+    name: str
+    files: tuple[str, ...]
+    dots: Dots
+
+
+@dataclass(frozen=True, slots=True)
+class BesideFound:
+    """The result for the index files of a shard: findings, and the files in no known form."""
+
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...]
+
+
+def check_beside(subject: Subject, pool: Pool) -> Findings:
+    """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
+    findings, folder = Findings(), subject.found.folder
+    names = set(names_in(folder))
+    tasks: dict[int, BesideTask] = {}
+    for number, case in enumerate(subject.cases):
+        name = base_name(case.path)
+        wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
+        files = tuple(sorted(wanted - {base_name(subject.found.dataset_file or "")}))
+        if files and case.survey is not None and is_shard_name(name) and not is_packed_name(name):
+            tasks[number] = BesideTask(case.path, name, files, subject.dots)
+    numbers = [*tasks]
+    for place, found in pool.map(compare_beside, iter(tasks.values())):
+        findings.add(numbers[place], *found.findings)
+        findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
+    if subject.file is not None and subject.is_all:  # what tells of all shards was not named with some of them
+        for form, once in ONCE.items():
+            findings.take(_of_folder(subject, subject.file, EXPORTS[form].reader, once))
+        findings.add(-1, *_of_readme(subject, subject.file, names))
+    return findings
+
+
+def compare_beside(task: BesideTask) -> BesideFound:
+    """Compare the index files of a shard with what lies in it."""
+    forms: dict[str, str] = {}
+    folder = folder_of(task.path)
+    for name in task.files:
+        head = _read(join(folder, name), HEAD_SIZE)
+        if form := form_of(name, head[0], head[1]):
+            forms[name] = form
+    unknown = tuple(name for name in task.files if name not in forms and not name.endswith(".json"))
+    if not forms:
+        return BesideFound((), unknown)
+    try:
+        shard = _indexed(task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
+    except StoreFailed:
+        raise
+    except ShardError:
+        return BesideFound((), unknown)  # a damaged shard, which other checks report
+    findings = []
+    for name, form in forms.items():
+        limit = index_limit(shard)
+        data, size = _read(join(folder, name), limit)
+        wrong = f"{size:,} bytes" if size > limit else difference(form, data, shard)
+        if wrong:
+            expected = f"an index of {output_text(task.name)}, for {EXPORTS[form].reader}"
+            findings.append(Finding(CODE, output_text(name), wrong, expected))
+    return BesideFound(tuple(findings), unknown)
+
+
+def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
+    from shardtool.dataset.opened import table_of
+    from shardtool.dataset.walk import SurveyTask, survey
+
+    found = survey(SurveyTask(task.path, dots=task.dots))
+    if found.error is not None:
+        raise found.error
+    digests = None
+    if hashed:
+        from array import array
+
+        from shardtool.interop.export_types import DigestTask, digest
+
+        stops = array("q", [start + length for start, length in zip(found.offsets, found.lengths, strict=True)])
+        digests = digest(
+            DigestTask(task.path, found.size, found.offsets.tobytes(), stops.tobytes()), lambda _, __: None
+        )
+    return IndexedShard(task.name, found.size, table_of(found), digests)
+
+
+def _read(path: str, limit: int) -> tuple[bytes, int]:
+    """Return the first bytes of a plain file, and how many it has; of any other none."""
+    try:
+        return read_head(path, limit)
+    except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
+        return b"", 0
+
+
+def _of_folder(subject: Subject, file: DatasetFile, reader: str, once: FolderIndex) -> Findings:
+    """Find what is wrong with a reader's list of the folder's shards, as far as it is about this dataset."""
+    findings, folder = Findings(), subject.found.folder
+    below = folder_of(once.info)
+    if below and not is_url(folder) and below not in folders_in(folder):
+        return findings  # not through a link to a folder
+    data, _ = _read(join(folder, once.info), 2**28)
+    counts = once.counts(data)
+    shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
+    if not counts.keys() & shards.keys():
+        return findings
+    for first in file.appends:
+        later = [shard.name for shard in file.shards[first:]]
+        if not counts.keys() & {*later}:
+            findings.unchecked.append(f"{reader}'s index of the folder: it covers the first {first:,} shards only")
+            shards = {name: samples for name, samples in shards.items() if name not in later}
+            break
+    for name, samples in shards.items():
+        if counts.get(name) != samples:
+            found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
+            findings.add(-1, Finding(CODE, once.info, found, f"{samples:,} samples"))
+            break
+    return findings
+
+
+def _of_readme(subject: Subject, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
+    """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
+    data, _ = _read(join(subject.found.folder, README), 2**24)
+    if not is_ours(data):
+        return
+    there, shards = {*map(output_text, names)}, {shard.name for shard in file.shards}
+    named = listed(data, there | shards)
+    if named & shards and (lacking := sorted(shards - named)):
+        yield Finding(CODE, README, f"nothing that names {lacking[0]}", "all shards of the dataset")
+    if named & shards and (gone := sorted(named - there - shards)):
+        yield Finding(CODE, README, f"a name of no shard: {gone[0]}", "names of shards")

@@ -1,0 +1,357 @@
+"""`verify --repair`: what can be mended without guessing.
+
+- A sidecar that is missing, damaged or of another shard is made again from its shard, where the dataset file proves
+  the shard to be the one that was written.
+- A dataset file that is missing or damaged is made again, where every shard is the one that its sound sidecar tells
+  of.
+- With the source, `create` is run again with those of the recorded options that only choose, and what the user gives
+  of others (`--map`, `--root`): it gives the same bytes. What was there is kept under other names until the outcome is
+  seen to be just what the dataset file says, and comes back where it is not. Of a split, of `reshard`,
+  of a table of `--join`, and after an append, the user learns what to run instead.
+
+Everything is staged, then published; afterwards the dataset is verified again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.find import find_dataset
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.request.options import OF_WORKERS, CreateOptions
+from shardtool.request.results import Observer
+from shardtool.storage.backup import KeptFiles
+from shardtool.storage.places import is_url
+from shardtool.storage.reading import read_small
+from shardtool.storage.staging import local_folder, write_whole
+from shardtool.verbs.verify.look import look
+from shardtool.verbs.verify.subject import recorded_run
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.find import DatasetFiles
+    from shardtool.request.options import VerifyOptions
+    from shardtool.storage.staging import DurableFile, Folder
+    from shardtool.values import Given, OnError
+    from shardtool.verbs.verify.look import LookResult, Report
+    from shardtool.verbs.verify.subject import ShardCase, Subject
+
+
+# What of a damaged dataset can be made again: decided from findings and the dataset file; nothing is touched.
+
+
+OF_SIDECARS = frozenset(
+    {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
+)
+_UNREAD, _CHANGED = {"shard-missing", "shard-unreadable"}, {"shard-size", "shard-checksum", "payload-checksum"}
+OF_SHARDS = frozenset({*_UNREAD, *_CHANGED, "shard-damaged", "padding-not-zero"})
+OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
+OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
+
+
+def why_not_again(file: DatasetFile) -> str:
+    """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
+    verb = file.made.verb
+    if file.appends:
+        overwrite, append = option("if_exists", "overwrite"), option("if_exists", "append")
+        return (
+            "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
+            f"from a copy, or make the dataset anew: the first command with {overwrite}, then each {append}"
+        )
+    if verb == "index":
+        return "shards that another tool made: get them again"
+    if verb != "create" or file.made.split:
+        which = "of a split" if verb == "create" else f"made by {printable(verb)[:80]}"
+        return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
+    if file.made.options.get("urls"):
+        again = option("if_exists", "resume")
+        return f"shards of the files of URLs, which may be others by now: run the command that made them, with {again}"
+    if table := file.made.options.get("join"):
+        which = f"made with {option('join')} {printable(str(table))[:80]}"
+        return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
+    return ""
+
+
+def wrong_names(file: DatasetFile, codes: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the files that are to be made again, by the codes that were found of each file."""
+    names = []
+    for one in file.shards:
+        if OF_SHARDS.intersection(codes.get(one.name, ())):
+            names.append(one.name)
+        elif OF_SIDECARS.intersection(codes.get(one.sidecar, ())):
+            names.append(one.sidecar)
+    return names
+
+
+def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
+    """Return the options to run `create` again with: code is the user's, never what is recorded.
+
+    Raises:
+        InvalidRequest: The dataset was made with options that the user is to give, and did not.
+    """
+    run, given = recorded_run(file, asked), asked.map
+    if not isinstance(run.options, CreateOptions):
+        raise TypeError(run.verb)  # other verbs are not run again
+    if run.map and given is None:
+        found = f"samples made by {run.map}, which is never run because a file names it"
+        wanted = f"{option('map')}, if that code is yours"
+        raise InvalidRequest(option("source"), found, expected=wanted, remedy="Nothing was touched.")
+    if given is not None and given != run.map:
+        expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
+        raise InvalidRequest(option("map"), str(given), expected=expected, remedy="Nothing was touched.")
+    on_error: OnError = "skip" if file.skipped else "stop"
+    how = {name: getattr(asked, name) for name in ("start_method", *OF_WORKERS)}
+    return replace(run.options, map=given, if_exists="resume", on_error=on_error, **how)
+
+
+def output_again(file: DatasetFile, found: DatasetFiles, codes: Collection[str]) -> list[str] | str:
+    """Return where `create` is to write: to the names that the dataset file lists, in its own folder.
+
+    Raises:
+        InvalidRequest: It would write or remove other files than those.
+    """
+    if extra := {"shard-extra", "sidecar-extra"}.intersection(codes):
+        problem = f"files that the dataset file does not list ({listing(sorted(extra))})"
+        expected = "none, for they would be removed"
+        raise InvalidRequest(option("repair"), problem, expected=expected, remedy="Move them away first.")
+    output: list[str] | str = os.path.join(found.folder, file.pattern)
+    if "{" not in file.pattern:
+        output = [os.path.join(found.folder, one.name) for one in file.shards]
+    base, own = parse_pattern(output).base, os.path.basename(found.dataset_file or "").removesuffix(DATASET_SUFFIX)
+    if {base, file.name} != {own}:
+        problem = f"a dataset file called {own}, of a dataset called {file.name}"
+        remedy = "Give the dataset file its own name again."
+        raise InvalidRequest(option("repair"), problem, expected=f"{base}, as its shards are", remedy=remedy)
+    return output
+
+
+_KEPT_SUFFIX = ".before-repair"
+
+
+def repair(dataset: Given, options: VerifyOptions, observer: Observer, *, contents: bool = False) -> LookResult:
+    """Look, mend what can be mended, and look again.
+
+    Raises:
+        ShardError: What `verify` raises.
+        OutputFailed: The file system refuses to take what was mended.
+    """
+    looked = look(dataset, options, observer, contents=contents)
+    if looked.report.sound:
+        return looked
+    mending = _Repair(looked.report, looked.subject, options)
+    mending.run()
+    if mending.changed:
+        looked = look(dataset, replace(options, repair=False, map=None), Observer(), contents=contents)
+    unchecked = (*looked.report.unchecked, *mending.left)
+    return replace(looked, report=replace(looked.report, unchecked=unchecked, repaired=tuple(mending.done)))
+
+
+class _Repair:
+    """The repair of a dataset, from its findings.
+
+    Attributes:
+        done: What was mended, in words.
+        left: What was not, and why.
+        changed: Whether anything was written.
+    """
+
+    def __init__(self, report: Report, seen: Subject, options: VerifyOptions) -> None:
+        self.seen, self.options = seen, options
+        self.codes = {one.code for one in report.findings} | set(report.counts)
+        self.by_file: dict[str, set[str]] = {}
+        for one in report.findings:
+            self.by_file.setdefault(one.file, set()).add(one.code)
+        if is_url(seen.found.folder):
+            remedy = (
+                f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one to its place."
+            )
+            raise InvalidRequest(option("repair"), "a dataset elsewhere", expected="one in a folder", remedy=remedy)
+        self.folder: Folder = local_folder(seen.found.folder)
+        self.done: list[str] = []
+        self.left: list[str] = []
+        self.changed = False
+
+    def run(self) -> None:
+        """Mend what can be mended."""
+        file, files = self.seen.file, self.codes & (OF_SIDECARS | OF_SHARDS)
+        instead = why_not_again(file) if file is not None and files else ""
+        if self.options.source is not None and files and file is not None:
+            if instead:
+                self._leave(instead)
+            else:
+                self._again(file)
+            return
+        if self.codes & OF_SHARDS:
+            self._leave(instead or self._of_shards())
+        if self.seen.file is not None and self.codes & OF_SIDECARS:
+            self._sidecars(self.seen.file)
+        elif self.codes & OF_DATASET_FILE:
+            self._dataset_file()
+
+    def _of_shards(self) -> str:
+        if self.options.source is None:
+            return f"damaged shards: they can only be made again from their source ({option('source')})"
+        resume = option("if_exists", "resume")
+        return f"damaged shards: only a whole dataset file says how they were made. Run that command with {resume}"
+
+    def _leave(self, what: str) -> None:
+        self.left.append(f"repair: {what}")
+
+    def _base(self) -> str:
+        return os.path.basename(self.seen.found.dataset_file or "").removesuffix(DATASET_SUFFIX)
+
+    def _sidecars(self, file: DatasetFile) -> None:
+        """Make sidecars again from shards that are proven sound."""
+        bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & OF_SIDECARS]
+        proven = [
+            case for case in bad if case.sound and case.survey and case.entry and case.survey.crc == case.entry.crc
+        ]
+        for case in bad:
+            if case not in proven:
+                self._leave(f"{case.sidecar}: its shard is not proven to be sound")
+        if not proven:
+            return
+        with self.folder.lock(self._base()):
+            self._check_unchanged()
+            entries = {one.name: one for one in file.shards}
+            staged: list[DurableFile] = []
+            names = [*(case.sidecar for case in proven), self._base() + DATASET_SUFFIX]
+            try:
+                for case in proven:
+                    data = self._sidecar_of(case)
+                    staged.append(write_whole(self.folder, case.sidecar, data))
+                    entry = entries[case.name]
+                    entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
+                new = replace(file, shards=tuple(entries[one.name] for one in file.shards))
+                staged.append(write_whole(self.folder, self._base() + DATASET_SUFFIX, new.encode()))
+                self.folder.publish(*staged)
+            finally:
+                self.folder.discard_staged(names)
+        self.changed = True
+        self.done.append(f"{listing([case.sidecar for case in proven])}: made again from the shard")
+        if len(file.schema) > len(_schema_names()):
+            lost = sorted(set(file.schema) - set(_schema_names()))
+            self.done[-1] += f"; the columns {listing(lost)} are lost there, for only the source has them"
+
+    def _check_unchanged(self) -> None:
+        """Check, under the lock, that the dataset is the one that was looked at."""
+        path = self.seen.found.dataset_file or ""
+        try:
+            same = read_dataset(read_small(path), path) == self.seen.file
+        except (OSError, CorruptShard):
+            same = False
+        if not same:
+            raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
+
+    def _sidecar_of(self, case: ShardCase) -> bytes:
+        from shardtool.dataset.opened import table_of
+        from shardtool.dataset.sidecar import ShardFact
+        from shardtool.dataset.sidecar_write import encode_table
+        from shardtool.dataset.walk import SurveyTask, survey
+
+        found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots))
+        if found.error is not None or case.entry is None or found.crc != case.entry.crc:
+            raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
+        return encode_table(table_of(found), ShardFact(case.name, found.size, found.crc, ""))
+
+    def _dataset_file(self) -> None:
+        """Make the dataset file again from shards that are what their sidecars say."""
+        unsound = [case.name for case in self.seen.cases if not case.sound]
+        if unsound or self.codes & (OF_SHARDS | OF_SIDECARS | OF_ALL):
+            what = f"{listing(unsound, 3)} is not proven to be sound" if unsound else "other things are wrong, too"
+            if "dataset-incomplete" in self.codes:
+                resume = option("if_exists", "resume")
+                what = f"shards are missing. Finish the run that made them: its own command with {resume}"
+            self._leave(f"the dataset file: {what}")
+            return
+        from shardtool.request.options import OF_WORKERS, IndexOptions
+        from shardtool.verbs.index.index import index
+
+        given = self.seen.found.dataset_file or self.seen.found.shards
+        if {*find_dataset(given).shards} - {*self.seen.found.shards}:
+            self._leave("the dataset file: only some of its shards were given. Name the dataset file")
+            return
+        try:
+            overwrite = "dataset-file-damaged" in self.codes
+            same = {name: getattr(self.options, name) for name in OF_WORKERS}
+            options = IndexOptions(checksum=True, dots=self.seen.dots, overwrite=overwrite, **same)
+            made = index(given, options)
+        except ShardError as error:
+            self._leave(f"the dataset file: {error}")
+            return
+        self.changed = True
+        lost = "how the dataset was made, what was left out and the names of classes are lost"
+        self.done.append(f"{made.dataset_file}: made again from shards and sidecars; {lost}")
+
+    def _again(self, file: DatasetFile) -> None:
+        """Run `create` again, and keep what it gives only where that is just what the dataset file says."""
+        from shardtool.verbs.create.create import create
+
+        wrong = wrong_names(file, self.by_file)
+        try:
+            options, output = options_again(file, self.options), output_again(file, self.seen.found, self.codes)
+            self._check_plan(file, output, options)
+            kept = self._keep(file)
+        except ShardError as error:
+            self._leave(str(error))
+            return
+        try:
+            self.folder.remove(wrong)
+            create(self.options.source, output, options)
+            self._check_outcome(file)
+        except BaseException as error:
+            kept.bring_back(last=DATASET_SUFFIX)
+            if not isinstance(error, ShardError):
+                raise
+            self._leave(f"what was there is back: {error}")
+            return
+        kept.discard()
+        self.changed = True
+        source = self.options.source
+        sources = listing([*map(str, source)]) if isinstance(source, list | tuple) else source
+        self.done.append(f"{listing(wrong)}: made again from {sources}")
+
+    def _check_plan(self, file: DatasetFile, output: Given, options: CreateOptions) -> None:
+        """Check that the source would give the shards that the dataset file lists, before anything is touched."""
+        from shardtool.verbs.create.create import dry_run
+
+        plan = dry_run(self.options.source, output, options)
+        if options.of_transform() is None:
+            ours = [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in file.shards]
+            if [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] != ours:
+                found = "other samples than the dataset was made from"
+                raise InvalidRequest(option("source"), found, expected="those", remedy="Nothing was touched.")
+
+    def _keep(self, file: DatasetFile) -> KeptFiles:
+        """Give all files of the dataset a second name."""
+        kept = KeptFiles(self.folder.path, self.folder.full_path(f".{self._base()}{_KEPT_SUFFIX}"))
+        names = [name for one in file.shards for name in (one.name, one.sidecar)]
+        names += [self._base() + DATASET_SUFFIX, f"{file.name}.skipped"]
+        kept.keep(names)
+        return kept
+
+    def _check_outcome(self, file: DatasetFile) -> None:
+        """Check that every shard is the one that the dataset file listed."""
+        path = self.seen.found.dataset_file or ""
+        try:
+            new = read_dataset(read_small(path), path)
+        except OSError as error:
+            raise CorruptShard(path, str(error)) from None
+        if [(one.name, one.size, one.crc) for one in new.shards] != [
+            (one.name, one.size, one.crc) for one in file.shards
+        ]:
+            raise InvalidRequest(option("source"), "other content than the dataset was made from", expected="the same")
+
+
+def _schema_names() -> list[str]:
+    from shardtool.dataset.sidecar import OWN_COLUMNS
+
+    return list(OWN_COLUMNS)

@@ -1,0 +1,214 @@
+"""Laws of the chain over real shards: order, resuming and counting stay exact, whatever is done to samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+import shardtool
+from shardtool import CorruptShard, CreateOptions, InvalidRequest, SampleFailed, create
+from shardtool.read import files
+from shardtool.read.dataset import open as open_data
+from tests.helpers import write_tree
+from tests.read.made_data import make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shardtool.read.dataset import Dataset
+    from shardtool.read.stream import Stream
+    from tests.read.made_data import Made
+
+_SAMPLES = 30
+_BAD = 7  # its class is a word
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 30 samples in shards of four; one class is no number, and every fifth sample has no text."""
+    root = tmp_path_factory.mktemp("chain")
+    files = {f"{at:02}.cls": b"none" if at == _BAD else str(at).encode() for at in range(_SAMPLES)}
+    write_tree(root / "in", files | {f"{at:02}.txt": b"text" for at in range(_SAMPLES) if at % 5})
+    create(root / "in", str(root / "out-{000000..}.tar"), CreateOptions(max_count=4, workers=1))
+    return root
+
+
+@pytest.fixture
+def dataset(folder: Path) -> Dataset:
+    """The dataset, opened anew."""
+    return open_data(folder / "out.json")
+
+
+def _keys(stream: Stream) -> list[Any]:
+    return [sample["__key__"] for sample in stream]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "full"])
+def test_order_stays(dataset: Dataset, shuffle: Any) -> None:
+    """A stream gives what its stages make of each sample, in the order that it has without them, epoch after epoch."""
+    plain = dataset.stream(shuffle=shuffle, seed=3)
+    chained = (
+        dataset.stream(shuffle=shuffle, seed=3).decode({"cls": None}).select("cls").map(lambda one: one["__key__"])
+    )
+    for _ in range(2):
+        assert list(chained) == _keys(plain)
+
+
+def test_a_dataset_hands_its_chain_on(dataset: Dataset) -> None:
+    """What is done to a dataset's samples is done to those of its streams, and the dataset itself stays as it was."""
+    decoded = dataset.decode({"cls": "text"}).tuple("cls")
+    assert sorted(decoded.stream()) == sorted((sample["cls"].decode(),) for sample in dataset)
+    assert list(decoded.stream(shuffle=False).map(len)) == [1] * _SAMPLES
+    assert isinstance(dataset[0], dict)
+
+
+@pytest.mark.parametrize(("before", "after"), [((0, 1), (0, 1)), ((0, 2), (1, 3)), ((1, 3), (0, 1))])
+def test_resuming_between_batches(dataset: Dataset, before: tuple[int, int], after: tuple[int, int]) -> None:
+    """A state taken after some batches goes on with the next sample, with another number of ranks, too."""
+
+    def batches(rank: int, world_size: int) -> Stream:
+        stream = dataset.stream(seed=1, rank=rank, world_size=world_size)
+        return stream.select("cls").batch(2)
+
+    stream = batches(*before)
+    for number, _ in enumerate(stream, 1):
+        if number == 3:
+            break
+    position = number * 2 * before[1]
+    resumed = batches(*after)
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    everything = _keys(dataset.stream(seed=1, rank=0, world_size=1))
+    rest = everything[position:][after[0] :: after[1]]
+    assert [key for batch in resumed for key in batch["__key__"]] == rest[: (_SAMPLES - position) // after[1]]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_len_counts_what_comes(dataset: Dataset, world_size: int, *, drop_last: bool) -> None:
+    """The length of datasets, views, mixes and streams is that of a loop over them, with batches, too."""
+    mixed = shardtool.mix([dataset, dataset[:9]], weights=[1, 1])
+    for source in (dataset, dataset[:7], mixed):
+        for chain in (source, *(source.select("cls").batch(4, drop_last=drop_last).batch(size) for size in (1, 3))):
+            assert len(chain) == sum(1 for _ in chain)
+            stream = chain.stream(rank=world_size - 1, world_size=world_size, ends="uneven")
+            assert len(stream) == sum(1 for _ in stream)
+    chained = dataset.batch(4)
+    assert (len(chained[:7]), len(chained.take([True] * _SAMPLES)), len(chained.keys)) == (2, len(chained), _SAMPLES)
+
+
+def test_what_stages_leave_out_is_counted(dataset: Dataset) -> None:
+    """A stream counts what its stages leave out, by shard and reason, and goes on in the right place."""
+    stream = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip").stream(shuffle=False, ends="uneven")
+    expected = [at for at in range(_SAMPLES) if at % 5 and at != _BAD]
+    assert [number for number, _ in stream] == expected
+    assert stream.skipped.samples == _SAMPLES - len(expected)
+    assert {name.rpartition("-")[2]: count for name, count in stream.skipped.shards.items()} == {
+        "000000.tar": 1, "000001.tar": 2, "000002.tar": 1, "000003.tar": 1, "000005.tar": 1, "000006.tar": 1,
+    }  # fmt: skip
+    assert sum("no whole number" in reason for reason in stream.skipped.reasons) == 1
+
+
+def test_errors_end_a_stream(dataset: Dataset) -> None:
+    """Where nothing may be left out, the first sample that fails ends the stream by name."""
+    with pytest.raises(SampleFailed, match="sample 07, field cls"):
+        list(dataset.decode().stream(shuffle=False))
+    with pytest.raises(SampleFailed, match="sample 00: no field txt; it has cls"):
+        list(dataset.stream(shuffle=False).select("txt"))
+
+
+def test_samples_by_number_and_key(dataset: Dataset) -> None:
+    """A sample that is asked for comes as the dataset's stages make it: by number, key, several, or from a view."""
+    numbers = dataset.decode({"cls": "text"}).map(lambda sample: sample["cls"])
+    assert (numbers[3], numbers[-1], numbers["04"]) == ("3", "29", "04".lstrip("0"))
+    assert numbers[[5, 2]] == numbers[["05", "02"]] == ["5", "2"]
+    assert list(numbers[10:12]) == list(numbers.partition(["10", "11"])) == ["10", "11"]
+    assert list(numbers)[:3] == ["0", "1", "2"]
+    assert list(numbers[:0]) == []
+
+
+def test_a_sample_that_is_asked_for_is_not_left_out(dataset: Dataset) -> None:
+    """What a stream would leave out is an error for who asks for that sample, and a batch is nothing to ask one for."""
+    tuples = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip")
+    assert tuples[1] == (1, "text")
+    for which, where in ((_BAD, "sample 07, field cls"), ("05", "sample 05: no field txt"), ([1, _BAD], "sample 07")):
+        with pytest.raises(SampleFailed, match=where):
+            tuples[which]
+    with pytest.raises(InvalidRequest, match="batch: one sample was asked for"):
+        tuples.batch(2)[0]
+    assert [len(batch[0]) for batch in tuples.batch(20)] == [20, 3]
+
+
+def test_a_damaged_sample_that_is_asked_for_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """Where damaged samples are skipped, one asked for alone is an error; of several it is left out."""
+    for one in folder.glob("out*"):
+        (tmp_path / one.name).write_bytes(one.read_bytes())
+    (tmp_path / "out-000001.tar").unlink()
+    dataset = open_data(tmp_path / "out.json", on_error="skip")
+    with pytest.raises(CorruptShard, match=r"out-000001\.tar"):
+        dataset[4]
+    assert [sample["__key__"] for sample in dataset[[3, 4, 8]]] == ["03", "08"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Made:
+    """Samples of which each has a label and a picture, and three of four a text."""
+    return make(tmp_path_factory.mktemp("made"), ending)
+
+
+_CHOSEN: list[Callable[[Any], Any]] = [
+    lambda one: one.select("cls"),
+    lambda one: one.tuple("__key__", "jpg"),
+    lambda one: one.decode({"jpg": None}).tuple("cls", "jpg"),
+    lambda one: one.tuple("cls", "txt", missing="none"),
+    lambda one: one.tuple("txt;jpg"),
+    lambda one: one.select("txt", missing="skip").select("txt"),
+    lambda one: one.select("cls", "jpg").map(dict).select("cls"),
+]
+
+
+@pytest.mark.parametrize("chain", _CHOSEN)
+def test_fields_that_are_dropped_make_no_difference(made: Made, chain: Callable[[Any], Any]) -> None:
+    """A sample of chosen fields is what a chain makes of all of its fields: by number, in lists, streams and mixes."""
+    whole, chosen = made.open(), chain(made.open())
+    expected = [*chosen.stages.run(whole, lambda _: None)]
+    assert [*chosen] == expected
+    assert [*pickle.loads(pickle.dumps(chosen))[::-1]] == expected[::-1]  # noqa: S301
+    assert [*chain(whole.stream(shuffle=False, ends="uneven"))] == expected
+    stream = whole.stream(seed=5)
+    assert [*chosen.stream(seed=5, ends="uneven")] == [*chosen.stages.run(stream, lambda _: None)]
+    mixed = shardtool.mix([whole, whole[:9]], weights=[1, 1])
+    assert [*chain(mixed)] == [*chosen.stages.run(mixed, lambda _: None)]
+    if len(expected) == len(whole):
+        assert [chosen[at] for at in range(len(whole))] == expected == chosen[range(len(whole))]
+
+
+def test_a_lacking_field_is_named_with_those_there(made: Made) -> None:
+    """Where a chosen field is missing, the error names all fields of the sample, not only the chosen ones."""
+    at = next(at for at, sample in enumerate(made.samples) if "txt" not in sample)
+    for lacking in (made.open().tuple("cls", "txt"), made.open().select("cls", "jgp")):
+        with pytest.raises(SampleFailed, match=r"no field (txt|jgp); it has cls, jpg"):
+            lacking[at]
+
+
+def test_fields_that_are_dropped_are_not_read(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen first is all that is read: a label costs no picture; and only that is checked."""
+    read = [0]
+
+    def counting(fd: int, length: int, offset: int) -> bytes:
+        data = os.pread(fd, length, offset)
+        read[0] += len(data)
+        return data
+
+    monkeypatch.setattr(files, "_pread", counting)
+    pictures = sum(len(cast("bytes", sample["jpg"])) for sample in made.samples)
+    costs = []
+    for dataset in (made.open(), made.open().decode().tuple("cls"), made.open(check=True).select("cls")):
+        read[0] = 0
+        assert len([*dataset.stream()]) == len([dataset[at] for at in range(len(dataset))])
+        costs.append(read[0])
+    assert costs[0] > 2 * pictures > 10 * max(costs[1:])

@@ -1,0 +1,502 @@
+"""Laws of decoding: what a field becomes is said by its name, and what cannot be decoded by an error that names it."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as of_numpy
+from PIL import Image, ImageOps
+
+from shardtool.errors import InvalidRequest, SampleFailed
+from shardtool.read.chain.decode import Decode, own_decoders
+from tests.helpers import ENVIRONMENT
+from tests.transform.test_image import (
+    LAID,
+    chunk,
+    deep,
+    exif,
+    file_of,
+    four_corners,
+    labels,
+    photo,
+    png,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from shardtool.read.chain.decode import Decoder, Images
+
+    Array = np.ndarray[Any, Any]
+
+_JPG = file_of(photo((40, 30)), "JPEG")
+
+
+def decoded(field: str, data: object, **options: Any) -> Any:
+    """Return what one field of a sample becomes."""
+    return Decode(**options)({"__key__": "cat/1", field: data})[field]
+
+
+def failure(field: str, data: bytes, **options: Any) -> SampleFailed:
+    """Return the error of a field that cannot be decoded."""
+    with pytest.raises(SampleFailed) as raised:
+        decoded(field, data, **options)
+    return raised.value
+
+
+def npy(array: Array, version: tuple[int, int] | None = None) -> bytes:
+    """Return an array as NumPy's file."""
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, version)
+    return stream.getvalue()
+
+
+def npy_of(header: str, payload: bytes = b"") -> bytes:
+    """Return a file of NumPy's with a header made by hand."""
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header.encode() + payload
+
+
+@pytest.mark.parametrize(
+    "kind", ["jpg", "jpeg", "png", "webp", "bmp", "gif", "tiff", "ppm", "seg.png", "image/encoded"]
+)
+@pytest.mark.parametrize("images", ["numpy", "pil"])
+def test_images(kind: str, images: Images) -> None:
+    """An image becomes RGB as Pillow has it: uint8 [height, width, 3] that can be written, or a picture in memory."""
+    form = {"jpg": "JPEG", "tiff": "TIFF"}.get(kind, kind.upper() if kind.isalpha() else "PNG")
+    data = file_of(photo((40, 30)), form)
+    found = decoded(kind, data, images=images)
+    expected = Image.open(io.BytesIO(data)).convert("RGB")
+    if images == "pil":
+        assert (found.mode, found.size, found.tobytes()) == ("RGB", (40, 30), expected.tobytes())
+    else:
+        assert (found.dtype, found.shape, found.flags.writeable) == (np.uint8, (30, 40, 3), True)
+        assert np.array_equal(found, np.asarray(expected))
+
+
+def test_images_are_known_by_their_content() -> None:
+    """A PNG that is called jpg is decoded as what it is."""
+    assert np.array_equal(decoded("jpg", file_of(four_corners(), "PNG")), np.asarray(four_corners()))
+
+
+def _palette(transparency: object) -> bytes:
+    image = four_corners().quantize(4)
+    return file_of(image, "PNG", transparency=transparency)
+
+
+def _with_alpha(mode: str) -> bytes:
+    image = four_corners().convert(mode)
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    return file_of(image, "PNG")
+
+
+_GREY = np.asarray(four_corners().convert("L"))
+_COLOURS = {
+    "grey": (file_of(four_corners().convert("L"), "PNG"), np.dstack([_GREY] * 3)),
+    "palette": (_palette(None), np.asarray(four_corners())),
+    "palette with a transparent index": (_palette(1), np.asarray(four_corners())),
+    "palette with alpha": (_palette(b"\0\x80\xff\xff"), np.asarray(four_corners())),
+    "alpha": (_with_alpha("RGB"), np.asarray(four_corners())),
+    "grey with alpha": (_with_alpha("L"), np.dstack([_GREY] * 3)),
+    "one bit": (
+        file_of(four_corners().convert("1", dither=Image.Dither.NONE), "PNG"),
+        np.dstack([np.where(_GREY > 127, 255, 0).astype(np.uint8)] * 3),
+    ),
+    "CMYK": (
+        file_of(four_corners().convert("CMYK"), "TIFF"),
+        np.asarray(four_corners().convert("CMYK").convert("RGB")),
+    ),
+    "16 bits of grey": (
+        file_of(deep((16, 4)), "PNG"),
+        np.dstack([((np.asarray(deep((16, 4))).astype(int) + 128) // 257).astype(np.uint8)] * 3),
+    ),
+    "16-bit colours": (
+        png((2, 1), 16, 2, b"\0" + struct.pack(">6H", 0xFFFF, 0x80FF, 0, 0x1234, 0x7FFF, 1)),
+        np.array([[[255, 128, 0], [0x12, 0x7F, 0]]], np.uint8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _COLOURS)
+def test_colours(name: str) -> None:
+    """Grey has three equal channels, a palette its colours, alpha is left out, and 16 bits become 8."""
+    data, expected = _COLOURS[name]
+    assert np.array_equal(decoded("png", data), expected)
+    assert np.array_equal(np.asarray(decoded("png", data, images="pil")), expected)
+
+
+@pytest.mark.parametrize("orientation", LAID)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
+def test_upright(orientation: int, kind: str) -> None:
+    """An image is turned as its EXIF orientation says, a mask too."""
+    data = file_of(photo((40, 30)).transpose(LAID[orientation]), kind, exif=exif(orientation))
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    expected = np.asarray(image if kind == "TIFF" else ImageOps.exif_transpose(image))
+    assert expected.shape == (30, 40, 3)
+    assert np.array_equal(decoded("jpg", data), expected)
+    assert np.array_equal(decoded("jpg", data, own=(("jpg", "mask"),)), expected)
+
+
+def test_first_frame() -> None:
+    """Of several frames the first is taken."""
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    data = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert decoded("gif", data)[0, 0].tolist() == [255, 0, 0]
+
+
+_MASKS = {
+    "indices of a palette": (file_of(four_corners().quantize(4), "PNG"), np.asarray(four_corners().quantize(4))),
+    "grey": (file_of(Image.fromarray(labels()), "PNG"), labels()),
+    "one bit": (
+        file_of(Image.fromarray(labels()).convert("1", dither=Image.Dither.NONE), "PNG"),
+        (labels() > 127).astype(np.uint8),
+    ),
+    "16 bits": (file_of(deep((8, 8)), "PNG"), np.asarray(deep((8, 8)))),
+    "32 bits": (file_of(Image.fromarray(labels().astype(np.int32) * 1000), "TIFF"), labels().astype(np.int32) * 1000),
+    "floats": (
+        file_of(Image.fromarray(labels().astype(np.float32) / 7), "TIFF"),
+        labels().astype(np.float32) / np.float32(7),
+    ),
+    "alpha": (_with_alpha("RGB"), np.asarray(Image.open(io.BytesIO(_with_alpha("RGB"))))),
+}
+
+
+@pytest.mark.parametrize("name", _MASKS)
+def test_masks(name: str) -> None:
+    """The decoder `mask` gives the very values that are stored, in their own type, and they can be written."""
+    data, expected = _MASKS[name]
+    found = decoded("seg.png", data, own=(("seg.png", "mask"),))
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected)
+    assert found.flags.writeable
+
+
+def test_values_that_no_rule_turns_into_colours() -> None:
+    """Floats and integers beyond 16 bits are no image, and 16-bit colours no mask, rather than something cut off."""
+    for name, what in (("floats", "floats"), ("32 bits", "more than 16 bits")):
+        assert what in failure("tif", _MASKS[name][0]).found
+    assert "16 bits" in failure("png", _COLOURS["16-bit colours"][0], own=(("png", "mask"),)).found
+
+
+def test_reduce() -> None:
+    """A JPEG comes at the smallest of 1/8, 1/4, 1/2 and 1 where both sides are long enough; others keep their size."""
+    image = photo((403, 301))
+    jpg, turned = file_of(image, "JPEG"), file_of(image.transpose(LAID[6]), "JPEG", exif=exif(6))
+    for least in ((1, 1), (50, 37), (51, 37), (100, 75), (101, 75), (100, 76), (201, 150), (202, 1), (1000, 1)):
+        scale = next((one for one in (8, 4, 2) if 403 // one >= least[0] and 301 // one >= least[1]), 1)
+        expected = (-(-301 // scale), -(-403 // scale), 3)
+        assert decoded("jpg", jpg, reduce=least).shape == decoded("jpg", turned, reduce=least).shape == expected
+    assert decoded("png", file_of(image, "PNG"), reduce=(1, 1)).shape == (301, 403, 3)
+
+
+def test_reduce_is_near() -> None:
+    """A JPEG decoded at half its size looks as one that was made smaller afterwards."""
+    data = file_of(photo((320, 240)), "JPEG", quality=95)
+    half = np.asarray(decoded("jpg", data, images="pil").reduce(2)).astype(float)
+    assert abs(decoded("jpg", data, reduce=(160, 120)) - half).mean() < 3
+
+
+def test_too_many_pixels() -> None:
+    """An image that claims more pixels than Pillow takes is refused before any is decoded."""
+    claims = png((30_000, 30_000), 8, 2, b"")
+    for images in ("numpy", "pil"):
+        assert "more pixels than can be decoded" in failure("png", claims, images=images).found
+
+
+_MEMORY = """
+import io, sys
+from PIL import Image
+from shardtool.read.chain.decode import Decode
+
+def memory(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+data, images, own = open(sys.argv[1], "rb").read(), sys.argv[2], {}
+if images == "mask":
+    images, own = "numpy", {"png": "mask"}
+kind = Image.open(io.BytesIO(data)).format
+small = io.BytesIO()
+Image.new("L", (8, 8)).save(small, kind)
+sample = {"__key__": "k", "png": small.getvalue()}
+Decode(tuple(own.items()), images)(sample)
+before = memory("VmRSS")
+Decode(tuple(own.items()), images, max_bytes="2GB")({"__key__": "k", "png": data})
+print(memory("VmHWM") - before)
+"""
+_TURNED = exif(6)
+_LARGE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "png": ("RGB", "PNG", {"compress_level": 1}), "png-turned": ("RGB", "PNG", {"exif": _TURNED, "compress_level": 1}),
+    "png-alpha": ("RGBA", "PNG", {"compress_level": 1}), "png-palette": ("P", "PNG", {"compress_level": 1}),
+    "png-16": ("I;16", "PNG", {"compress_level": 1}), "jpg": ("RGB", "JPEG", {}), "bmp": ("RGB", "BMP", {}),
+    "jpg-turned": ("RGB", "JPEG", {"exif": _TURNED}), "jpg-cmyk": ("CMYK", "JPEG", {"progressive": True}),
+    "jpg-progressive": ("RGB", "JPEG", {"progressive": True, "subsampling": 0}), "gif": ("P", "GIF", {}),
+    "webp": ("RGB", "WEBP", {}), "webp-lossless": ("RGBA", "WEBP", {"lossless": True}), "ppm": ("RGB", "PPM", {}),
+    "tiff": ("RGB", "TIFF", {}), "tiff-strip": ("RGB", "TIFF", {"compression": "tiff_lzw", "strip_size": 2**30}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [
+        *((name, "numpy") for name in _LARGE),
+        *((name, "pil") for name in ("png-turned", "png-alpha", "png-16", "jpg-cmyk", "webp")),
+        *((name, "mask") for name in ("png", "png-16", "tiff-strip")),
+    ],
+)
+def test_memory_is_bounded(name: str, images: str, tmp_path: Path) -> None:
+    """Decoding takes no more than `max_bytes`: what it took at its peak, copies included, is refused by less."""
+    mode, kind, details = _LARGE[name]
+    data = file_of(Image.new(mode, (3000, 2000)), kind, **details)
+    (tmp_path / "image").write_bytes(data)
+    command = [sys.executable, "-c", _MEMORY, str(tmp_path / "image"), images]
+    took = int(subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout)
+    most = int(took * 0.9) - 2**20  # what an allocator keeps
+    how = {"own": (("png", "mask"),)} if images == "mask" else {"images": images}
+    assert "to decode, over" in failure("png", data, max_bytes=most, **how).found
+
+
+def test_memory_is_refused_before_it_is_given() -> None:
+    """A few bytes that claim a large image, or a large part of one, are refused by their header."""
+    claims = png((9000, 9000), 8, 2, b"")
+    assert "9,000 x 9,000 pixels of this PNG may take 567 MB" in failure("png", claims, max_bytes="500MB").found
+    with pytest.raises(InvalidRequest, match="no size"):
+        Decode(max_bytes="much")
+
+
+_VALUES: dict[str, tuple[bytes, object]] = {
+    "cls": (b"7", 7),
+    "cls2": (b" -12\n", -12),
+    "index": (b"0", 0),
+    "inx": (b"3", 3),
+    "id": (b"12345678901234567890", 12345678901234567890),
+    "multi.CLS": (b"1", 1),
+    "json": ('{"a": [1, 2.5, null, "ü"]}'.encode(), {"a": [1, 2.5, None, "ü"]}),
+    "jsonl": (b'{"a": 1}\n\n[2]\n', [{"a": 1}, [2]]),
+    "txt": ("größe\n".encode(), "größe\n"),
+    "caption": (b"a cat", "a cat"),
+    "en.txt": (b"", ""),
+}
+_BYTES = (
+    "flac", "wav", "mp3", "mp4", "pkl", "pickle", "pyd", "pth", "pt", "npz", "bin", "label", "score", "seg", "jpg.gz",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", _VALUES)
+def test_values(field: str) -> None:
+    """The last ending of a field says what its bytes become, in capitals too."""
+    data, expected = _VALUES[field]
+    found = decoded(field, data)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize("field", _BYTES)
+def test_bytes_stay(field: str) -> None:
+    """What has no decoder stays bytes, whatever it holds; above all, a pickle is never opened."""
+    data = pickle.dumps(_JPG)
+    assert decoded(field, data) is data
+
+
+def test_what_is_no_bytes_stays() -> None:
+    """Numbers of a TFRecord, metadata and the key stay as they are, and so does the sample that was given."""
+    sample = {"__key__": "a.jpg", "cls": 3, "id": [1, 2], "json": None, "txt": "text", "inx": b"4"}
+    given = dict(sample)
+    assert Decode()(given) == {**sample, "inx": 4}
+    assert given == sample
+
+
+@pytest.mark.parametrize("version", [None, (1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=">i2").reshape(3, 4), np.asfortranarray(np.arange(12.0).reshape(3, 4)), np.array(2.5),
+        np.zeros((3, 0, 2), np.float32), np.array([b"ab", b"c"]), np.array(["ü"]), np.array([True]),
+        np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), np.array(["2020-01-01"], "M8[s]"),
+    ],
+    ids=lambda array: str(array.dtype),
+)  # fmt: skip
+def test_npy(array: Array, version: tuple[int, int] | None) -> None:
+    """An array comes back as `numpy.load` gives it, in memory of its own that can be written."""
+    found = decoded("npy", npy(array, version))
+    expected = np.load(io.BytesIO(npy(array, version)))
+    assert (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+    assert found.flags.writeable
+    assert found.flags.f_contiguous == expected.flags.f_contiguous
+
+
+def test_npy_with_names_of_fields() -> None:
+    """Names of fields that need version 3 of the format come back."""
+    array = np.array([(1, 2)], [("größe", "i4"), ("ü", "u1")])
+    assert decoded("npy", npy(array, (3, 0))).dtype == array.dtype
+
+
+@given(of_numpy.arrays(of_numpy.scalar_dtypes(), of_numpy.array_shapes(min_dims=0, min_side=0)))
+def test_any_npy(array: Array) -> None:
+    """Any array of plain values comes back."""
+    found = decoded("npy", npy(array))
+    assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+_BAD_ARRAYS = {
+    "empty": (b"", "magic"),
+    "objects": (npy_of("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", pickle.dumps([1])), "unpickling"),
+    "cut off": (npy(np.arange(9))[:-1], "cut off"),
+    "claims a terabyte": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**37},)}}"), "cut off"),
+    "claims more than there is": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**70},)}}"), ""),
+    "less than nothing": (npy_of("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}", bytes(8)), "shape"),
+    "much of nothing": (npy_of("{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}"), "cut off"),
+    "nested": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'-' * 9000}1,)}}"), ""),
+    "nested otherwise": (npy_of(f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'~' * 5000}1,)}}"), ""),
+    "no dict": (npy_of("__import__('os').abort()"), ""),
+}
+
+
+@pytest.mark.parametrize("name", _BAD_ARRAYS)
+def test_bad_npy(name: str) -> None:
+    """A file that is no array of plain values is refused before memory is given to it, and nothing in it is run."""
+    data, expected = _BAD_ARRAYS[name]
+    assert expected in failure("npy", data).found
+
+
+@pytest.mark.parametrize(
+    ("field", "data"),
+    [
+        ("cls", b""), ("cls", b"dog"), ("id", b"1.5"), ("json", b"{"), ("json", b"[" * 100_000), ("json", b"\xff"),
+        ("txt", b"\xff\xfe"), ("jpg", b""), ("jpg", b"no image"), ("jpg", _JPG[:-600]), ("png", b"\x89PNG\r\n\x1a\n"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_field(field: str, data: bytes) -> None:
+    """What cannot be decoded is an error of one line that names sample and field; it travels, and keeps its cause."""
+    error = failure(field, data)
+    assert error.where == f"sample cat/1, field {field}"
+    assert "\n" not in str(error)
+    assert len(str(error)) < 500
+    assert error.__cause__ is not None
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
+
+
+@given(st.sampled_from(["jpg", "png", "gif", "tif", "npy", "json", "cls", "txt"]), st.data())
+def test_any_bytes(field: str, data: st.DataObject) -> None:
+    """Any bytes become a value or `SampleFailed`, nothing else."""
+    whole = {"npy": npy(np.arange(6.0)), "json": b'{"a": [1]}', "cls": b"12", "txt": b"abc"}.get(field)
+    start = (
+        whole if whole is not None else file_of(four_corners((6, 4)), {"jpg": "JPEG", "tif": "TIFF"}.get(field, field))
+    )
+    at = data.draw(st.integers(0, len(start)))
+    changed = start[:at] + data.draw(st.binary(max_size=8)) + start[at + data.draw(st.integers(0, 8)) :]
+    with suppress(SampleFailed):
+        decoded(field, changed)
+
+
+def test_endings_with_a_dot() -> None:
+    """An ending may be given as files have it."""
+    assert own_decoders({".jpg": None, "seg.png": "mask"}) == (("jpg", None), ("seg.png", "mask"))
+
+
+def _length(data: bytes) -> int:
+    return len(data)
+
+
+@pytest.mark.parametrize(
+    ("own", "field", "expected"),
+    [
+        ({"jpg": _length}, "jpg", 3),
+        ({"jpg": _length}, "left.jpg", 3),
+        ({"jpg": None, "left.jpg": _length}, "left.jpg", 3),
+        ({"jpg": None, "left.jpg": _length}, "right.jpg", b"123"),
+        ({"cls": None}, "cls", b"123"),
+        ({"label": "int"}, "label", 123),
+        ({"score": "float"}, "score", 123.0),
+        ({"cls": "text"}, "cls", "123"),
+        ({"image/class/text": "text"}, "image/class/text", "123"),
+        ({"bin": "json"}, "bin", 123),
+        ({"png": _length}, "cls", 123),
+    ],
+)
+def test_own_decoders(own: dict[str, Decoder], field: str, expected: object) -> None:
+    """The longest ending of a field that has a decoder of its own decides; the rest is decoded as ever."""
+    assert decoded(field, b"123", own=tuple(own.items())) == expected
+
+
+def test_own_images() -> None:
+    """One field of images may become what another does not."""
+    decode = Decode((("thumb.jpg", "pil"), ("photo", "numpy")), reduce=(20, 15))
+    found = decode({"__key__": "a", "thumb.jpg": _JPG, "photo": _JPG, "jpg": _JPG})
+    assert isinstance(found["thumb.jpg"], Image.Image)
+    assert np.array_equal(np.asarray(found["photo"]), np.asarray(found["jpg"]))
+    assert found["thumb.jpg"].size == (20, 15)
+
+
+def _fails(error: Exception) -> Callable[[bytes], object]:
+    def decoder(_: bytes) -> object:
+        raise error
+
+    return decoder
+
+
+def test_errors_of_own_decoders() -> None:
+    """An error of an own decoder names sample and field, and what it was."""
+    error = failure("jpg", b"", own=(("jpg", _fails(KeyError("x"))),))
+    assert (error.where, error.found) == ("sample cat/1, field jpg", "cannot be decoded: KeyError: 'x'")
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_no_memory_is_no_damage() -> None:
+    """Where there is no memory, the sample is not to blame."""
+    with pytest.raises(MemoryError):
+        decoded("jpg", b"", own=(("jpg", _fails(MemoryError())),), on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"images": "torch"}, "images"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"reduce": (0, 10)}, "reduce"),
+        ({"reduce": (10,)}, "reduce"),
+        ({"own": (("jpg", "rgb8"),)}, "decode({'jpg': ...})"),
+        ({"own": (("jpg", 3),)}, "decode({'jpg': ...})"),
+    ],
+)
+def test_bad_requests(options: dict[str, Any], where: str) -> None:
+    """What no decoder can be is refused before a sample is read."""
+    with pytest.raises(InvalidRequest) as raised:
+        Decode(**options)
+    assert raised.value.where == where
+
+
+def test_travels() -> None:
+    """A decoder that has decoded goes to another process."""
+    decode = Decode((("bin", _length),), reduce=(8, 8))
+    sample = {"__key__": "a", "jpg": _JPG, "cls": b"1", "bin": b"12", "npy": npy(np.arange(3))}
+    once = decode(sample)
+    again = pickle.loads(pickle.dumps(decode))(sample)  # noqa: S301 - our own
+    assert json.dumps([*map(str, again.values())]) == json.dumps([*map(str, once.values())])
+
+
+def test_pillow_is_imported_for_images_only() -> None:
+    """Who decodes no image imports no Pillow."""
+    code = (
+        "import sys; from shardtool.read.chain.stages import *; Decode()({'cls': b'1', 'json': b'1'});"
+        "assert 'PIL' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)
+
+
+def test_cut_png() -> None:
+    """A PNG without its last chunk is cut off, though Pillow would show it."""
+    whole = png((2, 2), 8, 0, b"\0\1\2\0\3\4")
+    assert decoded("png", whole)[1, 1].tolist() == [4, 4, 4]
+    assert "too early" in failure("png", whole[: -len(chunk(b"IEND", b""))]).found

@@ -1,0 +1,339 @@
+"""Laws of the chain: what each stage makes of samples, what it leaves out and counts, and what its errors name."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from functools import partial
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest, SampleFailed
+from shardtool.read.chain.stages import Chain, Stages, collate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shardtool.read.chain.decode import Decoder
+
+_SAMPLES: list[dict[str, object]] = [
+    {"__key__": "a", "jpg": b"ja", "cls": b"0"},
+    {"__key__": "b", "png": b"pb", "cls": b"1"},
+    {"__key__": "c", "jpg": b"jc", "png": b"pc", "cls": b"2"},
+    {"__key__": "d", "jpg": b"jd", "cls": b"none"},
+]
+
+
+class Listed(Chain):
+    """A chain over samples in memory, which counts those that are asked for and those that are left out."""
+
+    def __init__(self, samples: list[dict[str, object]]) -> None:
+        self.samples = samples
+        self.taken, self.skipped = 0, list[SampleFailed]()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.stages.run(self._read(), self.skipped.append)
+
+    def _read(self) -> Iterator[dict[str, object]]:
+        for sample in self.samples:
+            self.taken += 1
+            yield sample
+
+
+def _listed(*samples: int) -> Listed:
+    return Listed([_SAMPLES[at] for at in samples or range(len(_SAMPLES))])
+
+
+def _upper(sample: dict[str, bytes]) -> dict[str, object]:
+    return {**sample, "cls": sample["cls"].upper()}
+
+
+def _add(sample: int, more: int) -> int:
+    return sample + more
+
+
+def _raises(error: BaseException) -> Callable[[object], object]:
+    def function(_: object) -> object:
+        raise error
+
+    return function
+
+
+def test_no_stages() -> None:
+    """Without stages, samples come as they are, and none is touched on the way."""
+    samples = iter(_SAMPLES)
+    assert Stages().run(samples, print) is samples
+    assert Stages().apply(_SAMPLES[0]) is _SAMPLES[0]
+
+
+def test_stages_act_in_their_order() -> None:
+    """Each stage gets what the one before it gives; what was chained before stays as it was."""
+    first = _listed(0, 2).decode({"jpg": None, "png": None})
+    second = first.map(lambda sample: sample["cls"] + 1)
+    third = second.map(lambda number: -number).batch(2)
+    assert [sample["cls"] for sample in first] == [0, 2]
+    assert list(second) == [1, 3]
+    assert [batch.tolist() for batch in third] == [[-1, -3]]
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (lambda one: one.tuple("cls"), [(b"0",), (b"2",)]),
+        (lambda one: one.tuple("jpg", "cls"), [(b"ja", b"0"), (b"jc", b"2")]),
+        (lambda one: one.tuple("png;jpg", "__key__"), [(b"ja", "a"), (b"pc", "c")]),
+        (lambda one: one.tuple("jpg;png", "__key__"), [(b"ja", "a"), (b"jc", "c")]),
+        (lambda one: one.tuple("png;gif", "cls", missing="none"), [(None, b"0"), (b"pc", b"2")]),
+        (lambda one: one.tuple("png;gif", "cls", missing="skip"), [(b"pc", b"2")]),
+        (lambda one: one.select("cls"), [{"__key__": "a", "cls": b"0"}, {"__key__": "c", "cls": b"2"}]),
+        (lambda one: one.select("png", missing="skip"), [{"__key__": "c", "png": b"pc"}]),
+        (
+            lambda one: one.select("png", missing="none"),
+            [{"__key__": "a", "png": None}, {"__key__": "c", "png": b"pc"}],
+        ),
+    ],
+)
+def test_fields(chain: Callable[[Chain], Listed], expected: list[object]) -> None:
+    """Fields are taken by name, or by the first of several that a sample has; those it lacks, as was asked."""
+    assert list(chain(_listed(0, 2))) == expected
+
+
+def test_select_keeps_what_tells_of_padding() -> None:
+    """A sample that fills up the last step says so whatever is selected."""
+    assert list(Listed([{"__key__": "a", "__padding__": True, "cls": 1, "x": 2}]).select("cls")) == [
+        {"__key__": "a", "__padding__": True, "cls": 1}
+    ]
+
+
+@pytest.mark.parametrize("call", [Chain.tuple, Chain.select])
+def test_a_missing_field_is_named(call: Callable[..., Listed]) -> None:
+    """A sample that lacks a field is an error that names it, the field, and the fields that are there."""
+    chain = call(_listed(), "jpg", "cls")
+    with pytest.raises(SampleFailed) as raised:
+        list(chain)
+    assert raised.value.where == "sample b"
+    assert raised.value.found == "no field jpg; it has png, cls"
+    assert "missing='skip'" in raised.value.remedy
+
+
+def test_what_is_left_out_is_counted() -> None:
+    """Each sample that a stream leaves out is handed over with its error, whichever stage it was."""
+    chain = _listed().decode({"jpg": None}, on_error="skip").tuple("jpg", "cls", missing="skip")
+    assert [number for _, number in chain] == [0, 2]
+    assert [error.where for error in chain.skipped] == ["sample b", "sample d, field cls"]
+
+
+def test_one_sample_is_never_left_out() -> None:
+    """The error of one that a stream would leave out says so, and not what was asked for already."""
+    chain = _listed().decode({"jpg": None}, on_error="skip")
+    with pytest.raises(SampleFailed, match=r"sample d, field cls: .*'none'. A stream leaves such samples out\.$"):
+        chain.stages.apply(_SAMPLES[3])
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda one: one.decode("pil"), "decode: 'pil'; expected fields and their decoders, .* or images='pil'"),
+        (lambda one: one.decode({"jpg": "pill"}), "'pill'"),
+        (lambda one: one.decode(reduce=224), "reduce: 224; expected width and height"),
+        (lambda one: one.decode(reduce=(224, "x")), "reduce: .*; expected width and height"),
+        (lambda one: one.batch(3).decode(), "decode: given after batch; expected samples: decode first, then batch"),
+        (lambda one: one.batch("3"), "batch: '3'; expected 1 or more"),
+        (lambda one: one.batch(0), "batch: 0; expected 1 or more"),
+    ],
+)
+def test_arguments_that_make_no_sense(call: Callable[[Chain], object], found: str) -> None:
+    """They are refused where the chain is made, before a sample is read."""
+    with pytest.raises(InvalidRequest, match=found):
+        call(_listed())
+
+
+def test_one_policy_a_stage() -> None:
+    """What one stage may leave out, another may not."""
+    with pytest.raises(SampleFailed, match="sample b"):
+        list(_listed().decode({"png": None, "jpg": None}, on_error="skip").tuple("jpg", "cls"))
+    with pytest.raises(SampleFailed, match="sample d, field cls"):
+        list(_listed().select("jpg", "cls", missing="skip").decode({"jpg": None}))
+
+
+def test_a_single_sample() -> None:
+    """One sample comes as from a stream; where a stream would leave it out, its error is raised."""
+    stages = _listed().decode({"jpg": None, "png": None}, on_error="skip").tuple("jpg", "cls", missing="skip").stages
+    assert stages.apply(_SAMPLES[0]) == (b"ja", 0)
+    for at, where in ((1, "sample b"), (3, "sample d, field cls")):
+        with pytest.raises(SampleFailed) as raised:
+            stages.apply(_SAMPLES[at])
+        assert raised.value.where == where
+    with pytest.raises(InvalidRequest, match="batch"):
+        stages.then(_listed().batch(2).stages.stages[0]).apply(_SAMPLES[0])
+
+
+def test_fields_that_are_dropped_are_not_decoded() -> None:
+    """Where fields are chosen right after decoding, only they are decoded."""
+    seen: list[bytes] = []
+    own: dict[str, Decoder] = {"jpg": seen.append, "png": len}
+    assert list(_listed(2).decode(own).select("cls", "png")) == [{"__key__": "c", "cls": 2, "png": 2}]
+    assert list(_listed(2).decode(own).tuple("gif;png", "cls")) == [(2, 2)]
+    assert not seen
+    assert list(_listed(2).decode(own).map(lambda sample: sample["png"])) == [2]
+    assert seen == [b"jc"]
+
+
+def test_fields_of_no_sample() -> None:
+    """What has no fields cannot be asked for them, and the error says which call it was."""
+    tuples = _listed(0).tuple("jpg", "cls")
+    for chain, where in ((tuples.decode(), "decode"), (tuples.select("jpg"), "select"), (tuples.tuple("jpg"), "tuple")):
+        with pytest.raises(InvalidRequest) as raised:
+            list(chain)
+        assert (raised.value.where, raised.value.found) == (where, "a tuple")
+    with pytest.raises(InvalidRequest, match="tuple: a bytes"):
+        list(_listed(0).map(lambda sample: sample["jpg"]).tuple("jpg"))
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ValueError("bad"), MemoryError(), SampleFailed("mine", "bad")])
+def test_errors_of_a_function_pass(error: Exception) -> None:
+    """An error of the caller's function comes out as it was, and names the sample it was called with."""
+    with pytest.raises(type(error)) as raised:
+        list(_listed(1, 2).tuple("png", "cls").map(_raises(error)))
+    assert raised.value is error
+    if sys.version_info >= (3, 11) and not isinstance(error, SampleFailed):
+        assert error.__notes__ == ["in the sample b"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are of Python 3.11")
+def test_errors_of_a_function_of_batches() -> None:
+    """An error of a function of batches names the samples of its batch."""
+    error = ValueError("bad")
+    with pytest.raises(ValueError, match="bad"):
+        list(_listed(1, 2).select("png").batch(2).map(_raises(error)))
+    assert getattr(error, "__notes__", None) == ["in the batch of b, c"]
+
+
+def test_the_end_of_a_function_is_no_end_of_the_stream() -> None:
+    """A function that raises StopIteration does not end an epoch early without a word."""
+    with pytest.raises(RuntimeError):
+        list(_listed().map(_raises(StopIteration())))
+
+
+@given(st.integers(0, 20), st.integers(1, 7), st.booleans())
+def test_batches(count: int, size: int, drop_last: bool) -> None:  # noqa: FBT001 - drawn
+    """Batches hold all samples in order, each `size` but the last; no sample is asked for before it is needed."""
+    chain = Listed([{"__key__": str(at), "n": at} for at in range(count)]).tuple("n").batch(size, drop_last=drop_last)
+    seen = []
+    for (batch,) in chain:
+        seen += batch.tolist()
+        assert chain.taken == len(seen)
+    assert seen == [*range(count - count % size if drop_last else count)]
+
+
+_ONE, _TWO = np.arange(6, dtype=np.uint8).reshape(2, 3), np.ones((2, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([_ONE, _TWO], np.stack([_ONE, _TWO])),
+        ([1, 2], np.array([1, 2], np.int64)),
+        ([1.5, 2], np.array([1.5, 2], np.float64)),
+        ([True, False], np.array([True, False])),
+        ([np.float32(1), np.float32(2)], np.array([1, 2], np.float32)),
+        ([_ONE, _TWO[:1]], None),
+        ([_ONE, _TWO.astype(float)], None),
+        ([_ONE, 1], None),
+        ([1, None], None),
+        ([1, True], None),
+        ([1, 2**70], None),
+        ([b"a", b"b"], None),
+        (["a", "b"], None),
+        ([[1, 2], [3, 4]], None),
+        ([{"a": 1}, {"a": 2}], None),
+    ],
+)
+def test_collate(values: list[object], expected: np.ndarray[Any, Any] | None) -> None:
+    """Arrays of one shape and type, and numbers, become one array; all else a list. Dicts stay dicts, tuples tuples."""
+    of_dicts = collate([{"__key__": str(at), "x": value} for at, value in enumerate(values)])
+    assert isinstance(of_dicts, dict)
+    assert of_dicts["__key__"] == ["0", "1"]
+    of_tuples = collate([(value, at) for at, value in enumerate(values)])
+    assert isinstance(of_tuples, tuple)
+    assert of_tuples[1].tolist() == [0, 1]
+    for found in (of_dicts["x"], of_tuples[0]):
+        if expected is None:
+            assert type(found) is list
+            assert all(one is other for one, other in zip(found, values, strict=True))
+        else:
+            assert found.dtype == expected.dtype
+            assert np.array_equal(found, expected)
+
+
+def test_batches_of_values() -> None:
+    """What is neither a dict nor a tuple is batched as a field is."""
+    assert [list(batch) for batch in _listed(0, 2).map(len).batch(2)] == [[3, 4]]
+
+
+def test_batches_of_unlike_samples() -> None:
+    """Samples with other fields than the first of their batch make none: the error names sample and field."""
+    for samples, where, field in (
+        ((0, 2), "sample a", "png"),
+        ((2, 0), "sample a", "png"),
+        ((0, 1), "sample b", "jpg"),
+    ):
+        with pytest.raises(SampleFailed) as raised:
+            list(_listed(*samples).batch(2))
+        assert (raised.value.where, raised.value.found) == (where, f"no field {field}, as others of its batch have")
+    for other in ((1,), [1, 2]):
+        with pytest.raises(SampleFailed, match="different forms"):
+            collate([(1, 2), other])
+    with pytest.raises(InvalidRequest, match="a tuple among samples"):
+        collate([{"a": 1}, (1,)])
+
+
+@pytest.mark.parametrize(
+    ("call", "where"),
+    [
+        (lambda one: one.batch(0), "batch"),
+        (lambda one: one.tuple(), "tuple"),
+        (lambda one: one.select("jpg", 3), "select"),
+        (lambda one: one.select(["jpg"]), "select"),
+        (lambda one: one.tuple("jpg", missing="ignore"), "missing"),
+        (lambda one: one.map("upper"), "map"),
+        (lambda one: one.decode({"jpg": "rgb"}), "decode({'jpg': ...})"),
+    ],
+)
+def test_bad_requests(call: Callable[[Any], object], where: str) -> None:
+    """What no stage can be is refused where it is chained."""
+    with pytest.raises(InvalidRequest) as raised:
+        call(_listed())
+    assert raised.value.where == where
+
+
+def test_travels() -> None:
+    """Stages go to another process and do the same there."""
+    chain = _listed(0, 2).map(_upper).decode({"jpg": len}).select("jpg", "cls", missing="none").tuple("jpg", "cls")
+    stages = chain.map(sum).map(partial(_add, more=1)).batch(2, drop_last=True).stages
+    again = pickle.loads(pickle.dumps(stages))  # noqa: S301 - our own
+    assert [list(batch) for batch in again.run(_SAMPLES[0:3:2], print)] == [[3, 5]]
+
+
+@pytest.mark.parametrize(
+    ("chain", "where", "found"),
+    [
+        (lambda: _listed().map(lambda sample: sample), "the function of map", "a lambda"),
+        (lambda: _listed().decode({"jpg": lambda data: data}), "the decoder of jpg", "a lambda"),
+        (lambda: _listed().map(partial(lambda sample: sample)), "the function of map", "a lambda"),
+        (lambda: _listed().map(_raises(KeyError())), "the function of map", "_raises.<locals>.function"),
+    ],
+)
+def test_functions_that_cannot_travel(chain: Callable[[], Listed], where: str, found: str) -> None:
+    """A worker that is spawned cannot get a lambda: the error says which call has it, and what to do."""
+    process = get_context("spawn").Process(target=print, args=(chain().stages,))
+    with pytest.raises(InvalidRequest) as raised:
+        process.start()
+    assert raised.value.where == where
+    assert raised.value.found.startswith(found)
+    assert "top level" in raised.value.remedy

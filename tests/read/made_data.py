@@ -1,0 +1,123 @@
+"""A dataset for the reader's tests: large and small payloads, empty ones, lacking fields, keys beyond ASCII."""
+
+from __future__ import annotations
+
+import random
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from shardtool.read.catalog import open_catalog
+from shardtool.read.dataset import open as open_data
+from shardtool.read.fetch import Fetcher
+from shardtool.read.files import ReadOptions
+from tests import tfrecords
+from tests.helpers import shards, typed, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from shardtool.read.dataset import Dataset
+
+SAMPLES = 60
+SIZES = (0, 1, 300, 5_000, 70_000)  # of payloads: read together, and alone
+
+
+class Place(NamedTuple):
+    """A sample, its shard, and the offset of its picture there."""
+
+    sample: dict[str, object]
+    shard: Path
+    offset: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """A dataset on disk, and its samples as they must be read.
+
+    Attributes:
+        path: The dataset file.
+        samples: In its order.
+    """
+
+    path: Path
+    samples: list[dict[str, object]]
+
+    def open(self, **options: object) -> Dataset:
+        """Return the dataset."""
+        return open_data(str(self.path), **options)  # type: ignore[arg-type]
+
+    def fetcher(self, **options: object) -> Fetcher:
+        """Return what reads its samples."""
+        return Fetcher(open_catalog(str(self.path)), ReadOptions(**options))  # type: ignore[arg-type]
+
+    def shard(self, number: int) -> Path:
+        """Return the path of a shard."""
+        return shards(self.path.parent)[number]
+
+    def place(self, size: int) -> Place:
+        """Return where the first picture of so many bytes lies."""
+        for sample in self.samples:
+            picture = sample["jpg"]
+            if isinstance(picture, bytes) and len(picture) == size:
+                for shard in shards(self.path.parent):
+                    if (offset := shard.read_bytes().find(picture)) >= 0:
+                        return Place(sample, shard, offset)
+        raise AssertionError(size)
+
+
+def make(folder: Path, ending: str, *, even: bool = False) -> Made:
+    """Pack samples of labels, pictures and texts.
+
+    Args:
+        folder: Where to.
+        ending: Of the shards.
+        even: Whether all have the same fields, and are small.
+    """
+    draw = random.Random(2)  # noqa: S311 - the same each time
+    files: dict[str, bytes] = {}
+    samples: list[dict[str, object]] = []
+    for at in range(SAMPLES):
+        key = f"{'aäz'[at % 3]}/{at:03d}"
+        sizes = [500 if even else draw.choice(SIZES) for _ in range(2)]
+        fields = {"jpg": draw.randbytes(sizes[0])}
+        if even or at % 4:
+            fields["txt"] = draw.randbytes(sizes[1])
+        files.update({f"{key}.{name}": data for name, data in fields.items()})
+        label = sorted("aäz").index("aäz"[at % 3])
+        samples.append({"__key__": key, "cls": label if ending == "tfrecord" else b"%d" % label, **fields})
+    source = write_tree(folder / "source", files)
+    words = ("create", source, folder / f"data-{{000..}}.{ending}", "--label-from-folder", "--shards", "4")
+    assert typed(*words, "--quiet").code == 0
+    return Made(folder / "data.json", sorted(samples, key=lambda one: str(one["__key__"]).encode()))
+
+
+def write_examples(path: Path, examples: Sequence[Mapping[str, Sequence[object]]]) -> None:
+    """Write a TFRecord shard of lists of bytes, ints or floats; numbers are packed."""
+    keyed = [{"__key__": [b"key-%d" % at], **one} for at, one in enumerate(examples)]
+    path.write_bytes(b"".join(tfrecords.frame(_example(one)) for one in keyed))
+
+
+def _example(lists: Mapping[str, Sequence[object]]) -> bytes:
+    features = b""
+    for name, values in lists.items():
+        kind = tfrecords.INT64 if any(type(one) is int for one in values) else tfrecords.BYTES
+        kind = tfrecords.FLOAT if any(type(one) is float for one in values) else kind
+        if kind == tfrecords.BYTES:
+            inside = b"".join(tfrecords.part(one) for one in values if isinstance(one, bytes))
+        elif kind == tfrecords.INT64:
+            inside = tfrecords.part(b"".join(tfrecords.varint(one) for one in values if isinstance(one, int)))
+        else:
+            inside = tfrecords.part(b"".join(struct.pack("<f", one) for one in values))
+        features += tfrecords.feature(name.encode(), kind, inside)
+    return tfrecords.part(features)
+
+
+def numbers(of: Sequence[int]) -> NDArray[np.int64]:
+    """Return numbers as an array."""
+    return np.array(of, np.int64)

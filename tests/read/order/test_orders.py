@@ -1,0 +1,165 @@
+"""The order of an epoch: a permutation, the same everywhere, and a good shuffle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.read.order.orders import OrderOptions, SampleView, Shuffle, order_of, window_of
+from tests.read.catalogs import made_catalog
+
+counts_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
+options_of_orders = st.builds(
+    OrderOptions,
+    shuffle=st.sampled_from([True, False, "full"]),
+    seed=st.integers(-3, 2**70),
+    epoch=st.integers(0, 5),
+    parts=st.integers(1, 70),
+    window=st.integers(1, 50),
+)
+HUNDRED = np.full(100, 1000)  # samples of each of a hundred shards
+
+
+def _whole(counts: list[int] | np.ndarray[tuple[int], np.dtype[np.int64]], options: OrderOptions) -> list[int]:
+    order = order_of(np.asarray(counts, np.int64), options)
+    return list(map(int, order.numbers(np.arange(order.length))))
+
+
+@settings(max_examples=50, deadline=None)
+@given(counts_of_shards, options_of_orders)
+def test_each_sample_once(counts: list[int], options: OrderOptions) -> None:
+    """An epoch has each sample exactly once, whatever the shards, parts and window."""
+    assert sorted(_whole(counts, options)) == list(range(sum(counts)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(counts_of_shards, options_of_orders)
+def test_positions_in_any_company(counts: list[int], options: OrderOptions) -> None:
+    """A position has the same sample whichever positions it is asked with, and in whichever order."""
+    order = order_of(np.array(counts, np.int64), options)
+    asked = np.random.default_rng(len(counts)).integers(0, order.length, 30)
+    whole = np.array(_whole(counts, options))
+    assert order.numbers(asked).tolist() == whole[asked].tolist()
+    assert order.numbers(asked[:0]).tolist() == []
+
+
+@pytest.mark.parametrize("shuffle", [True, "full"])
+def test_seeds_and_epochs_differ(shuffle: Shuffle) -> None:
+    """Each seed and each epoch has an order that has nothing to do with any other."""
+    orders = [_whole([50] * 20, OrderOptions(shuffle, seed, epoch)) for seed in (0, 1, -1) for epoch in (0, 1)]
+    same = [sum(one == other for one, other in zip(orders[0], another, strict=True)) for another in orders[1:]]
+    assert max(same) < 20  # of 1,000; by chance, about 1
+
+
+def test_orders_are_the_same_everywhere() -> None:
+    """The orders are these, with every NumPy, on every machine: a state of today goes on tomorrow."""
+    assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=2, window=3)) == [7, 1, 6, 0, 5, 11, 8, 4, 10, 2, 9, 3]
+    assert _whole([5, 0, 7], OrderOptions("full", seed=1, epoch=2)) == [5, 3, 7, 1, 0, 11, 6, 8, 4, 9, 2, 10]
+    assert _whole([2, 1], OrderOptions(shuffle=False)) == [0, 1, 2]
+    large = [_whole([137, 500] * 20, OrderOptions(shuffle, seed=-5, parts=8, window=100)) for shuffle in (True, "full")]
+    assert [blake2b(np.array(one, "<i8").tobytes(), digest_size=8).hexdigest() for one in large] == [
+        "f74183ca6a3d562b",
+        "98d974251b22847b",
+    ]
+
+
+def test_full_order_is_spread() -> None:
+    """In a full shuffle, samples are as far from their places as in a random permutation, and neighbours, too."""
+    count = 100_000
+    order = np.array(_whole(HUNDRED, OrderOptions("full")))
+    assert abs(np.abs(order - np.arange(count)).mean() / count - 1 / 3) < 0.005
+    assert abs(np.abs(np.diff(order)).mean() / count - 1 / 3) < 0.005
+    pairs = np.bincount(order[:-1] * 10 // count * 10 + order[1:] * 10 // count, minlength=100)
+    assert abs(pairs - 1000).max() < 6 * np.sqrt(1000)
+
+
+def test_shuffle_mixes_shards() -> None:
+    """A shuffle has samples of as many shards as parts close together: 64 in a row are of almost as many shards."""
+    shards = np.array(_whole(HUNDRED, OrderOptions(window=512))) // 1000
+    rows = shards[: len(shards) // 64 * 64].reshape(-1, 64)
+    different = np.mean([len(np.unique(row)) for row in rows])
+    assert different > 55
+
+
+def test_shuffle_reads_shards_as_a_whole() -> None:
+    """In a shuffle, the samples of a part come window by window: those of a round lie in a few runs of samples."""
+    options = OrderOptions(window=100)
+    order = order_of(HUNDRED, options)
+    numbers = np.sort(order.numbers(np.arange(3 * order.round, 4 * order.round)))
+    assert (np.diff(numbers) > 1).sum() <= 2 * options.parts
+
+
+def test_parts_are_of_one_rank() -> None:
+    """A rank reads whole parts where the ranks divide the parts: no shard is read by more ranks than it has parts."""
+    order = order_of(HUNDRED, OrderOptions(parts=64, window=16))
+    readers = [set((order.numbers(np.arange(rank, order.length, 8)) // 1000).tolist()) for rank in range(8)]
+    assert sum(map(len, readers)) <= 100 + 64
+
+
+def test_very_many_samples() -> None:
+    """An order of very many samples takes no memory for them, and puts no two at one place."""
+    counts = np.full(10_000, 100_000)
+    for shuffle in (True, "full"):
+        order = order_of(counts, OrderOptions(shuffle))
+        found = order.numbers(np.arange(order.length - 10_000, order.length))
+        assert len(np.unique(found)) == 10_000
+        assert 0 <= found.min() <= found.max() < order.length == 10**9
+
+
+@settings(max_examples=30, deadline=None)
+@given(counts_of_shards, options_of_orders, st.data())
+def test_chosen_samples(counts: list[int], options: OrderOptions, data: st.DataObject) -> None:
+    """An epoch of chosen samples has each of them once, and in the order they were chosen in if not shuffled."""
+    chosen = data.draw(st.lists(st.integers(0, sum(counts) - 1), unique=True, min_size=1))
+    view = SampleView(made_catalog(counts), np.array(chosen))
+    order = view.order(options)
+    found = order.numbers(np.arange(order.length)).tolist()
+    assert sorted(found) == sorted(chosen)
+    assert options.shuffle or found == chosen
+    assert view.length == order.length == len(chosen)
+    again = SampleView(view.catalog, np.sort(chosen)).order(options)
+    assert not options.shuffle or again.numbers(np.arange(again.length)).tolist() == found
+
+
+def test_views_have_fingerprints() -> None:
+    """A view has the fingerprint of its samples: another choice, another one; the choice of none, that of the data."""
+    catalog = made_catalog([3, 4])
+    chosen = [None, np.array([0, 1]), np.array([0, 2]), np.array([1, 0])]
+    prints = [SampleView(catalog, one).fingerprint for one in chosen]
+    assert prints[0] == catalog.fingerprint
+    assert len(set(prints)) == 4
+    assert SampleView(catalog, np.array([0, 1])).fingerprint == prints[1]
+    assert SampleView(made_catalog([3, 4], "other"), chosen[1]).fingerprint != prints[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("shuffle", "half"), ("shuffle", 1), ("seed", 1.5), ("seed", None), ("epoch", -1), ("parts", 0), ("window", True)],
+)
+def test_options_out_of_range(name: str, value: object) -> None:
+    """An option of an order that is out of its range is named."""
+    with pytest.raises(InvalidRequest) as caught:
+        replace(OrderOptions(), **{name: value})  # type: ignore[arg-type]
+    assert caught.value.where == name
+    assert repr(value) in caught.value.found
+
+
+def test_window_of_a_buffer() -> None:
+    """The buffer is divided among the parts; where none is given, it holds about 32 MB.
+
+    And no more than 1,024 samples of a part.
+    """
+    assert window_of(1001, 6400, 64) == 100
+    assert window_of(1001, 10, 64) == 1
+    assert window_of(1001, None, 64) == 512
+    assert [window_of(size, None, 64) for size in (10**5, 14_000, 12_000, 10**6)] == [4, 32, 32, 1]
+    assert window_of(1, None, 64) == 1024
+    for buffer, parts, name in ((0, 64, "buffer"), (None, 0, "parts"), (1.5, 4, "buffer")):
+        with pytest.raises(InvalidRequest, match=f"{name}: .* 1 or more"):
+            window_of(1001, buffer, parts)  # type: ignore[arg-type]

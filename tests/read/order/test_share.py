@@ -1,0 +1,152 @@
+"""Ranks and workers divide an epoch, and change nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from shardtool.read.order.share import Ends, Share, default_share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ends_of_epochs = st.sampled_from(["drop", "pad", "uneven"])
+
+
+def _ranks(share: Share) -> list[Share]:
+    return [replace(share, rank=rank) for rank in range(share.world_size)]
+
+
+def _positions(share: Share, length: int) -> list[int]:
+    """Return all that a reader takes, from its origin on."""
+    return list(map(int, share.positions(share.origin, share.end(length), length)))
+
+
+def _batches(share: Share, length: int) -> list[list[int]]:
+    """Return the batches of a rank, in the order in which a loader takes them from its workers, turn by turn."""
+    size = share.batch_size
+    workers = [_positions(replace(share, worker=worker), length) for worker in range(share.workers)]
+    cut = [[one[at : at + size] for at in range(0, len(one), size)] for one in workers]
+    return [one[step] for step in range(max(map(len, cut), default=0)) for one in cut if step < len(one)]
+
+
+def _steps(share: Share, length: int) -> list[list[int]]:
+    """Return what all ranks together take at each step."""
+    ranks = [_batches(rank, length) for rank in _ranks(share)]
+    most = max(map(len, ranks), default=0)
+    return [sorted(at for one in ranks if step < len(one) for at in one[step]) for step in range(most)]
+
+
+def _together(found: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(at for one in found for at in one)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 300), st.integers(1, 40), ends_of_epochs, st.data())
+def test_ranks_divide_what_is_left(length: int, world_size: int, ends: Ends, data: st.DataObject) -> None:
+    """From any position on, ranks take each position once: all (`uneven`), but the last few, or some twice (`pad`)."""
+    origin = data.draw(st.integers(0, max(0, length - 1)))
+    share = Share(0, world_size, ends, origin=origin)
+    found = [_positions(rank, length) for rank in _ranks(share)]
+    assert [rank.count(length) for rank in _ranks(share)] == [len(one) for one in found]
+    left = length - origin
+    taken = {"drop": left // world_size, "uneven": left / world_size, "pad": -(-left // world_size)}[ends]
+    assert _together(found) == list(range(origin, origin + round(taken * world_size)))
+    assert ends == "uneven" or len({len(one) for one in found}) == 1
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert share.end(length) == origin + sum(map(len, found))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 400), ends_of_epochs, st.integers(1, 5), st.lists(st.integers(1, 6), min_size=4, max_size=4))
+def test_steps_are_the_same(length: int, ends: Ends, batch: int, numbers: list[int]) -> None:
+    """Step n holds the same positions for any ranks and workers, while the global batch is the same.
+
+    Up to the last whole global batch; what comes after it is divided as `ends` says.
+    """
+    many, other, workers, more = numbers
+    size = batch * many * other
+    one = Share(0, many, ends, workers=workers, batch_size=size // many)
+    another = Share(0, other, ends, workers=more, batch_size=size // other)
+    whole = length // size
+    expected = [list(range(step * size, (step + 1) * size)) for step in range(whole)]
+    assert _steps(one, length)[:whole] == _steps(another, length)[:whole] == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 9), ends_of_epochs, st.integers(1, 7), st.integers(1, 7))
+def test_workers_divide_a_rank(length: int, world_size: int, ends: Ends, workers: int, batch: int) -> None:
+    """The batches of a rank's workers, taken in turn, are the rank's samples in their order."""
+    share = Share(world_size - 1, world_size, ends, workers=workers, batch_size=batch)
+    alone = replace(share, workers=1)
+    assert [at for one in _batches(share, length) for at in one] == _positions(alone, length)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 9), st.data())
+def test_another_world_goes_on(length: int, before: int, after: int, data: st.DataObject) -> None:
+    """Ranks that stopped at the same step, and others that go on, take each position once together."""
+    first = Share(0, before, "uneven")
+    steps = data.draw(st.integers(0, (length - 1) // before))
+    taken = [_positions(rank, length)[:steps] for rank in _ranks(first)]
+    ats = {rank.after(one[-1]) for rank, one in zip(_ranks(first), taken, strict=True) if one}
+    assert ats <= {steps * before}
+    rest = [_positions(rank, length) for rank in _ranks(Share(0, after, "uneven", origin=steps * before))]
+    assert _together(taken + rest) == list(range(length))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 9), ends_of_epochs, st.lists(st.integers(0, 320), max_size=5))
+def test_rounds_are_the_whole(length: int, world_size: int, ends: Ends, cuts: list[int]) -> None:
+    """What a reader takes in rounds, cut anywhere, is what it takes at once."""
+    share = Share(world_size // 2, world_size, ends, origin=length // 3)
+    end = share.end(length)
+    edges = sorted({share.origin, end, *(cut for cut in cuts if share.origin < cut < end)})
+    assume(len(edges) > 1)
+    pieces = [share.positions(start, stop, length).tolist() for start, stop in pairwise(edges)]
+    assert [at for piece in pieces for at in piece] == _positions(share, length)
+
+
+@pytest.mark.parametrize(
+    ("share", "where"),
+    [
+        ({"rank": 4, "world_size": 4}, "rank"),
+        ({"rank": -1}, "rank"),
+        ({"rank": 0.0}, "rank"),
+        ({"world_size": 0}, "world_size"),
+        ({"world_size": -2}, "world_size"),
+        ({"world_size": "2"}, "world_size"),
+        ({"worker": 2, "workers": 2}, "worker"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"origin": -1}, "origin"),
+        ({"ends": "even"}, "ends"),
+    ],
+)
+def test_shares_that_cannot_be(share: dict[str, object], where: str) -> None:
+    """A rank outside of the world, a world of none, and other numbers that make no sense are named."""
+    with pytest.raises(InvalidRequest) as caught:
+        Share(**share)  # type: ignore[arg-type]
+    assert caught.value.where == where
+    assert caught.value.expected
+
+
+def test_ranks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no rank is given, it is the environment's, if that has both numbers; one without the other is refused."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert default_share(None, None) == (0, 1)
+    monkeypatch.setenv("RANK", "3")
+    assert default_share(None, None) == (3, 4)
+    assert default_share(1, 2) == (1, 2)
+    for rank, world_size, name in ((1, None, "rank"), (None, 2, "world_size")):
+        with pytest.raises(InvalidRequest, match=f"{name}: given alone"):
+            default_share(rank, world_size)
+    monkeypatch.setenv("RANK", "first")
+    with pytest.raises(InvalidRequest, match="'first', '4'"):
+        default_share(None, None)

@@ -1,0 +1,237 @@
+"""A stream goes on where it was: the state of any rank is that of all."""
+
+from __future__ import annotations
+
+import json
+from itertools import cycle, islice, zip_longest
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardtool
+from shardtool.errors import InvalidRequest
+from shardtool.read.order.orders import OrderOptions, SampleView
+from shardtool.read.order.share import StreamState
+from tests.helpers import write_tree
+from tests.read.catalogs import made_catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardtool.read.order.orders import Shuffle
+    from shardtool.read.order.share import Ends
+
+VIEW = SampleView(made_catalog([30, 70]))
+STATE = StreamState("made", OrderOptions("full", 7, 3, 8, 4), 42)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> shardtool.Dataset:
+    """A dataset of 100 samples in some shards."""
+    folder = tmp_path_factory.mktemp("state")
+    write_tree(folder / "in", {f"{at:03}.txt": b"%d" % at * (1 + at % 7) for at in range(100)})
+    shardtool.create(folder / "in", folder / "out-{000000..}.tar", shardtool.CreateOptions(max_size=20_000, workers=1))
+    return shardtool.open(folder / "out.json")
+
+
+def _steps(streams: list[shardtool.Stream], most: int | None) -> list[str]:
+    """Return the keys that ranks read, a sample each at each step; most: after so many steps they are killed."""
+    readers = [iter(stream) for stream in streams]
+    found: list[str] = []
+    while most is None or most:
+        step = [str(sample["__key__"]) for sample in (next(reader, None) for reader in readers) if sample]
+        found += step
+        most = None if most is None else most - 1
+        if len(step) < len(readers):
+            break
+    return found
+
+
+def test_json() -> None:
+    """A state is a few numbers, and goes through JSON unchanged."""
+    given = STATE.to_json()
+    assert given == {
+        "version": 1, "fingerprint": "made", "shuffle": "full", "seed": 7, "epoch": 3, "parts": 8, "window": 4,
+        "position": 42,
+    }  # fmt: skip
+    assert StreamState.of(json.loads(json.dumps(given)), VIEW) == STATE
+
+
+def test_end_of_an_epoch() -> None:
+    """At the end of an epoch, the state is that of the start of the next one."""
+    assert StreamState.at(VIEW, STATE.options, 99, 100).position == 99
+    for end in (96, 100, 104):
+        after = StreamState.at(VIEW, STATE.options, end, end)
+        assert (after.options.epoch, after.position) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"version": 2}, "version of the state: 2; expected 1"),
+        ({"version": None}, "version of the state: None; expected 1"),
+        ({"fingerprint": "b2:other"}, "of other samples: fingerprint b2:other; expected made"),
+        ({"fingerprint": 3}, "fingerprint of the state: 3; expected text"),
+        ({"position": 100}, "position of the state: 100; expected 0 to 99"),
+        ({"position": -1}, "position of the state: -1; expected 0 to 99"),
+        ({"position": 1.0}, "position of the state: 1.0; expected a whole number"),
+        ({"seed": "7"}, "seed of the state: '7'; expected a whole number"),
+        ({"epoch": True}, "epoch of the state: True; expected a whole number"),
+        ({"epoch": -1}, "epoch: -1"),
+        ({"parts": 0}, "parts: 0"),
+        ({"shuffle": "half"}, "shuffle: 'half'"),
+        ({"shuffle": [1]}, r"shuffle: \[1\]"),
+    ],
+)
+def test_states_that_cannot_be(change: dict[str, object], found: str) -> None:
+    """A state with a value that cannot be, or one of other samples, is refused, and the message says which."""
+    with pytest.raises(InvalidRequest, match=found):
+        StreamState.of({**STATE.to_json(), **change}, VIEW)
+
+
+def test_what_is_no_state() -> None:
+    """What is no state at all is refused, and so is one that lacks something, by its name."""
+    with pytest.raises(InvalidRequest, match="the state: a list; expected a dictionary"):
+        StreamState.of([1], VIEW)
+    with pytest.raises(InvalidRequest, match="version of the state: 'none'"):
+        StreamState.of({}, VIEW)
+    for key in STATE.to_json():
+        short = {name: value for name, value in STATE.to_json().items() if name != key}
+        with pytest.raises(InvalidRequest, match=key):
+            StreamState.of(short, VIEW)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4),
+    shuffle=st.sampled_from([True, False, "full"]),
+)
+def test_killed_and_resumed(dataset: shardtool.Dataset, worlds: list[tuple[int, int]], shuffle: Shuffle) -> None:
+    """Runs that are killed in mid-epoch and go on with other ranks read each sample once, in one order.
+
+    Each goes on from the state of a rank of the one before, whatever order it asks for itself.
+    """
+    first = dataset.stream(shuffle=shuffle, seed=5, rank=0, world_size=1, buffer=40, parts=4)
+    state = first.state_dict()
+    expected = [sample["__key__"] for sample in first]
+    found: list[str] = []
+    for world_size, steps in [*worlds, (3, None)]:
+        ranks = [
+            dataset.stream(rank=rank, world_size=world_size, ends="uneven", seed=1, shuffle="full")
+            for rank in range(world_size)
+        ]
+        for rank in ranks:
+            rank.load_state_dict(json.loads(json.dumps(state)))
+        found += _steps(ranks, steps)
+        states = [rank.state_dict() for rank in ranks]
+        assert states == [states[0]] * world_size
+        state = states[-1]
+        if state["epoch"]:
+            break
+    assert found == expected
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
+class World(NamedTuple):
+    """Ranks with loader workers, which are killed after some batches."""
+
+    ranks: int
+    workers: int
+    batch: int
+    steps: int
+
+
+def _batches(stream: shardtool.Stream, world: World) -> Iterator[list[str]]:
+    """Yield the keys of a rank's batches, as a loader takes them from its workers: turn by turn."""
+    at = cast("int", stream.state_dict()["position"])
+    readers = [iter(stream.divided(worker, world.workers, world.batch, at)) for worker in range(world.workers)]
+    for reader in cycle(readers):
+        batch = [sample["__key__"] for sample in islice(reader, world.batch)]
+        if not batch:
+            return
+        yield batch
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.builds(World, *[st.integers(1, 4)] * 4), min_size=1, max_size=3), st.sampled_from([True, "full"]))
+def test_killed_with_workers_and_resumed(dataset: shardtool.Dataset, worlds: list[World], shuffle: Shuffle) -> None:
+    """With loader workers, too, runs go on with other ranks, workers and batches in the one order of the epoch.
+
+    What all ranks take at a step is a piece of the order: the first sample of each rank, then the second, and so on.
+    """
+    whole = dataset.stream(shuffle=shuffle, seed=8, rank=0, world_size=1, buffer=32, parts=8)
+    state = whole.state_dict()
+    expected = [sample["__key__"] for sample in whole]
+    found: list[str] = []
+    for world in [*worlds, World(2, 3, 5, 100)]:
+        ranks = [dataset.stream(rank=rank, world_size=world.ranks, ends="uneven") for rank in range(world.ranks)]
+        for rank in ranks:
+            rank.load_state_dict(state)
+        readers = [_batches(rank, world) for rank in ranks]
+        for _ in range(world.steps):
+            step = [next(reader, []) for reader in readers]
+            found += [key for keys in zip_longest(*step) for key in keys if key is not None]
+        state = ranks[0].state_after(world.steps * world.batch)
+        if state["epoch"]:
+            break
+    assert found == expected
+    assert (state["epoch"], state["position"]) == (1, 0)
+
+
+def test_lengths_and_what_is_left(dataset: shardtool.Dataset) -> None:
+    """The length of a stream is that of a whole epoch of its rank; what is left after a state is divided anew."""
+    stream = dataset.stream(rank=0, world_size=1)
+    reader = iter(stream)
+    before = [next(reader)["__key__"] for _ in range(30)]
+    rest = [str(sample["__key__"]) for sample in reader]
+    state = {**stream.state_dict(), "epoch": 0, "position": 30}
+    lengths: dict[Ends, int] = {"drop": 14, "pad": 15, "uneven": 15}
+    for ends, length in lengths.items():
+        ranks = [dataset.stream(rank=rank, world_size=7, ends=ends) for rank in range(7)]
+        assert len(ranks[0]) == length
+        for rank in ranks:
+            rank.load_state_dict(state)
+        found = [[str(sample["__key__"]) for sample in rank] for rank in ranks]
+        assert [len(one) for one in found] == [10] * 7
+        assert sorted(key for one in found for key in one) == sorted(rest)
+    assert len({*before, *rest}) == 100
+
+
+def test_padding_is_marked(dataset: shardtool.Dataset) -> None:
+    """With `pad`, each rank has as many; samples that fill up say so, and are the first ones of the epoch."""
+    ranks = [list(dataset.stream(rank=rank, world_size=7, ends="pad")) for rank in range(7)]
+    assert [len(one) for one in ranks] == [15] * 7
+    padding = [str(sample["__key__"]) for one in ranks for sample in one if sample["__padding__"]]
+    real = [sample["__key__"] for one in ranks for sample in one if not sample["__padding__"]]
+    assert len(real) == len(set(real)) == 100
+    assert sorted(padding) == sorted(str(ranks[rank][0]["__key__"]) for rank in range(5))
+    (alone,) = dataset[:1].stream(rank=3, world_size=4, ends="pad")
+    assert alone["__padding__"]
+
+
+def test_state_of_another_view(dataset: shardtool.Dataset) -> None:
+    """The state of some samples is not taken for that of others, nor of all."""
+    state = dataset[:50].stream(rank=0, world_size=1).state_dict()
+    dataset[0:50].stream(rank=0, world_size=1).load_state_dict(state)
+    for other in (dataset, dataset[:51], dataset[1:51]):
+        with pytest.raises(InvalidRequest, match="of other samples"):
+            other.stream(rank=0, world_size=1).load_state_dict(state)
+
+
+def test_epoch_that_a_state_is_in(dataset: shardtool.Dataset) -> None:
+    """A loop that sets each epoch goes on from a state in its midst; another epoch begins at its start."""
+    stream = dataset.stream(seed=2, rank=0, world_size=1)
+    expected = [[sample["__key__"] for sample in stream] for _ in range(3)]
+    state = {**stream.state_dict(), "epoch": 1, "position": 60}
+    again = dataset.stream(rank=0, world_size=1)
+    again.load_state_dict(state)
+    found = []
+    for epoch in (1, 2):
+        again.set_epoch(epoch)
+        found.append([sample["__key__"] for sample in again])
+    assert found == [expected[1][60:], expected[2]]
+    again.load_state_dict(state)
+    again.set_epoch(0)
+    assert [sample["__key__"] for sample in again] == expected[0]

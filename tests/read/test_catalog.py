@@ -1,0 +1,113 @@
+"""Laws of the catalog: it grows with the shards, and never with the samples."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.read.catalog import open_catalog
+from shardtool.read.index import IndexStore
+from shardtool.read.keys import KeyFinder
+from tests.helpers import ENVIRONMENT, PATIENCE_S
+from tests.read.packed import COUNT, SHARDS, key_of, packed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_OPEN = """
+import pickle, sys, time
+import shardtool
+from shardtool.read.dataset import open
+
+open(sys.argv[2])
+started = time.process_time()
+dataset = open(sys.argv[1])
+used = time.process_time() - started
+assert len(dataset) == 100_000_000
+assert len(dataset[10**7 : 10**7 + 10]) == 10
+with __builtins__.open("/proc/self/status") as file:
+    (peak,) = [int(line.split()[1]) for line in file if line.startswith("VmHWM")]
+print(used, peak / 1024, len(pickle.dumps(dataset)))
+"""
+
+
+def _large(folder: Path) -> Path:
+    """Write the dataset file of 10,000 shards, of which the first is there."""
+    packed(folder, "out-{000000..}.tar", count=4)
+    path = folder / "out.json"
+    file = read_dataset(path.read_bytes(), "out.json")
+    entries = [
+        replace(
+            file.shards[0], name=f"out-{at:06}.tar", sidecar=f"out-{at:06}.index", samples=10_000, size=10**8,
+            first_key=f"k/{at:06}0000", last_key=f"k/{at:06}9999",
+        )
+        for at in range(10_000)
+    ]  # fmt: skip
+    large = folder.parent / "large"
+    large.mkdir()
+    (large / "out.json").write_bytes(replace(file, shards=tuple(entries)).encode())
+    return large / "out.json"
+
+
+@pytest.mark.slow
+def test_a_hundred_million_samples(tmp_path: Path) -> None:
+    """10,000 shards of 10,000 samples open in a second and 200 MB, and travel as 250 bytes a shard."""
+    large = _large(tmp_path / "set")
+    catalog = open_catalog(large)
+    assert (len(catalog), len(catalog.shards)) == (100_000_000, 10_000)
+    command = [sys.executable, "-c", _OPEN, str(large), str(tmp_path / "set" / "out.json")]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    seconds, megabytes, pickled = map(float, done.stdout.split())
+    assert seconds < 1
+    assert megabytes < 200
+    assert pickled < 250 * 10_000
+
+
+def test_places(tmp_path: Path) -> None:
+    """Each number has its shard and row, and samples by shard are all samples."""
+    catalog = open_catalog(packed(tmp_path / "set"))
+    shards, rows = catalog.places(np.arange(COUNT))
+    assert [*zip(shards.tolist(), rows.tolist(), strict=True)] == [divmod(at, 4) for at in range(COUNT)]
+    asked = np.array([22, 0, 5, 0, 4])
+    for shard, some, which in catalog.by_shard(asked):
+        assert (4 * shard + some).tolist() == asked[which].tolist()
+    assert sorted(at for *_, which in catalog.by_shard(asked) for at in which.tolist()) == [*range(5)]
+    assert [*catalog.by_shard(asked[:0])] == []
+
+
+def test_the_fingerprint_is_that_of_the_order(tmp_path: Path) -> None:
+    """Equal content in another order, or in other shards, has another fingerprint; a copy has the same."""
+    made = [
+        open_catalog(packed(tmp_path / name, **asked))
+        for name, asked in (("one", {}), ("two", {}), ("three", {"shuffle": True}), ("four", {"max_count": 5}))
+    ]
+    assert len({one.content for one in made}) == 1
+    assert made[0].fingerprint == made[1].fingerprint
+    assert len({one.fingerprint for one in made}) == 3
+    assert pickle.loads(pickle.dumps(made[0])).fingerprint == made[0].fingerprint  # noqa: S301
+    assert [one.shards for one in made[0].origins] == [SHARDS]
+
+
+def test_parts_share_their_indexes(tmp_path: Path) -> None:
+    """What is read of several datasets together is there for each alone, and the other way round."""
+    for name, first in (("one", 0), ("two", 10)):
+        packed(tmp_path / name, first=first, count=9)
+    both = open_catalog([tmp_path / "one", tmp_path / "two"])
+    assert [len(one) for one in both.parts] == [9, 9]
+    assert IndexStore(both).index(4).keys_of(np.array([1])) == [key_of(15)]
+    assert both.parts[1].shared.read(1) is not None
+    assert IndexStore(both.parts[0]).index(2).keys_of(np.array([0])) == [key_of(8)]
+    assert both.shared.read(2) is not None
+    again = pickle.loads(pickle.dumps(both))  # noqa: S301
+    assert [again.shared.read(at) is not None for at in range(6)] == [False, False, True, False, True, False]
+    assert KeyFinder(IndexStore(both), both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
+    assert again.shared.read(6) is not None
+    assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
+    both.shared.let_go()

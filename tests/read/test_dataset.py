@@ -1,0 +1,196 @@
+"""Laws of samples by number, by key, in lists and as views."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardtool
+from shardtool.errors import InvalidRequest, UnknownKey
+from tests.read.packed import COUNT, SHARDS, key_of, packed, sample_of
+
+if TYPE_CHECKING:
+    from shardtool import Dataset
+
+SAMPLES = [sample_of(number) for number in range(COUNT)]
+KEYS = [key_of(number) for number in range(COUNT)]
+PLACES = st.integers(-COUNT, COUNT - 1)
+SLICES = st.builds(
+    slice, *[st.none() | st.integers(-COUNT - 3, COUNT + 3)] * 2, st.sampled_from([None, 1, 2, 5, -1, -3])
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, ending: str) -> Dataset:
+    """Give a dataset of 23 samples in 6 shards."""
+    return shardtool.open(packed(tmp_path_factory.mktemp("read") / ending, f"out-{{000..}}.{ending}"))
+
+
+def test_numbers(dataset: Dataset) -> None:
+    """Each sample is what was packed, by its number from the start or the end; other numbers are an IndexError."""
+    assert len(dataset) == COUNT
+    assert [dataset[at] for at in range(COUNT)] == SAMPLES
+    assert [dataset[at - COUNT] for at in range(COUNT)] == SAMPLES
+    assert [*dataset] == SAMPLES
+    for bad in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError, match=f"sample {bad} of {COUNT}"):
+            dataset[bad]
+
+
+def test_keys(dataset: Dataset) -> None:
+    """Each sample is found by its key, alone and in lists; a key of no sample is an error that names it."""
+    assert [dataset[key] for key in KEYS] == SAMPLES
+    assert dataset[KEYS[::-2]] == SAMPLES[::-2] == dataset[tuple(KEYS[::-2])] == dataset[np.array(KEYS[::-2])]
+    assert "a/001" in dataset
+    assert "a/1" not in dataset
+    assert 1 not in dataset
+    with pytest.raises(UnknownKey, match=r"'a/1': no sample of that key; expected keys such as"):
+        dataset["a/1"]
+    with pytest.raises(KeyError, match="'a/1', 'c/000': 2 keys of no sample"):
+        dataset[["a/000", "a/1", "c/000"]]
+
+
+@given(asked=st.lists(PLACES), cut=SLICES)
+def test_lists_and_slices(dataset: Dataset, asked: list[int], cut: slice) -> None:
+    """A list gives its samples, in its order; a slice is a view, with the samples that it has of a list."""
+    assert dataset[asked] == [SAMPLES[at] for at in asked] == dataset[np.array(asked, np.int32)]
+    assert [*dataset[cut]] == SAMPLES[cut]
+    assert [*dataset[cut].keys] == KEYS[cut] == dataset.keys[cut]
+
+
+@given(cuts=st.lists(SLICES, min_size=2, max_size=3), mask=st.lists(st.booleans(), min_size=COUNT, max_size=COUNT))
+def test_views_of_views(dataset: Dataset, cuts: list[slice], mask: list[bool]) -> None:
+    """A view of a view is what a list of a list is; a mask takes those where it is true."""
+    view, expected = dataset.take(np.array(mask)), [one for one, kept in zip(SAMPLES, mask, strict=True) if kept]
+    assert dataset[np.array(mask)] == expected
+    for cut in cuts:
+        view, expected = view[cut], expected[cut]
+    assert view[range(len(view))] == expected
+    assert len(view) == len(expected)
+    assert [view[str(one["__key__"])] for one in expected] == expected
+    shuffled = [] if not expected else [*view.stream(rank=0, world_size=1)]
+    assert sorted(shuffled, key=repr) == sorted(expected, key=repr)
+
+
+@pytest.mark.parametrize("asked", [1.5, None, [1.5], [None], [[1]], [[1], [1, 2]], ["a/000", 1], b"a/000"])
+def test_other_questions(dataset: Dataset, asked: Any) -> None:
+    """What is neither a number, a key, nor several of them, is refused in a sentence."""
+    with pytest.raises(InvalidRequest, match=r"asked for .*; expected a number, a key, a slice"):
+        dataset[asked]
+
+
+def test_arrays_of_other_libraries(dataset: Dataset) -> None:
+    """A column of pandas is as good as a list of its values: of numbers, keys, or a mask."""
+    columns: list[tuple[Any, list[object]]] = [
+        (pd.Series([2, 1]), [SAMPLES[2], SAMPLES[1]]),
+        (pd.Index(KEYS[3:5]), [*SAMPLES[3:5]]),
+        (pd.Series([at == 4 for at in range(COUNT)]), [SAMPLES[4]]),
+    ]
+    for column, expected in columns:
+        assert dataset[column] == expected
+        assert [*dataset.take(column)] == expected
+
+
+def test_names_of_files_for_keys(dataset: Dataset) -> None:
+    """Who gives the name of a file learns the key; who gives numbers for keys, that keys are texts."""
+    with pytest.raises(UnknownKey, match=r"^'a/001.tar.gz': .* Take 'a/001': a key has no ending\.$"):
+        dataset["a/001.tar.gz"]
+    for unknown in ("a/x.txt", "a.b/001", ".txt", ""):
+        with pytest.raises(UnknownKey, match=r"such as those in `\.keys`$"):
+            dataset[unknown]
+    with pytest.raises(InvalidRequest, match=r"^keys: 1; expected texts"):
+        dataset.partition([1, 2])  # type: ignore[list-item]
+
+
+def test_what_it_shows(dataset: Dataset) -> None:
+    """A notebook shows what there is, and what becomes of it."""
+    assert repr(dataset).endswith(": 23 samples in 6 shards, fields bin, txt>")
+    chained = dataset[:9].decode().tuple("bin", "txt").batch(4)
+    assert repr(chained).endswith(": 9 of 23 samples in 6 shards, fields bin, txt; decode; tuple; batch>")
+    stream = chained.stream(seed=3, rank=1, world_size=2)
+    assert repr(stream) == "<Stream: 4 samples, shuffle=True, seed=3, epoch=0, rank 1 of 2; decode; tuple; batch>"
+    mixed = shardtool.mix([dataset, dataset[:4]], [1, 1], stop=8).select("bin")
+    assert repr(mixed) == "<Mixture: 8 samples an epoch; select>"
+
+
+def test_masks_of_another_length(dataset: Dataset) -> None:
+    """A mask must say yes or no of every sample."""
+    with pytest.raises(IndexError, match="a mask of 2 for 23 samples"):
+        dataset[[True, False]]
+
+
+def test_keys_of_a_view(dataset: Dataset) -> None:
+    """A view has only its own keys."""
+    view = dataset[3:5]
+    assert (KEYS[3] in view, KEYS[2] in view) == (True, False)
+    assert view[KEYS[3]] == SAMPLES[3]
+    with pytest.raises(UnknownKey, match="no sample of that key in this view"):
+        view[KEYS[2]]
+
+
+def test_where(dataset: Dataset) -> None:
+    """A query takes samples by metadata, key, and the size and number of their fields; views are queried in order."""
+    assert [*dataset.where("bi == 'dog' and number > 5").keys] == [key_of(at) for at in range(7, COUNT, 3)]
+    assert [*dataset.where("fields == 1").keys] == KEYS[5::6]
+    assert [*dataset[::-1].where("key.str.startswith('b/')").where("size < 4500").keys] == KEYS[14:9:-1]
+    assert len(dataset.where("bi == 'cow'")) == 0
+    assert [*dataset.where("bi == 'cow'")] == []
+    with pytest.raises(InvalidRequest, match="kind: no such column; expected one of number, bi, key"):
+        dataset.where("kind == 1")
+    with pytest.raises(InvalidRequest, match="where: 5; expected a query"):
+        dataset.where(5)  # type: ignore[arg-type]
+
+
+def test_partition(dataset: Dataset) -> None:
+    """A partition by keys has their order, so that labels in a list stay beside their samples."""
+    keys = [KEYS[at] for at in (9, 2, 22, 3)]
+    assert [*dataset.partition(iter(keys)).keys] == keys
+    assert [*dataset.partition(keys)] == dataset[keys]
+    with pytest.raises(UnknownKey, match="'x/1', 'x/2', 'x/3', 'x/4', 'x/5' and 2 more: 7 keys of no sample"):
+        dataset.partition([*keys, *(f"x/{at}" for at in range(1, 8))])
+    with pytest.raises(InvalidRequest, match="partition: no split 'train'; expected one of out, or keys"):
+        dataset.partition("train")
+
+
+def test_table(dataset: Dataset) -> None:
+    """All sidecars are one table, with the name of each row's shard; that of a view has its rows, in its order."""
+    found = dataset.table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
+    assert [row["__key__"] for row in found] == KEYS
+    assert [row["number"] for row in found] == [*range(COUNT)]
+    assert len({row["__shard__"] for row in found}) == SHARDS
+    asked = [20, 1, 2, 19, 1]
+    rows = dataset.take(asked).table().to_table(columns=["__key__", "__shard__", "number", "bi"]).to_pylist()
+    assert rows == [found[at] for at in asked]
+    assert dataset.schema.names == dataset.table().schema.names
+    assert dataset.table().count_rows() == COUNT
+
+
+def test_facts(dataset: Dataset) -> None:
+    """A dataset says which fields it has and how often, what it is called, and what names its content; a view, too."""
+    assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
+    assert dataset[:6].fields == {"bin": 6, "txt": 5}
+    assert dataset.splits == {"out": COUNT}
+    assert dataset.fingerprint.startswith("b2:")
+    prints = [
+        one.fingerprint for one in (dataset, dataset[:], dataset[1:], dataset[1:][1:], dataset[2:], dataset[::-1])
+    ]
+    assert prints[3] == prints[4]
+    assert len({*prints}) == len(prints) - 1
+    assert "23 samples in 6 shards, fields bin, txt>" in repr(dataset)
+    assert "2 of 23 samples" in repr(dataset[:2])
+
+
+def test_pickled(dataset: Dataset) -> None:
+    """A dataset that was read travels as a few bytes a shard, without open files, and gives the same samples."""
+    assert dataset[[*range(COUNT)]] == SAMPLES
+    data = pickle.dumps(dataset)
+    assert len(data) < 1500 + 150 * SHARDS
+    assert pickle.loads(data)[KEYS] == SAMPLES  # noqa: S301
+    view = pickle.loads(pickle.dumps(dataset[::-1]))  # noqa: S301
+    assert [*view] == SAMPLES[::-1]

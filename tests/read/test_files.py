@@ -1,0 +1,155 @@
+"""Open shards: few descriptors, given back; the lease of a cache; compressed shards unpacked once."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import resource
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from shardtool.dataset.opened import OpenedShard
+from shardtool.errors import CorruptShard, OutputFailed
+from shardtool.read.dataset import open as open_data
+from shardtool.read.files import OpenFile, OpenFiles
+from tests.read.made_data import make
+
+
+def _shards(folder: Path, count: int) -> list[OpenedShard]:
+    found = [OpenedShard(str(folder / f"s-{at:03d}.tar"), at) for at in range(count)]
+    for one in found:
+        Path(one.path).write_bytes(b"shard %03d" % one.number)
+    return found
+
+
+def _open_in(folder: Path) -> int:
+    links = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if os.path.lexists(one)]
+    return sum(link.startswith(str(folder)) for link in links)
+
+
+def test_descriptors_are_bounded(tmp_path: Path) -> None:
+    """However many shards are read, few are open at once, fewer where a process may have few; then none is."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(80, limits[1]), limits[1]))
+    try:
+        files = OpenFiles(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    usual = min(256, limits[0] // 4) if limits[0] > 0 else 256
+    shards = _shards(tmp_path, 260)
+    for most, opened in ((20, files), (usual, OpenFiles(None))):
+        for one in [*shards, *shards[:9]]:
+            assert [*opened.open(one).read([6], [3])] == [b"%03d" % one.number]
+        assert _open_in(tmp_path) == most
+        copy = pickle.loads(pickle.dumps(opened))  # noqa: S301 - our own
+        opened.close()
+        assert _open_in(tmp_path) == 0
+        assert [*copy.open(shards[0]).read([0], [5])] == [b"shard"]
+        copy.close()
+
+
+def test_a_file_lives_as_long_as_it_is_read(tmp_path: Path) -> None:
+    """A shard that is given back while it is read stays readable; its descriptor is not inherited."""
+    (shard,) = _shards(tmp_path, 1)
+    files = OpenFiles(None)
+    file = files.open(shard)
+    files.close()
+    assert [*file.read([0, 6], [5, 3])] == [b"shard", b"000"]
+    (fd,) = [int(one.name) for one in Path("/proc/self/fd").iterdir() if os.path.realpath(one) == shard.path]
+    assert not os.get_inheritable(fd)
+    del file
+    assert _open_in(tmp_path) == 0
+
+
+def test_a_shard_that_ends_too_early_is_named(tmp_path: Path) -> None:
+    """Bytes past the end are an error that names shard and offset; so is a file of another size, and no file."""
+    (shard,) = _shards(tmp_path, 1)
+    with pytest.raises(CorruptShard, match="at 9: the shard ends; expected 21 more bytes") as error:
+        [*OpenFile(shard, None).read([4], [26])]
+    assert (error.value.where, error.value.offset) == (shard.path, 9)
+    with pytest.raises(CorruptShard, match="9 bytes; expected 10"):
+        OpenFile(shard, None, 10)
+    Path(shard.path).unlink()
+    with pytest.raises(CorruptShard, match="no such file"):
+        OpenFile(shard, None)
+    os.mkfifo(shard.path)
+    with pytest.raises(CorruptShard, match="no plain file"):
+        OpenFile(shard, None)
+
+
+@dataclass
+class _Lease:
+    path: str
+    log: list[str]
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@dataclass
+class _Copies:
+    """A cache that copies shards into a folder, and notes its leases."""
+
+    folder: Path
+    log: list[str] = field(default_factory=list)
+
+    def open(self, shard: OpenedShard) -> _Lease:
+        copy = self.folder / shard.name
+        copy.write_bytes(Path(shard.path).read_bytes())
+        self.log.append("open")
+        return _Lease(str(copy), self.log)
+
+
+def test_a_lease_is_held_while_a_shard_is_open(tmp_path: Path) -> None:
+    """What is read is the cache's copy; its lease ends with the file, once, and not in a forked process."""
+    (shard,) = _shards(tmp_path, 1)
+    (tmp_path / "copies").mkdir()
+    cache = _Copies(tmp_path / "copies")
+    files = OpenFiles(cache)
+    file = files.open(shard)
+    Path(shard.path).unlink()
+    assert [*files.open(shard).read([0], [5])] == [b"shard"]
+    child = os.fork()
+    if not child:
+        files.close()
+        del file
+        os._exit(len(cache.log))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert cache.log == ["open"]
+    files.close()
+    assert cache.log == ["open"]
+    del file
+    assert cache.log == ["open", "close"]
+
+
+@pytest.fixture
+def packed(ending: str, tmp_path: Path) -> tuple[Path, list[dict[str, object]]]:
+    """Give a folder of compressed shards, and their samples."""
+    made = make(tmp_path / "plain", ending)
+    (tmp_path / "packed").mkdir()
+    for at in range(4):
+        shard = made.shard(at)
+        (tmp_path / "packed" / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes(), 1))
+    return tmp_path / "packed", made.samples
+
+
+def test_compressed_shards_are_read_in_any_order(packed: tuple[Path, list[dict[str, object]]]) -> None:
+    """Shards that are compressed are unpacked once each, and then read at any place, and as a stream."""
+    folder, samples = packed
+    data = open_data(str(folder))
+    assert data[[50, 3, 20, 3]] == [samples[at] for at in (50, 3, 20, 3)]
+    assert list(data) == samples
+
+
+def test_a_full_disk_is_said_of_compressed_shards(
+    packed: tuple[Path, list[dict[str, object]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no room to unpack a shard, the error names the folder, and what to do."""
+    folder, _ = packed
+    data = open_data(str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(OutputFailed, match=r"no room to unpack .*TMPDIR"):
+        data[[0, 1, 2, 3, 4, 5]]

@@ -1,0 +1,126 @@
+"""Laws of keys: a lazy sequence of them, and where each sample lies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardtool
+from shardtool import CreateOptions, create
+from shardtool.read import keys as module
+from shardtool.read.catalog import open_catalog
+from shardtool.read.index import IndexStore, read_index
+from shardtool.read.keys import KeyFinder, hashes
+from shardtool.storage import shared
+from tests.read.packed import COUNT, IN_SHARD, SHARDS, key_of, packed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS = [key_of(number) for number in range(COUNT)]
+
+
+class _Counted(IndexStore):
+    """Notes the shards whose sidecars are read."""
+
+    def __init__(self, given: str) -> None:
+        super().__init__(open_catalog(given))
+        self.read: list[int] = []
+
+    def index(self, shard: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
+        """Return an index."""
+        self.read.append(shard)
+        return super().index(shard)
+
+    def finder(self) -> KeyFinder:
+        """Return what finds keys by these indexes."""
+        return KeyFinder(self, self._catalog)
+
+
+@given(keys=st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300), max_size=10))
+def test_hashes(keys: list[bytes]) -> None:
+    """A hash depends on the key alone; keys that differ in one byte, or by zeros at the end, have others."""
+    ends = np.cumsum([0, *map(len, keys)])
+    found = hashes(b"".join(keys), ends).tolist()
+    assert found == [int(hashes(key, np.array([0, len(key)]))[0]) for key in keys]
+    assert len({*found}) == len({*keys})
+    others = [key + b"\0" for key in keys] + [bytes([key[0] ^ 1]) + key[1:] for key in keys if key]
+    assert not {*found} & {int(hashes(key, np.array([0, len(key)]))[0]) for key in {*others} - {*keys}}
+
+
+def test_only_the_shard_that_can_hold_it_is_looked_at(tmp_path: Path) -> None:
+    """Where keys ascend, a lookup reads one sidecar, and one for many keys of it; a missing key reads all, once."""
+    store = _Counted(packed(tmp_path / "set"))
+    finder = store.finder()
+    assert finder.numbers([KEYS[9]]).tolist() == [9]
+    assert store.read == [9 // IN_SHARD]
+    assert finder.numbers(KEYS[4:8]).tolist() == [4, 5, 6, 7]
+    assert store.read[1:] == [1]
+    assert finder.numbers(["b/010x", "", "z"]).tolist() == [-1, -1, -1]
+    assert {*store.read} == {*range(SHARDS)}
+    del store.read[:]
+    assert finder.numbers(["b/010x", "", "z"]).tolist() == [-1, -1, -1]
+    assert store.read == []
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_every_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool, is_shared: bool) -> None:  # noqa: FBT001
+    """Keys in any order are found, alone and together, with an index that is shared or not, and of few at a time."""
+    pattern = packed(tmp_path / "set", shuffle=shuffle)
+    if not is_shared:
+        monkeypatch.setattr(shared, "_made", lambda: None)
+    monkeypatch.setattr(module, "_AT_ONCE", 7)
+    monkeypatch.setattr(module, "_FEW", 1)
+    store = IndexStore(open_catalog(pattern))
+    keys = [key for at in range(SHARDS) for key in map(bytes.decode, store.index(at).all_keys())]
+    assert (keys == KEYS) == (not shuffle)
+    finder = KeyFinder(store, open_catalog(pattern))
+    assert finder.numbers([*keys, "no", *keys[::-1]]).tolist() == [*range(COUNT), -1, *range(COUNT)[::-1]]
+    assert [finder.numbers([key]).tolist() for key in keys] == [[at] for at in range(COUNT)]
+
+
+def test_a_range_that_lies(tmp_path: Path) -> None:
+    """A key that lies in another shard than the first and last keys say is found all the same."""
+    table = pd.DataFrame({"key": ["a", "z", "c", "d", "e", "b"], "text": list("azcdeb")})
+    options = CreateOptions(values=("txt=text",), max_count=3, workers=1)
+    create(table, f"{tmp_path}/out-{{0..}}.tar", options)
+    dataset = shardtool.open(f"{tmp_path}/out.json")
+    assert [*dataset.keys] == ["a", "z", "c", "d", "e", "b"]
+    assert [dataset[key]["txt"] for key in "azcdeb"] == [b"a", b"z", b"c", b"d", b"e", b"b"]
+
+
+def test_hashes_that_many_keys_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of equal hashes are distinguished by their bytes."""
+    monkeypatch.setattr(module, "hashes", lambda _, ends: np.zeros(len(ends) - 1, np.uint64))
+    monkeypatch.setattr(KeyFinder, "_look_in_ranges", lambda *_: None)
+    store = IndexStore(open_catalog(packed(tmp_path / "set")))
+    finder = KeyFinder(store, open_catalog(f"{tmp_path}/set"))
+    assert finder.numbers([*KEYS, "no"]).tolist() == [*range(COUNT), -1]
+
+
+def test_a_key_of_several_samples(tmp_path: Path) -> None:
+    """Of samples with one key in several datasets, the first is found."""
+    for name in ("one", "two"):
+        packed(tmp_path / name, count=6)
+    dataset = shardtool.open([tmp_path / "one", tmp_path / "two"])
+    assert dataset.partition([key_of(3), key_of(0)])[:].fingerprint == dataset.take([3, 0]).fingerprint
+
+
+def test_the_sequence_of_keys(tmp_path: Path) -> None:
+    """Keys are a sequence: a shard is read when one of its keys is asked for."""
+    dataset = shardtool.open(packed(tmp_path / "set"))
+    keys = dataset.keys
+    assert (len(keys), keys[0], keys[-1], keys[5:9], [*keys]) == (COUNT, KEYS[0], KEYS[-1], KEYS[5:9], KEYS)
+    assert [*reversed(keys)] == KEYS[::-1]
+    assert keys.index(KEYS[5]) == 5
+    assert repr(keys) == "<23 keys: 'a/000', 'a/001', 'a/002' and 20 more>"
+    for bad in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError, match=f"key {bad} of {COUNT}"):
+            keys[bad]
+    assert read_index(open_catalog(f"{tmp_path}/set"), 0).all_keys() == [key.encode() for key in KEYS[:IN_SHARD]]

@@ -1,0 +1,114 @@
+"""Memory of the reader, seen in /proc: what a stream holds, and what workers share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import ShardWriter
+from tests.helpers import ENVIRONMENT, PATIENCE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BUFFER, _MORE = 2**25, 50_000_000  # of a stream: held and shuffled by default, and allowed beside it
+
+_STREAM = """
+import re, sys
+import shardtool
+
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+dataset = shardtool.open(sys.argv[1])
+for _ in dataset[:9].stream(rank=0, world_size=1):
+    pass
+before = peak()
+for shuffle in (False, True, "full"):
+    assert sum(1 for _ in dataset.stream(shuffle=shuffle, rank=0, world_size=1)) == len(dataset)
+print(peak() - before)
+"""
+
+_SHARE = """
+import os, re, sys
+from dataclasses import replace
+import numpy as np
+from shardtool.dataset.sidecar_read import Rows
+from shardtool.read import index
+from shardtool.read.shard_index import ShardIndex
+from shardtool.storage.shared import SharedBlocks
+from tests.read.catalogs import made_catalog
+
+SHARDS, COUNT, WORKERS = 4, 250_000, 4
+ones = np.ones(COUNT, np.int64)
+
+def made(catalog, shard):
+    keys = (1_000_000 + np.arange(shard * COUNT, (shard + 1) * COUNT)).astype("S7").tobytes()
+    starts = 1024 * np.arange(COUNT)
+    rows = Rows(keys, 7 * ones, starts, 1024 * ones, ones, [b"jpg"], 0 * ones, starts + 512, 500 * ones, None)
+    return ShardIndex.of(rows, {})
+
+def pss(pids):
+    texts = [open(f"/proc/{pid}/smaps_rollup").read() for pid in pids]
+    return sum(int(re.search(r"^Pss:\\s*(\\d+)", text, re.M)[1]) * 1024 for text in texts)
+
+index.read_index = made
+index._ROOM = 2**40  # no pages are given back
+store = index.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks(SHARDS + 1)))
+
+def worker(begin, done):
+    os.read(begin, 1)
+    for shard in range(SHARDS):
+        found = store.index(shard)
+        assert found.keys_of(np.array([9])) == [str(shard * COUNT + 1_000_009)]
+        assert int(found.offsets[-1]) == 1024 * COUNT - 512
+        assert sum(int(column.max()) for column in (found.starts, found.sizes, found.firsts, found.lengths))
+    os.write(done, b"x")
+    os.read(begin, 1)
+
+workers = []
+for _ in range(WORKERS):
+    (begin, start), (end, done) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        worker(begin, done)
+        os._exit(0)
+    workers.append((pid, start, end))
+pids = [os.getpid(), *(pid for pid, _, _ in workers)]
+before = pss(pids)
+for _, start, end in workers:
+    os.write(start, b"x")
+    os.read(end, 1)
+after = pss(pids)
+for pid, start, _ in workers:
+    os.write(start, b"x")
+    os.waitpid(pid, 0)
+print(after - before, SHARDS * made(None, 0).nbytes)
+"""
+
+
+def _run(code: str, *words: object) -> list[int]:
+    """Return the numbers that a program printed."""
+    command = [sys.executable, "-c", code, *map(str, words)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.slow
+def test_a_stream_holds_its_buffer(tmp_path: Path) -> None:
+    """A stream of small samples takes 50 MB beside its buffer, at most, whatever the order, and all in one shard."""
+    with ShardWriter(tmp_path / "out-{000..}.tar") as writer:
+        for number in range(25_000):
+            writer.write({"__key__": f"{number:05}", "bin": bytes(4000)})
+    (growth,) = _run(_STREAM, tmp_path)
+    assert growth < _BUFFER + _MORE
+
+
+def test_workers_share_an_index() -> None:
+    """Four forked workers on a million samples take the memory of one index, not of four."""
+    growth, size = _run(_SHARE)
+    assert growth < 2 * size

@@ -1,0 +1,335 @@
+"""Laws of what can be opened, and of what cannot."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import shardtool
+from shardtool import CreateOptions, create
+from shardtool.errors import CorruptShard, InvalidRequest
+from tests.helpers import ENVIRONMENT, shards, sidecar, write_tree
+from tests.read.packed import COUNT, key_of, packed, sample_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool import Dataset
+
+SAMPLES = [sample_of(number) for number in range(COUNT)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, ending: str) -> Path:
+    """Give a folder with a dataset."""
+    packed(tmp_path / "set", f"out-{{000..}}.{ending}")
+    return tmp_path / "set"
+
+
+def _read(given: Any) -> list[Any]:
+    dataset = shardtool.open(given)
+    assert dataset[[*range(len(dataset))]] == [*dataset]
+    return [*dataset]
+
+
+def test_every_way_to_name_a_dataset(folder: Path, ending: str) -> None:
+    """A dataset file, a pattern, a glob, a folder and a list of shards are one dataset."""
+    names = ("out.json", f"out-{{000..}}.{ending}", f"out-<000..005>.{ending}", f"out-*.{ending}", "")
+    for given in (folder / "out.json", *(f"{folder}/{name}" for name in names), shards(folder)):
+        assert _read(given) == SAMPLES
+
+
+def test_shards_without_a_dataset_file(folder: Path) -> None:
+    """Sidecars alone say how many samples there are, without a walk."""
+    (folder / "out.json").unlink()
+    dataset = shardtool.open(folder)
+    assert [*dataset] == SAMPLES
+    assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
+    assert dataset[key_of(7)] == SAMPLES[7]
+    assert dataset.splits == {"set": COUNT}
+
+
+def test_foreign_shards(folder: Path, ending: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Shards without sidecars are walked once, which is said; then all is as with sidecars, but for metadata."""
+    for path in (*folder.glob("*.index"), folder / "out.json"):
+        path.unlink()
+    dataset = shardtool.open(folder)
+    assert "6 shards without a sound sidecar, such as out-000" in caplog.text
+    for shard in shards(folder):
+        shard.rename(shard.with_suffix(".away"))
+    assert [*dataset.keys] == [one["__key__"] for one in SAMPLES]  # of shards that are not there any more
+    for shard in folder.glob("*.away"):
+        shard.rename(shard.with_suffix(f".{ending}"))
+    assert [*dataset] == SAMPLES
+    assert dataset[key_of(20)] == SAMPLES[20]
+    assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
+    assert [*dataset.where("fields == 1").keys] == [key_of(at) for at in (5, 11, 17)]
+    assert dataset.table().to_table(columns=["__key__"]).num_rows == COUNT
+
+
+@pytest.mark.parametrize("what", ["out.json", ".", "index.json"])
+def test_a_program_that_changes_its_folder(folder: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was opened by a name from one folder is read from any other: many trainers change theirs."""
+    (folder / "index.json").write_text(json.dumps(json.loads((folder / "out.json").read_text()) | {"shardtool": None}))
+    monkeypatch.chdir(folder)
+    opened, read = shardtool.open(what), shardtool.open(what)
+    assert read[3]["__key__"] == key_of(3)
+    assert str(folder) not in repr(opened)
+    monkeypatch.chdir("/")
+    for dataset in (opened, read, pickle.loads(pickle.dumps(read))):  # noqa: S301 - ours
+        assert [*dataset] == SAMPLES
+        assert dataset.table().count_rows() == len(dataset.where("size >= 0")) == COUNT
+
+
+def test_what_shards_without_a_dataset_file_are_called(folder: Path) -> None:
+    """Shards that nothing lists are shown by the first of them, and how many more there are."""
+    (folder / "out.json").unlink()
+    first = shards(folder)[0]
+    assert f"<Dataset {first} and 5 more: 23 samples in 6 shards>" == repr(shardtool.open(folder))
+    assert repr(shardtool.open(first)) == f"<Dataset {first}: 4 samples in 1 shard>"
+
+
+def test_some_sidecars(folder: Path) -> None:
+    """Shards with and without sidecars are one dataset, and one table."""
+    (folder / "out.json").unlink()
+    (folder / sidecar(shards(folder)[2].name)).unlink()
+    dataset = shardtool.open(folder)
+    assert [*dataset] == SAMPLES
+    keys = dataset.table().to_table(columns=["__key__"]).column(0).to_pylist()
+    assert keys == [one["__key__"] for one in SAMPLES]
+
+
+def test_a_sidecar_that_goes_bad(folder: Path) -> None:
+    """Without a dataset file, a sidecar that is damaged behind its footer, or goes, is an error that names it."""
+    (folder / "out.json").unlink()
+    first, last = (folder / sidecar(shards(folder)[at].name) for at in (0, -1))
+    first.write_bytes(b"PAR1" + bytes(40) + first.read_bytes()[44:])
+    dataset = shardtool.open(folder)
+    last.unlink()
+    for number, path in ((0, first), (-1, last)):
+        with pytest.raises(CorruptShard, match=path.name):
+            dataset[number]
+
+
+def test_keys_with_dots(tmp_path: Path) -> None:
+    """A shard whose sidecar is lost has the keys that it had, where those of the others show that these have dots."""
+    for at in range(4):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / "source" / f"scan.{at}.txt").write_bytes(b"%d" % at)
+    create(tmp_path / "source", f"{tmp_path}/set/out-{{0..}}.tar", CreateOptions(max_count=2, dots="last", workers=1))
+    (tmp_path / "set" / "out.json").unlink()
+    (tmp_path / "set" / "out-1.index").unlink()
+    assert [*shardtool.open(tmp_path / "set").keys] == [f"scan.{at}" for at in range(4)]
+
+
+def test_a_wids_index(tmp_path: Path) -> None:
+    """An index of wids is opened as its shards are."""
+    packed(tmp_path / "set")
+    listed = [{"url": shard.name, "nsamples": 4} for shard in shards(tmp_path / "set")]
+    index = tmp_path / "set" / "wids.json"
+    index.write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
+    assert _read(index) == SAMPLES
+
+
+def test_several_datasets(tmp_path: Path) -> None:
+    """Several datasets, of any format, are one: in the order given, each a split of its own."""
+    packed(tmp_path / "one", count=9)
+    packed(tmp_path / "two", "x-{000..}.tfrecord", first=9, count=COUNT - 9)
+    dataset = shardtool.open([tmp_path / "one", tmp_path / "two"])
+    assert [*dataset] == SAMPLES
+    assert dataset[[20, 3]] == [SAMPLES[20], SAMPLES[3]]
+    assert dataset[[key_of(20), key_of(3)]] == [SAMPLES[20], SAMPLES[3]]
+    assert dataset.splits == {"out": 9, "x": COUNT - 9}
+    assert [*dataset.partition("x")] == SAMPLES[9:]
+    other = shardtool.open([tmp_path / "two", tmp_path / "one"])
+    assert [*other] == SAMPLES[9:] + SAMPLES[:9]
+    assert dataset.fingerprint != other.fingerprint
+    assert dataset.fields == {"bin": COUNT, "txt": COUNT - 3}
+    assert [*dataset.where("number == 8 or number == 9").keys] == [key_of(8), key_of(9)]
+    assert dataset.table().count_rows() == COUNT
+
+
+def test_splits(tmp_path: Path) -> None:
+    """A folder of splits is all of them, and each can be taken; a name with `{split}` means the same."""
+    packed(tmp_path / "set", "{split}-{000..}.tar", split="train=0.75,val=0.25")
+    for given in (tmp_path / "set", f"{tmp_path}/set/{{split}}.json", f"{tmp_path}/set/{{split}}-{{000..}}.tar"):
+        dataset = shardtool.open(given)
+        assert dataset.splits.keys() == {"train", "val"}
+        train = shardtool.open(tmp_path / "set" / "train.json")
+        assert [*dataset.partition("train")] == [*train]
+        assert dataset.partition("train").fingerprint == train.fingerprint
+        assert [*dataset[::-1].partition("train")] == [*train][::-1]
+        parts = [*dataset.partition("train").keys, *dataset.partition("val").keys]
+        assert sorted(parts) == [key_of(number) for number in range(COUNT)]
+        assert dataset.splits == {name: len(dataset.partition(name)) for name in ("train", "val")}
+        assert dataset[:].splits == dataset.splits
+        assert len(dataset[:3].partition("val")) + len(dataset[:3].partition("train")) == 3
+        with pytest.raises(InvalidRequest, match="no split 'test'; expected one of train, val, or keys"):
+            dataset.partition("test")
+
+
+def test_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Classes are those of all datasets; where their numbers differ, they are left out, which is said."""
+    asked: dict[str, Any] = {"values": ("cls=bi",), "classes": ("cls",), "where": "bi.notna()"}
+    packed(tmp_path / "one", **asked)
+    packed(tmp_path / "two", "x-{000..}.tar", first=50, count=3, **{**asked, "where": "bi == 'dog'"})
+    assert shardtool.open(tmp_path / "one").classes == {"cls": ["cat", "dog"]}
+    assert shardtool.open([tmp_path / "one", tmp_path / "two"]).classes == {}
+    assert "cls: its numbers stand for other classes in another dataset" in caplog.text
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    """Where there is no dataset, the message says what was looked for."""
+    givens: tuple[Any, ...] = (
+        tmp_path,
+        tmp_path / "out.json",
+        f"{tmp_path}/out-{{000..}}.tar",
+        [],
+        f"{tmp_path}/{{split}}.json",
+        "",
+        None,
+        5,
+        b"out.json",
+        [None],
+        [["out.json"]],
+    )
+    for given in givens:
+        with pytest.raises(InvalidRequest, match="expected"):
+            shardtool.open(given)
+
+
+def test_what_is_no_name(folder: Path) -> None:
+    """A dataset is not opened again, and not gone through for names; a cache is more than a folder's name."""
+    with pytest.raises(InvalidRequest, match=r"^the dataset: <Dataset .*; expected a dataset file"):
+        shardtool.open(shardtool.open(folder))  # type: ignore[arg-type]
+    for cache in ("cache", folder):
+        with pytest.raises(InvalidRequest, match=r"^cache: .*expected a shardtool.Cache of that folder"):
+            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]
+    assert [*shardtool.open(one for one in shards(folder))] == SAMPLES  # type: ignore[arg-type]
+
+
+def test_a_missing_shard(folder: Path) -> None:
+    """A missing shard is an error that names it when it is read; the others are read."""
+    dataset = shardtool.open(folder)
+    missing = shards(folder)[1]
+    missing.unlink()
+    assert dataset[[0, 1, 2, 3, 8]] == [*SAMPLES[:4], SAMPLES[8]]
+    with pytest.raises(CorruptShard, match=missing.name):
+        dataset[4]
+
+
+def test_a_shard_of_another_size(folder: Path) -> None:
+    """A shard that was cut, or replaced, is an error that says how many bytes it should have."""
+    shard = shards(folder)[1]
+    os.truncate(shard, shard.stat().st_size - 1)
+    dataset = shardtool.open(folder / "out.json")
+    assert dataset[3] == SAMPLES[3]
+    with pytest.raises(CorruptShard, match=rf"{shard.name}: .* bytes; expected .*, as (the|its) dataset"):
+        dataset[4]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_dataset_that_is_replaced_while_it_is_open(tmp_path: Path, ending: str, *, listed: bool) -> None:
+    """Where another dataset of the same form takes its place, nothing of it is read under the first one's numbers."""
+    pattern = f"{tmp_path}/out-{{0..}}.{ending}"
+    for content in (b"old", b"new"):
+        source = write_tree(tmp_path / content.decode(), {f"{at}.txt": content for at in range(4)})
+        create(source, pattern, CreateOptions(workers=1, max_count=2, if_exists="overwrite"))
+        if not listed:
+            (tmp_path / "out.json").unlink()
+        if content == b"old":
+            dataset = shardtool.open(tmp_path)
+            assert dataset[0]["txt"] == content
+    assert dataset[1]["txt"] == b"old"  # its index is known, and its shard is open
+    with pytest.raises(CorruptShard, match=r"out-1.*: the checksum .*; expected .*Was it replaced\? Open the dataset"):
+        dataset[2]
+    assert shardtool.open(tmp_path)[2]["txt"] == b"new"
+
+
+def test_a_missing_sidecar(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a sidecar that the dataset file lists is missing or damaged, its shard is walked, which is said."""
+    missing, damaged = (folder / sidecar(shards(folder)[at].name) for at in (0, 1))
+    missing.unlink()
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert _read(folder / "out.json") == SAMPLES
+    said = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(said) == 2
+    assert "missing; its shard was walked instead" in said[0]
+    assert damaged.name in said[1]
+
+
+def test_another_number_of_samples(folder: Path) -> None:
+    """A shard and sidecar with other samples than the dataset file says, of the same size, are an error."""
+    first, last = shards(folder)[0], shards(folder)[-1]  # of four samples, and three
+    for path in (first, folder / sidecar(first.name)):
+        path.unlink()
+    data = last.read_bytes()
+    size = json.loads((folder / "out.json").read_text())["shardlist"][0]["filesize"]
+    first.write_bytes(data + bytes(max(0, size - len(data))) if first.suffix == ".tar" else data)
+    with pytest.raises(CorruptShard, match=f"{first.name}: .*; expected .*"):
+        shardtool.open(folder / "out.json")[0]
+
+
+def test_compressed_shards(tmp_path: Path) -> None:
+    """Compressed shards are walked, and read like others."""
+    packed(tmp_path / "set")
+    (tmp_path / "packed").mkdir()
+    for shard in shards(tmp_path / "set"):
+        (tmp_path / "packed" / f"{shard.name}.gz").write_bytes(gzip.compress(shard.read_bytes()))
+    dataset = shardtool.open(tmp_path / "packed")
+    assert [*dataset.keys] == [one["__key__"] for one in SAMPLES]
+
+
+_FORKS = """
+import multiprocessing, os, sys, threading
+import shardtool
+
+def read(dataset, numbers):
+    assert [one["__key__"] for one in dataset[numbers]] == dataset.keys.of(__import__("numpy").array(numbers))
+    return [one["__key__"] for one in dataset[numbers]]
+
+if __name__ == "__main__":
+    dataset = shardtool.open(sys.argv[1])
+    expected = [*dataset.keys]
+    dataset[0]
+    numbers = [*range(len(dataset))]
+    for method in sys.argv[2:]:
+        context = multiprocessing.get_context(method)
+        with context.Pool(1) as pool:
+            assert pool.starmap(read, [(dataset, numbers), (dataset, numbers[::-1])]) == [expected, expected[::-1]]
+    print("read")
+"""
+
+
+@pytest.mark.slow
+def test_in_processes(tmp_path: Path) -> None:
+    """Processes that are forked, spawned, or forked by a server read the same samples."""
+    packed(tmp_path / "set")
+    (tmp_path / "run.py").write_text(_FORKS)
+    command = [sys.executable, f"{tmp_path}/run.py", f"{tmp_path}/set", "fork", "spawn", "forkserver"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
+
+
+def test_a_copied_dataset_has_the_same_fingerprint(folder: Path, tmp_path: Path) -> None:
+    """The fingerprint is that of the content: a copy has it, wherever it lies."""
+    before: Dataset = shardtool.open(folder)
+    shutil.copytree(folder, tmp_path / "copy")
+    assert shardtool.open(tmp_path / "copy").fingerprint == before.fingerprint
+    assert before.fingerprint == json.loads((folder / "out.json").read_text())["shardtool"]["fingerprint"]
+
+
+def test_a_path_is_no_cache(folder: Path, tmp_path: Path) -> None:
+    """The folder of a cache, in place of a `Cache`, is refused at once."""
+    for cache in (str(tmp_path), tmp_path):
+        with pytest.raises(InvalidRequest, match=r"expected a shardtool\.Cache of that folder"):
+            shardtool.open(folder, cache=cache)  # type: ignore[arg-type]

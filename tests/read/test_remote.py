@@ -1,0 +1,259 @@
+"""Datasets behind HTTP, read for training: the same samples, few requests, many at once, and every fault named."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from shardtool.errors import AccessRefused, CorruptShard, StoreFailed
+from shardtool.read.dataset import open as open_data
+from shardtool.storage.remote import blob as together
+from shardtool.storage.remote import retry
+from shardtool.verbs.cache.cache import Cache
+from tests.helpers import shards
+from tests.read.made_data import Made, make
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.queues import Queue
+    from pathlib import Path
+
+    from shardtool.read.dataset import Dataset
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+_ORDER: dict[str, Any] = {"seed": 3, "rank": 0, "world_size": 1}
+
+
+@pytest.fixture(scope="module")
+def proxy(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> FaultyProxy:
+    """Give a server that makes faults."""
+    return proxies(http_files)
+
+
+@pytest.fixture(scope="module", params=["tar", "tfrecord"])
+def made(request: pytest.FixtureRequest, proxy: FaultyProxy) -> tuple[Made, str]:
+    """Give a dataset, and its address."""
+    at = proxy.server.new_prefix()
+    found = make(proxy.server.local(at), request.param)
+    return found, f"{at}/{found.path.relative_to(proxy.server.local(at))}"
+
+
+@pytest.fixture(scope="module")
+def tar(proxy: FaultyProxy) -> tuple[Made, str]:
+    """Give a dataset of tars, and its address."""
+    at = proxy.server.new_prefix()
+    found = make(proxy.server.local(at), "tar")
+    return found, f"{at}/{found.path.relative_to(proxy.server.local(at))}"
+
+
+@pytest.fixture(autouse=True)
+def _harmless(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.set()
+    monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.5))
+
+
+@pytest.mark.slow
+def test_samples_are_those_that_lie_there(made: tuple[Made, str]) -> None:
+    """Streams, batches and single samples are those of the same files here, in the same order, with all options."""
+    near, far = made
+    for options in ({}, {"check": True}, {"metadata": True}):
+        one, other = near.open(**options), open_data(far, **options)  # type: ignore[arg-type]
+        assert list(other) == list(one)
+        assert list(other.stream(**_ORDER)) == list(one.stream(**_ORDER))
+        numbers = np.random.default_rng(0).integers(0, len(one), 40)
+        assert list(other[numbers]) == list(one[numbers])
+        assert other[7] == one[7]
+        assert other[str(one[7]["__key__"])] == one[7]
+    assert list(near.open().select("jpg")) == list(open_data(far).select("jpg"))
+
+
+def test_a_batch_takes_few_requests_and_many_at_once(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """What lies near is one request, and requests of different shards do not wait for each other."""
+    data = open_data(tar[1])
+    list(data)
+    proxy.set(delay_s=0.1)
+    assert len(list(data[np.arange(len(data))])) == len(data)
+    log = proxy.log()
+    assert len(log.asked) == log.most == len(data.fetcher.catalog.shards)
+
+
+def test_a_walk_is_for_all_that_have_no_sidecar(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """Shards alone, plain and compressed, are walked; a pattern names them."""
+    import gzip
+
+    at = proxy.server.new_prefix()
+    for number, path in enumerate(sorted(tar[0].path.parent.glob("*.tar"))):
+        (proxy.server.local(at) / f"x-{number}.tar").write_bytes(path.read_bytes())
+        (proxy.server.local(at) / f"z-{number}.tar.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
+    last = len(list(proxy.server.local(at).glob("x-*"))) - 1
+    wanted = [{name: value for name, value in one.items() if name != "cls"} for one in tar[0].samples]
+    for name in (f"x-{{0..{last}}}.tar", f"z-{{0..{last}}}.tar.gz"):
+        found = [{name: value for name, value in one.items() if name != "cls"} for one in open_data(f"{at}/{name}")]
+        assert found == wanted
+
+
+@pytest.mark.parametrize("do", ["status", "cut", "reset", "lost", "refuse"])
+def test_faults_that_pass_are_not_seen(do: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """An answer that is an error, cut or lost is asked for again, and the samples are the same."""
+    data = open_data(tar[1])
+    proxy.set(Fault(do, path="tar", times=None, chance=0.3), seed=4)
+    retry.POLICY = retry.Policy(first_s=0.01, whole_s=5)
+    assert list(data.stream(**_ORDER)) == list(tar[0].open().stream(**_ORDER))
+    assert any(one.fault for one in proxy.log().asked)
+
+
+def test_nothing_is_begun_after_a_refusal(
+    tar: tuple[Made, str], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once one shard was refused, the threads that read the others finish what they do, and begin no other shard."""
+    data = open_data(tar[1])
+    names = [shard.name for shard in data.fetcher.catalog.shards]
+    with ThreadPoolExecutor(2) as threads:  # in place of AT_ONCE
+        monkeypatch.setattr(together, "callers", lambda: threads)
+        proxy.set(
+            Fault("status", path=names[0], headers={"Retry-After": "1"}),  # for a second, the other thread is alone
+            Fault("status", path=r"\.tar", times=None, status=403),
+        )
+        with pytest.raises(AccessRefused, match=r"data-000\.tar|data-001\.tar"):
+            list(data[np.arange(len(data))])
+    asked = {one.path.rpartition("/")[2] for one in proxy.log().asked}
+    assert asked == set(names[:2]), names
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_server_that_fails_ends_the_reading(on_error: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """A server that fails time and again is named with the shard, and is never taken for damage that is skipped."""
+    data = open_data(tar[1], on_error=on_error)  # type: ignore[arg-type]
+    shard = data.fetcher.catalog.shards[1]
+    proxy.set(Fault("status", path=shard.name, times=None))
+    with pytest.raises(StoreFailed, match=f"{shard.path}: the server answers 503, [0-9]+ times"):
+        list(data.stream(**_ORDER))
+    proxy.set(Fault("status", path=shard.name, times=None, status=403))
+    with pytest.raises(AccessRefused, match=shard.name):
+        list(data.stream(**_ORDER))
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (Fault("etag", path="tar", first=2, times=None), "changed while it was read"),
+        (Fault("shift", path="tar", times=None), "bytes"),
+        (Fault("whole", path="tar", times=None), "gives whole files only.*shardtool copy"),
+        (Fault("length", path="tar", times=None), "bytes, where"),
+    ],
+)
+def test_a_server_that_lies_is_noticed(fault: Fault, found: str, tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """Other bytes than those that were asked for, or of another version, are an error, never a sample."""
+    data = open_data(tar[1])
+    list(data[:1])
+    proxy.set(fault)
+    with pytest.raises((CorruptShard, StoreFailed), match=found):
+        [list(data.stream(**_ORDER)) for _ in range(3)]
+
+
+def test_a_shard_of_another_size_is_damaged(tar: tuple[Made, str], proxy: FaultyProxy) -> None:
+    """A shard that is not as large as its dataset file says, or gone, costs its samples where damage is skipped."""
+    at = proxy.server.new_prefix()
+    folder = proxy.server.local(at)
+    for path in tar[0].path.parent.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    data = open_data(f"{at}/{tar[0].path.name}", on_error="skip")
+    catalog = data.fetcher.catalog
+    (folder / catalog.shards[0].name).write_bytes(b"short")
+    (folder / catalog.shards[1].name).unlink()
+    rest = tar[0].samples[int(catalog.firsts[2]) :]
+    assert [one["__key__"] for one in data] == [one["__key__"] for one in rest]
+    reasons = " ".join(data.skipped.reasons)
+    assert "5 bytes" in reasons
+    assert "no such object" in reasons
+
+
+def _read_in_child(data: Dataset, found: Queue[object]) -> None:
+    try:
+        found.put([one["__key__"] for one in data.stream(**_ORDER)])
+    except Exception as error:  # noqa: BLE001 - what went wrong is what is asked
+        found.put(repr(error))
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_forked_child_reads(tar: tuple[Made, str], *, busy: bool) -> None:
+    """A child that is forked after its parent has read, or while threads of it read, reads the same samples."""
+    data, stop = open_data(tar[1]), threading.Event()
+    wanted = [one["__key__"] for one in data.stream(**_ORDER)]
+
+    def read() -> None:
+        while not stop.is_set():
+            list(data[np.arange(len(data))])
+
+    threads = [threading.Thread(target=read) for _ in range(2 if busy else 0)]
+    for one in threads:
+        one.start()
+    fork = multiprocessing.get_context("fork")
+    found: Queue[object] = fork.Queue()
+    children = [fork.Process(target=_read_in_child, args=(data, found)) for _ in range(2)]
+    try:
+        for child in children:
+            child.start()
+        assert [found.get(timeout=60) for _ in children] == [wanted, wanted]
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
+        for child in children:
+            child.join(10)
+            child.kill()
+
+
+def test_a_cache_holds_what_was_read(tar: tuple[Made, str], proxy: FaultyProxy, tmp_path: Path) -> None:
+    """Through a cache each shard is asked for once, by processes that come later, too; a new version is another one."""
+    at = proxy.server.new_prefix()
+    folder, wanted = proxy.server.local(at), list(tar[0].open().stream(**_ORDER))
+    for path in tar[0].path.parent.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    cache = Cache(tmp_path / "cache", max_bytes="100MB")
+    assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
+    proxy.set()
+    assert list(open_data(f"{at}/data.json", cache=cache).stream(**_ORDER)) == wanted
+    assert all(one.sent <= 1 for one in proxy.log().asked if ".tar" in one.path)  # their sizes are asked for
+    (folder / "alone.tar").write_bytes(shards(folder)[0].read_bytes())
+    first = [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=cache)]
+    (folder / "alone.tar").write_bytes(shards(folder)[2].read_bytes())
+    again = Cache(tmp_path / "cache", max_bytes="100MB")
+    assert [one["__key__"] for one in open_data(f"{at}/alone.tar", cache=again)] != first
+
+
+def test_a_dataset_travels(tar: tuple[Made, str]) -> None:
+    """A dataset that is pickled, as for a spawned worker, reads the same samples; nothing secret is in it."""
+    at, _, rest = tar[1].partition("://")
+    data = open_data(f"{at}://{rest}?token=sesame")
+    assert data[3] == tar[0].open()[3]
+    again: Dataset = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own
+    assert again[3] == data[3]
+    assert "sesame" not in repr(data) + repr(data.fetcher.catalog.name)
+
+
+def test_divided_streams_read_all(tar: tuple[Made, str]) -> None:
+    """Ranks and workers that divide an epoch read each sample once, those that they read of the same files here."""
+    near, far = tar[0].open(), open_data(tar[1])
+    for rank in range(2):
+        one, other = (
+            data.stream(seed=5, rank=rank, world_size=2, ends="uneven").divided(1, 2, 4, 0) for data in (near, far)
+        )
+        assert list(one) == list(other)
+
+
+def test_a_folder_called_as_a_scheme_is_a_path(tmp_path: Path) -> None:
+    """Paths that look like no address stay paths: a folder may be called `http:`."""
+    folder = tmp_path / "http:"
+    folder.mkdir()
+    assert len(list(make(folder, "tar").open())) > 0

@@ -1,0 +1,173 @@
+"""Streams: every sample once, state at any place, no thread and no descriptor left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool.errors import InvalidRequest
+from tests.helpers import ENVIRONMENT
+from tests.read.made_data import SAMPLES, Made, make
+
+
+@pytest.fixture(scope="module")
+def made(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Give a dataset that no test changes."""
+    return make(tmp_path_factory.mktemp("stream"), ending)
+
+
+def _descriptors() -> set[str]:
+    return {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if os.path.lexists(one)}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("buffer", [None, 1, 7, 1000])
+def test_an_epoch_gives_each_sample_once(made: Made, *, shuffle: bool, buffer: int | None) -> None:
+    """Whatever the buffer: in the dataset's order, or all of them in another one."""
+    got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1))
+    if shuffle:
+        assert [one["__key__"] for one in got] != [one["__key__"] for one in made.samples]
+        got.sort(key=lambda one: str(one["__key__"]).encode())
+    assert got == made.samples
+
+
+@pytest.mark.slow
+@settings(max_examples=15)
+@given(taken=st.integers(0, SAMPLES), shuffle=st.booleans(), buffer=st.sampled_from([None, 1, 130]))
+def test_a_state_goes_on_at_the_exact_sample(made: Made, *, taken: int, shuffle: bool, buffer: int | None) -> None:
+    """A stream that loads the state of another one gives what that one would, in the next epoch, too."""
+    stream = made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1)
+    samples = iter(stream)
+    list(islice(samples, taken))
+    other = made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1)
+    other.load_state_dict(stream.state_dict())
+    rest = list(samples)
+    assert list(other) == (rest or list(stream))
+    if rest:
+        assert next(iter(other)) == next(iter(stream))
+
+
+def test_fewer_samples_than_ranks(made: Made) -> None:
+    """Where no rank would read anything, that is an error, and no epoch that is empty. The other ends give all."""
+    dataset = made.open()[:3]
+    with pytest.raises(InvalidRequest, match=r"^world_size: 3 samples for 4 ranks, and ends='drop'. Give ends='pad'"):
+        dataset.stream(rank=0, world_size=4)
+    for ends, count in (("pad", 4), ("uneven", 3)):
+        streams = [dataset.stream(rank=rank, world_size=4, ends=ends) for rank in range(4)]  # type: ignore[arg-type]
+        assert sum(len([*stream]) for stream in streams) == count
+
+
+def test_a_stream_goes_on_after_a_break(made: Made) -> None:
+    """A second iterator, or a copy through pickle, goes on where the first has got to."""
+    stream = made.open().stream(shuffle=False, rank=0, world_size=1)
+    list(islice(stream, 10))
+    copy = pickle.loads(pickle.dumps(stream))  # noqa: S301 - our own
+    assert list(stream) == list(copy) == made.samples[10:]
+
+
+def test_of_two_iterators_the_last_one_has_the_state(made: Made) -> None:
+    """Two iterators of a stream do not disturb each other; the state is that of the one started last."""
+    stream = made.open().stream(shuffle=False, rank=0, world_size=1)
+    first = iter(stream)
+    list(islice(first, 5))
+    second = iter(stream)
+    assert next(second) == made.samples[5]
+    assert list(islice(first, 40)) == made.samples[5:45]
+    assert stream.state_dict()["position"] == 6
+    assert list(second) == made.samples[6:]
+    assert list(first) == made.samples[45:]
+    assert stream.state_dict()["epoch"] == 1
+
+
+def test_an_epoch_set_in_mid_iteration_holds_for_the_next_one(made: Made) -> None:
+    """An iterator ends its epoch as it began it, and leaves alone what was set meanwhile."""
+    stream = made.open().stream(rank=0, world_size=1)
+    expected = list(made.open().stream(rank=0, world_size=1))
+    samples = iter(stream)
+    got = [next(samples)]
+    stream.set_epoch(7)
+    assert [*got, *samples] == expected
+    assert (stream.state_dict()["epoch"], stream.state_dict()["position"]) == (7, 0)
+
+
+def test_a_stream_leaves_nothing_behind(made: Made) -> None:
+    """At its end, after a break, and after an error in the loop, no thread is left; without its dataset, no file."""
+    threads, descriptors = threading.active_count(), _descriptors()
+    data = made.open()
+    for taken in (SAMPLES, 1, 30):
+        for _ in islice(data.stream(rank=0, world_size=1), taken):
+            pass
+        assert threading.active_count() == threads
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the loop
+        for _ in data.stream(rank=0, world_size=1):
+            raise ZeroDivisionError
+    del data
+    assert (threading.active_count(), _descriptors()) == (threads, descriptors)
+
+
+_UNFINISHED = """
+import sys, shardtool.read.dataset as reader
+samples = iter(reader.open(sys.argv[1]).stream(rank=0, world_size=1))
+next(samples)
+print("going", flush=True)
+"""
+
+
+def test_a_process_ends_with_a_stream_in_its_midst(made: Made) -> None:
+    """Neither the end of the interpreter nor Ctrl-C waits for a reader that is asked no more."""
+    command = [sys.executable, "-c", _UNFINISHED, str(made.path)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "going\n", "")
+
+
+def test_ctrl_c_ends_a_stream(made: Made) -> None:
+    """Interrupted in a loop, a process ends at once with KeyboardInterrupt."""
+    code = _UNFINISHED + "for _ in iter(int, 1):\n    list(samples)\n"
+    command = [sys.executable, "-c", code, str(made.path)]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "going\n"
+        said = ""
+        for _ in range(4):  # Python loses an interrupt that falls into a weakref's callback, and says so
+            run.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                _, said = run.communicate(timeout=10)
+                break
+        run.kill()
+    assert said.endswith("KeyboardInterrupt\n")
+
+
+def test_a_forked_process_reads_on(made: Made) -> None:
+    """A process forked while another thread reads has free locks, and shares no file position with its parent."""
+    data = made.open()
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            data[[3, 30, 50]]
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if not child:
+                signal.alarm(20)
+                right = list(data.stream(shuffle=False, rank=0, world_size=1)) == made.samples
+                os._exit(0 if right else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        reader.join()
+    assert data[[3, 30, 50]] == [made.samples[at] for at in (3, 30, 50)]

@@ -1,0 +1,153 @@
+"""Streams over damage: samples before it come first, the error names it, and skipped it is counted."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
+from tests.helpers import flip
+from tests.read.made_data import SAMPLES, Made, make
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool.read.order.share import Ends
+    from shardtool.read.stream import Stream
+
+
+@pytest.fixture(scope="module")
+def even(ending: str, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Give a dataset that no test changes."""
+    return make(tmp_path_factory.mktemp("even"), ending, even=True)
+
+
+@pytest.fixture
+def own(ending: str, tmp_path: Path) -> Made:
+    """Give a dataset that a test damages."""
+    return make(tmp_path, ending)
+
+
+@pytest.mark.parametrize("ends", ["drop", "pad"])
+def test_an_error_comes_at_its_sample(own: Made, *, ends: Ends) -> None:
+    """All samples before a damaged one come first; the state then stands before it, and skipping fills its place."""
+    sample, shard, offset = own.place(70_000)
+    flip(shard, offset)
+    at = own.samples.index(sample)
+    options = {"shuffle": False, "rank": 0, "world_size": 1, "ends": ends}
+    stream = own.open(check=True).stream(**options)  # type: ignore[arg-type]
+    samples = iter(stream)
+    assert [one["__key__"] for one in islice(samples, at)] == [one["__key__"] for one in own.samples[:at]]
+    with pytest.raises(CorruptShard, match=f"{sample['__key__']}, jpg: the checksum"):
+        next(samples)
+    state = stream.state_dict()
+    assert state["position"] == at
+    skipping = own.open(check=True, on_error="skip").stream(**options)  # type: ignore[arg-type]
+    skipping.load_state_dict(state)
+    instead, *rest = skipping
+    assert [one["__key__"] for one in rest] == [one["__key__"] for one in own.samples[at + 1 :]]
+    assert instead["__key__"] in {one["__key__"] for one in own.samples if one is not sample}
+    assert instead.get("__padding__", ends == "pad") == (ends == "pad")
+    assert (skipping.skipped.samples, dict(skipping.skipped.shards)) == (1, {str(shard): 1})
+    assert list(skipping.skipped.reasons) == [reason for reason in skipping.skipped.reasons if "jpg" in reason]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_removed_shard_costs_its_samples_only(own: Made, *, shuffle: bool) -> None:
+    """A shard that is missing leaves out its own samples; every other one comes, and each is counted once."""
+    data = own.open(on_error="skip")
+    firsts = data.fetcher.catalog.firsts.tolist()
+    own.shard(2).unlink()
+    stream = data.stream(shuffle=shuffle, rank=0, world_size=1, ends="uneven")
+    got = sorted(str(one["__key__"]).encode() for one in stream)
+    rest = own.samples[: firsts[2]] + own.samples[firsts[3] :]
+    assert got == [str(one["__key__"]).encode() for one in rest]
+    assert stream.skipped.samples == data.skipped.samples == firsts[3] - firsts[2]
+    assert len(stream.skipped.reasons) == 1
+    with pytest.raises(CorruptShard, match=own.shard(1).name.replace("1", "2")):
+        list(own.open().stream(shuffle=shuffle, rank=0, world_size=1))
+
+
+@pytest.mark.parametrize("ends", ["drop", "pad"])
+def test_ranks_make_equal_steps_over_damage(own: Made, ends: Ends) -> None:
+    """Whatever is damaged, each rank gives as many samples as `len` says: each sound one in its own place.
+
+    What is left out is counted once, and what takes its place is the same for any number of ranks.
+    """
+    whole = [one["__key__"] for one in own.open().stream(rank=0, world_size=1)]
+    own.shard(1).unlink()
+    data, found = own.open(check=True, on_error="skip"), {}
+    for world_size in (1, 2, 3, 7):
+        ranks = [data.stream(rank=rank, world_size=world_size, ends=ends) for rank in range(world_size)]
+        gave = [[str(one["__key__"]) for one in stream] for stream in ranks]
+        assert [*map(len, gave)] == [*map(len, ranks)]
+        found[world_size] = [key for step in zip(*gave, strict=True) for key in step][:SAMPLES]
+        places = [whole[at % SAMPLES] for at in range(sum(map(len, ranks)))]
+        assert sum(stream.skipped.samples for stream in ranks) == sum(key not in found[1] for key in places)
+    for gave in found.values():
+        assert gave == found[1][: len(gave)]
+        assert all(key == mine for key, mine in zip(gave, whole, strict=False) if mine in found[1])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.DataObject) -> None:
+    """For any ranks, workers and batches, and after a resume, a position gives the same, whatever stages leave out."""
+    bad = data.draw(st.sets(st.integers(0, SAMPLES - 1), max_size=SAMPLES - 1))
+    keys = {str(even.samples[at]["__key__"]) for at in bad}
+    ends: Ends = data.draw(st.sampled_from(["drop", "pad"]))
+    world_size, workers, size = (data.draw(st.integers(1, 4)) for _ in range(3))
+    taken = data.draw(st.integers(0, SAMPLES // world_size - 1))
+
+    def made(rank: int, of: int) -> Stream:
+        stream = even.open().stream(seed=3, rank=rank, world_size=of, ends=ends)
+        return stream.map(lambda one: one if one["__key__"] in keys else {**one, "ok": 1}).select("ok", missing="skip")
+
+    one = [sample["__key__"] for sample in made(0, 1)]
+    assert len(one) == SAMPLES
+    order = [sample["__key__"] for sample in even.open().stream(seed=3, rank=0, world_size=1)]
+    assert [mine for key, mine in zip(order, one, strict=True) if key not in keys] == [
+        key for key in order if key not in keys
+    ]
+    state = made(0, world_size).state_after(taken)
+    for rank in range(world_size):
+        stream = made(rank, world_size)
+        stream.load_state_dict(state)
+        for worker in range(workers):
+            part = stream.divided(worker, workers, size, taken * world_size)
+            gave = [sample["__key__"] for sample in part]
+            local = [at for at in range(len(stream) - taken) if at // size % workers == worker]
+            places = [(taken + at) * world_size + rank for at in local]
+            assert len(gave) == len(places)
+            assert all(key == one[at] for key, at in zip(gave, places, strict=True) if at < SAMPLES)
+            assert not {*gave} & keys
+
+
+def test_where_nothing_is_left(even: Made) -> None:
+    """Where all samples are left out, that is an error that names the first, not an endless loop; uneven, nothing."""
+    stream = even.open().select("none", missing="skip").stream(rank=0, world_size=1)
+    with pytest.raises(
+        SampleFailed, match=rf"^the stream: {SAMPLES} samples in a row are left out, first sample \S+: no"
+    ):
+        list(stream)
+    assert list(even.open().select("none", missing="skip").stream(rank=0, world_size=1, ends="uneven")) == []
+
+
+def test_a_damaged_sidecar_is_said_once(own: Made, caplog: pytest.LogCaptureFixture) -> None:
+    """Where a sidecar is damaged, its shard is walked, which is said once, not once for each sample or round."""
+    sidecar = own.shard(1).with_suffix(".index")
+    flip(sidecar, -300)
+    stream = own.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1)
+    assert list(stream) == list(stream) == own.samples
+    assert stream.skipped.samples == 0
+    assert [sidecar.name in one.getMessage() for one in caplog.records] == [True]
+
+
+def test_a_policy_must_be_one(own: Made) -> None:
+    """A policy for errors that there is not is refused."""
+    with pytest.raises(InvalidRequest, match="one of raise, skip"):
+        own.fetcher(on_error="ignore")

@@ -1,0 +1,206 @@
+"""Writers and readers at work on one cache, some of them killed, while its bytes are watched.
+
+Run as a program, for minutes: `python -m tests.verbs.cache.load --seconds 120 --writers 4 --readers 2` (`make soak`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import shardtool
+from shardtool.dataset.opened import open_dataset
+from shardtool.verbs.cache.names import COPIED, FOLDERS, WRITTEN
+from shardtool.verbs.cache.residents import Space
+from shardtool.verbs.cache.status import cache_status, cache_verify
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess
+
+SAMPLE = 4_000  # bytes
+COUNT = 20  # samples in a shard
+SHARD = 101_376  # bytes of a full one
+BOUND = 12 * SHARD
+ENDED = 77  # exit code: what a reader has seen was wrong
+
+
+class Quiet(shardtool.Observer):
+    """Takes the notes of a full cache, which are no news here."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is asked of a cache.
+
+    Attributes:
+        writers: Processes that write shards.
+        readers: Processes that read what was written, and a slow dataset through the cache.
+        seconds: For how long at least.
+        kill_s: Between two kills.
+        epochs: How many times readers must read all that is there, before it ends.
+    """
+
+    writers: int
+    readers: int
+    seconds: float
+    kill_s: float
+    epochs: int = 1
+
+
+def payload(number: int) -> bytes:
+    """Return the bytes of a sample, which its number decides."""
+    return number.to_bytes(8, "little") * (SAMPLE // 8)
+
+
+def write(folder: str, part: int) -> None:
+    """Write samples until killed."""
+    cache = shardtool.Cache(folder, BOUND, "oldest", observer=Quiet())
+    with cache.writer(part, max_size=SHARD) as writer:
+        for number in range(10**9):
+            writer.write({"__key__": f"{part}/{number}", "bin": payload(number)})
+
+
+def read(folder: str, slow: str, seed: int) -> None:
+    """Read what there is, again and again, until killed; a wrong sample ends it."""
+    choice = random.Random(seed)  # noqa: S311
+    cache = shardtool.Cache(folder, BOUND - (seed % 2) * 2 * SHARD, observer=Quiet())
+    shards = open_dataset(slow).shards
+    while True:
+        taken = cache.refresh(BOUND // 3)
+        right = not taken or all(_right(sample) for sample in shardtool.open([*taken], check=True))
+        for shard in choice.sample(shards, 2):
+            with cache.open(shard) as one:
+                right = right and Path(one.path).read_bytes() == Path(shard.path).read_bytes()
+        if not right:
+            os._exit(ENDED)
+        with (Path(folder).parent / f"epochs-{os.getpid()}").open("a") as epochs_read:
+            epochs_read.write("x")
+
+
+def _right(sample: dict[str, object]) -> bool:
+    return sample["bin"] == payload(int(str(sample["__key__"]).partition("/")[2]))
+
+
+class Crew:
+    """The processes at work."""
+
+    def __init__(self, load: Load, folder: Path, slow: Path) -> None:
+        self._context, self._given = multiprocessing.get_context("fork"), (str(folder), str(slow))
+        self._at_work = [self._start(number, number < load.writers) for number in range(load.writers + load.readers)]
+
+    def _start(self, number: int, writes: bool) -> tuple[int, bool, ForkProcess]:  # noqa: FBT001
+        folder, slow = self._given
+        process = self._context.Process(
+            target=write if writes else read, args=(folder, number) if writes else (folder, slow, number)
+        )
+        process.start()
+        return number, writes, process
+
+    def kill_one(self) -> None:
+        """Kill one, and start another in its place."""
+        number, writes, process = self._at_work.pop(random.randrange(len(self._at_work)))  # noqa: S311
+        process.kill()
+        process.join()
+        self._at_work.append(self._start(number, writes))
+
+    def check(self) -> None:
+        """Fail if one has ended by itself."""
+        ended = {number: process.exitcode for number, _, process in self._at_work if process.exitcode is not None}
+        assert not ended, ended
+
+    def end(self) -> None:
+        """Kill all."""
+        for _, _, process in self._at_work:
+            process.kill()
+            process.join()
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes in a cache, with its lock held: what is renamed meanwhile counts once."""
+    sizes: Counter[str] = Counter()
+    with Space(str(folder), BOUND, "oldest").locked():
+        for part in (COPIED, WRITTEN):
+            for entry in os.scandir(folder / part):
+                if not entry.name.startswith(".room-"):
+                    name = entry.name.removeprefix(".").removesuffix(".part")
+                    try:
+                        sizes[name] = max(sizes[name], entry.stat().st_size)
+                    except FileNotFoundError:
+                        continue
+    return sum(sizes.values())
+
+
+def run(load: Load, place: Path) -> dict[str, object]:
+    """Put a cache under load; fail where a law is broken.
+
+    Returns:
+        What was seen: the most bytes, kills, shards that were evicted, epochs that were read.
+    """
+    folder, slow = place / "cache", place / "out.json"
+    making = multiprocessing.get_context("fork").Process(target=make_slow, args=(place,))
+    making.start()  # not here: it starts threads, which no fork should find
+    making.join()
+    crew, most, kills = Crew(load, folder, slow), 0, 0
+    end_s, kill_s = time.monotonic() + load.seconds, time.monotonic() + load.kill_s
+    try:
+        while time.monotonic() < end_s or epochs(place) < load.epochs or not kills:
+            time.sleep(0.01)
+            crew.check()
+            if folder.is_dir() and all((folder / part).is_dir() for part in FOLDERS):
+                most = max(most, size_of(folder))
+                assert most <= BOUND + SHARD, most
+            if time.monotonic() > kill_s:
+                crew.kill_one()
+                kills, kill_s = kills + 1, kill_s + load.kill_s
+    finally:
+        crew.end()
+    return {"most": most, "bound": BOUND, "kills": kills, **left_behind(folder), "epochs": epochs(place)}
+
+
+def make_slow(place: Path) -> None:
+    """Make the dataset that readers read through the cache."""
+    with shardtool.ShardWriter(place / "out-{000000..}.tar", max_count=COUNT) as writer:
+        for number in range(20 * COUNT):
+            writer.write({"__key__": f"slow/{number}", "bin": payload(number)})
+
+
+def left_behind(folder: Path) -> dict[str, object]:
+    """Check that after the last kill a cache holds whole shards only, none of them held, and return its counts."""
+    shardtool.Cache(folder, BOUND)
+    status, checked = cache_status(folder), cache_verify(folder)
+    assert not any(one.held for one in status.shards)
+    assert (checked.removed, checked.held, status.foreign, status.taken) == ({}, {}, (), 0)
+    whole = {Path(one.path).name for one in status.shards}
+    files = {path.name for part in (COPIED, WRITTEN) for path in (folder / part).iterdir()}
+    sidecars = {f"{Path(name).stem}.index" for name in whole if name.startswith("grown-")}
+    assert files == whole | sidecars, files ^ (whole | sidecars)
+    return {"shards": len(whole), "copied": status.counts.copies, "evicted": status.counts.evicted}
+
+
+def epochs(place: Path) -> int:
+    """Return how many times readers have read all that was there."""
+    return sum(path.stat().st_size for path in place.glob("epochs-*"))
+
+
+def main() -> None:
+    """Run it as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--writers", type=int, default=4)
+    parser.add_argument("--readers", type=int, default=2)
+    parser.add_argument("--kill-s", type=float, default=1)
+    given = parser.parse_args()
+    with TemporaryDirectory() as place:
+        print(run(Load(given.writers, given.readers, given.seconds, given.kill_s), Path(place)))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool import Cache, CorruptShard, InvalidRequest
+from shardtool.storage import locks
+from shardtool.storage.locks import take_lock
+from shardtool.verbs.cache import residents as space
+from shardtool.verbs.cache.names import Counter
+from tests.helpers import PATIENCE_S, flip
+from tests.verbs.cache.conftest import SHARD, made_shards
+from tests.verbs.cache.helpers import KILLING, copies, python, read_all
+
+if TYPE_CHECKING:
+    from shardtool.dataset.opened import OpenedShard
+    from shardtool.verbs.cache.residents import Policy
+    from tests.verbs.cache.conftest import Noting
+
+Shards = tuple["OpenedShard", ...]
+
+
+def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
+    """The first reader copies a shard, every other one reads the copy, in this process or in another's cache."""
+    first = Cache(tmp_path / "cache")
+    assert read_all(first, shards) == [True] * 6
+    assert (first.counts.copies, first.counts.hits) == (6, 0)
+    other = pickle.loads(pickle.dumps(Cache(tmp_path / "cache", "1GB", "oldest")))  # noqa: S301 - our own
+    assert (other.max_bytes, other.policy) == (10**9, "oldest")
+    assert read_all(other, shards) == [True] * 6
+    assert (other.counts.copies, other.counts.hits) == (0, 6)
+    assert (other.total().copies, other.total().hits, other.total().hit_rate) == (6, 6, 0.5)
+    assert copies(tmp_path / "cache") == [shard.name for shard in shards]
+
+
+def test_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease and a cache that outlive the modules they need, as when a program ends, say nothing."""
+    counter, lock = Counter(Cache(tmp_path / "cache").folder), take_lock(str(tmp_path / "cache" / "lock"), shared=True)
+    assert lock is not None
+    with monkeypatch.context() as ended:
+        ended.setattr(locks, "_exclusive", None)
+        ended.setattr(locks, "os", None)
+        lock.__del__()
+        counter.__del__()
+    lock.close()
+
+
+def test_a_copy_needs_no_source(tmp_path: Path) -> None:
+    """What was copied is read from the copy alone, for as long as the sidecars are there."""
+    shards = made_shards(tmp_path, 1)
+    cache = Cache(tmp_path / "cache")
+    read_all(cache, shards)
+    data = Path(shards[0].path).read_bytes()
+    Path(shards[0].path).unlink()
+    with Cache(tmp_path / "cache").open(shards[0]) as one:
+        assert Path(one.path).read_bytes() == data
+
+
+@pytest.mark.parametrize(("policy", "stay"), [("least-used", [0, 3, 4]), ("oldest", [2, 3, 4]), ("keep", [0, 1, 2])])
+def test_the_bound_holds(tmp_path: Path, shards: Shards, policy: Policy, stay: list[int], noting: Noting) -> None:
+    """There is never more than the bound: what was used least recently goes first, or what came first, or nothing."""
+    cache = Cache(tmp_path / "cache", 3 * SHARD, policy, observer=noting)
+    for number in (0, 1, 2, 0, 3, 4):
+        with cache.open(shards[number]) as one:
+            assert Path(one.path).read_bytes() == Path(shards[number].path).read_bytes()
+            assert (one.lock is not None) == (policy != "keep" or number < 3)
+        assert len(copies(tmp_path / "cache")) <= 3
+    assert copies(tmp_path / "cache") == [shards[number].name for number in stay]
+    assert len(noting.notes) == (policy == "keep")
+
+
+def test_two_bounds(tmp_path: Path, shards: Shards) -> None:
+    """Each process keeps to its own bound when it adds a shard, whatever others have put there."""
+    large, small = Cache(tmp_path / "cache", 6 * SHARD), Cache(tmp_path / "cache", 2 * SHARD)
+    read_all(large, shards[:5])
+    assert len(copies(tmp_path / "cache")) == 5
+    read_all(small, shards[5:])
+    assert copies(tmp_path / "cache") == [shards[4].name, shards[5].name]
+
+
+def test_no_shard_that_is_held_is_evicted(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+    """A shard that is held stays; where all are held, the next is read at its own place, and a note says so."""
+    cache = Cache(tmp_path / "cache", 2 * SHARD, observer=noting)
+    held = [cache.open(shards[0]), cache.open(shards[1])]
+    assert read_all(Cache(tmp_path / "cache", 2 * SHARD, observer=noting), shards[2:4]) == [False] * 2
+    assert copies(tmp_path / "cache") == [shards[0].name, shards[1].name]
+    held[0].close()
+    held[0].close()
+    assert read_all(cache, shards[2:4]) == [True, True]
+    assert copies(tmp_path / "cache") == [shards[1].name, shards[3].name]
+    assert len(noting.notes) == 1
+
+
+def test_a_shard_that_is_read_soon(tmp_path: Path) -> None:
+    """A shard that a reader expects is copied if it has room, and evicts none; its first opening counts as the copy."""
+    shards = made_shards(tmp_path / "slow", 4)
+    cache = Cache(tmp_path / "cache", 2 * SHARD)
+    for shard in shards[:3]:
+        cache.expect(shard)
+    assert copies(tmp_path / "cache") == [shard.name for shard in shards[:2]]
+    assert read_all(cache, shards[:2] * 2) == [True] * 4
+    assert (cache.counts.copies, cache.counts.hits, cache.counts.evicted) == (2, 2, 0)
+    cache.expect(shards[0])
+    assert read_all(cache, shards[:1]) == [True]
+    assert (cache.counts.copies, cache.counts.hits) == (2, 3)
+    with open(shards[3].path, "ab") as file:
+        file.write(b"damaged")
+    Cache(tmp_path / "cache", "1GB").expect(shards[3])
+    assert len(copies(tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("mixed", [1, 2])
+def test_a_stream_copies_ahead(tmp_path: Path, mixed: int) -> None:
+    """While a program uses one sample, the shards of those that come are copied; what has no room is read in place."""
+    caches, datasets = [], []
+    for at in range(mixed):
+        made_shards(tmp_path / f"slow{at}", 6)
+        caches.append(Cache(tmp_path / f"cache{at}", 4 * SHARD, observer=shardtool.Observer()))
+        datasets.append(shardtool.open(tmp_path / f"slow{at}", cache=caches[-1]))
+    both = datasets[0] if mixed == 1 else shardtool.mix(datasets, [1] * mixed)
+    stream = iter(both.stream(shuffle=True, parts=1, buffer=2, rank=0, world_size=1))
+    next(stream)
+    end_s = time.monotonic() + PATIENCE_S
+    while any(len(copies(cache.folder)) < 4 for cache in caches):
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+    assert sum(1 for _ in stream) >= mixed * 40  # a mix ends with the dataset that ends first
+    assert [(cache.counts.copies, cache.counts.evicted) for cache in caches] == [(4, 0)] * mixed
+
+
+def test_all_wait_for_one_copy(tmp_path: Path, shards: Shards) -> None:
+    """Threads and caches that want a shard at once get the one copy of it."""
+    caches = [Cache(tmp_path / "cache") for _ in range(4)]
+    threads = [threading.Thread(target=read_all, args=(cache, shards)) for cache in caches for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(cache.counts.copies for cache in caches) == len(shards)
+    assert sum(cache.counts.hits for cache in caches) == 7 * len(shards)
+
+
+def test_equal_names(tmp_path: Path) -> None:
+    """Equal names in two datasets, and a shard that was written anew, have copies of their own."""
+    cache = Cache(tmp_path / "cache")
+    one, other = made_shards(tmp_path / "a", 1, "a"), made_shards(tmp_path / "b", 1, "b")
+    read_all(cache, [*one, *other])
+    for path in (tmp_path / "a").glob("out*"):
+        path.write_bytes((tmp_path / "b" / path.name).read_bytes().replace(b"b", b"b"))
+    assert read_all(Cache(tmp_path / "cache"), [*one, *other]) == [True, True]
+    assert len(copies(tmp_path / "cache")) == 2
+
+
+def test_shards_without_sidecars(tmp_path: Path) -> None:
+    """A shard without a sidecar is known by its place, size and time: changed, it is copied again."""
+    shards = made_shards(tmp_path, 1)
+    Path(shards[0].sidecar).unlink()
+    read_all(Cache(tmp_path / "cache"), shards)
+    flip(Path(shards[0].path), 600)
+    os.utime(shards[0].path, ns=(1, 1))
+    read_all(Cache(tmp_path / "cache"), shards)
+    assert len(copies(tmp_path / "cache")) == 2
+
+
+def test_damaged_shard(tmp_path: Path, noting: Noting) -> None:
+    """What is not the shard that its sidecar describes is not copied: it is read at its own place, with a note."""
+    shards = made_shards(tmp_path, 2)
+    flip(Path(shards[0].path), 700)
+    with Path(shards[1].path).open("ab") as file:
+        file.write(b"more")
+    cache = Cache(tmp_path / "cache", observer=noting)
+    assert read_all(cache, shards) == [False, False]
+    assert copies(tmp_path / "cache") == []
+    assert ["not copied" in note and shard.name in note for note, shard in zip(noting.notes, shards, strict=True)]
+
+
+def test_damaged_copy(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+    """A copy that was cut is made again; one that a reader found damaged too, or, held, is passed by."""
+    cache = Cache(tmp_path / "cache", observer=noting)
+    with cache.open(shards[0]) as one:
+        path = Path(one.path)
+    path.write_bytes(b"cut")
+    assert read_all(cache, shards[:1]) == [True]
+    flip(path, 600)
+    cache.drop(shards[0])
+    assert not path.exists()
+    assert read_all(cache, shards[:1]) == [True]
+    with cache.open(shards[0]):
+        cache.drop(shards[0])
+        assert read_all(cache, shards[:1]) == [False]
+    assert len(noting.notes) == 1
+
+
+@pytest.mark.parametrize("ending", ["tar", "tfrecord"])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_damaged_copy_is_read_again(tmp_path: Path, ending: str, others: int, noting: Noting) -> None:
+    """A reader that checks drops a copy with a flipped bit, and reads the shard anew; a damaged source is an error."""
+    with shardtool.ShardWriter(tmp_path / f"out-{{000000..}}.{ending}", max_count=10) as writer:
+        for n in range(20):
+            writer.write({"__key__": f"{n:02}", "bin": b"%02d" % n * 500, "n": n})
+    cache = Cache(tmp_path / "cache", observer=noting)
+    opened = shardtool.open(tmp_path / "out.json", cache=cache, check=True)
+    right = [sample["bin"] for sample in opened]
+    (copy, *_) = sorted((tmp_path / "cache" / "copied").glob(f"*-out-000000.{ending}"))
+    flip(copy, copy.read_bytes().index(b"0404") + 99)
+    for other in [shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "cache"))] * others:
+        assert other[0]["bin"] == right[0]  # and it holds the copy
+    opened = shardtool.open(tmp_path / "out.json", cache=cache, check=True)
+    assert sorted(map(str, (sample["bin"] for sample in opened.stream(shuffle="full")))) == [*map(str, right)]
+    assert [sample["bin"] for sample in opened] == right
+    (note,) = noting.notes
+    assert note.endswith(f"out-000000.{ending}: its copy is damaged, and is dropped")
+    flip(tmp_path / f"out-000000.{ending}", (tmp_path / f"out-000000.{ending}").read_bytes().index(b"0505") + 99)
+    with pytest.raises(CorruptShard, match="05, bin: the checksum"):
+        shardtool.open(tmp_path / "out.json", cache=Cache(tmp_path / "second", observer=noting), check=True)[5]
+
+
+def test_foreign_files(tmp_path: Path, shards: Shards, noting: Noting) -> None:
+    """Files that are not the cache's stay, whatever has to be evicted, and a note names them; no link is followed."""
+    folder = tmp_path / "cache"
+    (folder / "copied").mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    name = f"{'0' * 24}-4-unknown-a.tar"
+    foreign = ["notes.txt", "copied/out-000000.tar", "copied/.out.part", f"copied/.room-{name}", f"copied/{name}"]
+    for one in foreign[:3]:
+        (folder / one).write_text("x")
+    for one in foreign[3:]:
+        (folder / one).symlink_to(victim)
+    cache = Cache(folder, 2 * SHARD, observer=noting)
+    assert read_all(cache, shards) == [True] * 6
+    assert all(os.path.lexists(folder / one) for one in foreign)
+    assert victim.read_text() == "mine"
+    assert "and left alone" in noting.notes[0]
+    assert sum(one in noting.notes[0] for one in foreign) >= 4
+
+
+def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version's cache, a file, folders that are links, bounds below a shard, and no locks are refused."""
+    with pytest.raises(InvalidRequest, match=r"max_bytes: .*out-000000.tar has 11,776 bytes, the cache 11,775"):
+        Cache(tmp_path / "cache", SHARD - 1).open(shards[0])
+    with pytest.raises(InvalidRequest, match="folder: None; expected the path of a folder"):
+        Cache(None)  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidRequest, match="file: a file; expected a folder, or none yet"):
+        Cache(tmp_path / "file")
+    with pytest.raises(InvalidRequest, match="policy: 'odd'; expected one of least-used, oldest, keep"):
+        Cache(tmp_path / "cache", policy="odd")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="a URL"):
+        Cache("s3://bucket/cache")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "copied").symlink_to(tmp_path)
+    with pytest.raises(InvalidRequest, match="a link or a file"):
+        Cache(tmp_path / "linked")
+    for content, found in ((json.dumps({"shardtool-cache": 0}), "version 0"), ("{", "that cannot be read")):
+        (tmp_path / "cache" / "shardtool-cache.json").write_text(content)
+        with pytest.raises(InvalidRequest, match=f"{found}; expected 1. Take another folder"):
+            Cache(tmp_path / "cache")
+    monkeypatch.setattr(fcntl, "flock", lambda _fd, _kind: None)
+    with pytest.raises(InvalidRequest, match="two processes can hold one lock at once; expected a file system with"):
+        Cache(tmp_path / "other")
+
+
+def test_a_stopped_copier(tmp_path: Path, shards: Shards, noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a process that copies nothing more reads the shard at its own place in the end."""
+    monkeypatch.setattr(space, "PATIENCE_S", 0.05)
+    cache = Cache(tmp_path / "cache", observer=noting)
+    with cache.open(shards[0]) as one:
+        name = Path(one.path).name
+    Path(one.path).unlink()
+    with take_lock(str(tmp_path / "cache" / "copied" / f".room-{name}"), create=True) or pytest.fail("held"):
+        assert read_all(cache, shards[:1]) == [False]
+    assert "goes on no more" in noting.notes[0]
+    assert read_all(cache, shards[:1]) == [True]
+
+
+_KILLED = (
+    KILLING
+    + """
+import sys
+from shardtool import Cache
+from shardtool.verbs.cache import copying
+from shardtool.dataset.opened import open_dataset
+from shardtool.storage.staging import Folder, StagedFile
+
+folder, dataset = sys.argv[1:]
+shards = open_dataset(dataset).shards
+cache = Cache(folder, 2 * 11776)
+cache.open(shards[5]).close()
+instants = [
+    (copying, "_copy", killed), (copying, "checked_copy", killed), (StagedFile, "write", after(StagedFile.write)),
+    (Folder, "publish", killed), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
+]
+for number, (place, name, function) in enumerate(instants):
+    child = os.fork()
+    if not child:
+        held = Cache(folder, 2 * 11776).open(shards[5])
+        setattr(place, name, function)
+        cache.open(shards[number % 3])
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, number
+    found = [one for one in os.scandir(folder + "/copied") if not one.name.startswith(".room-")]
+    assert sum(one.stat().st_size for one in found) <= 2 * 11776, found
+    with cache.open(shards[number % 3]) as one:
+        assert one.lock and open(one.path, "rb").read() == open(shards[number % 3].path, "rb").read()
+cache.open(shards[3]).close()
+cache.open(shards[4]).close()
+assert {name[-6:] for name in os.listdir(folder + "/copied")} == {"03.tar", "04.tar"}
+"""
+)
+
+
+def test_killed_anywhere(tmp_path: Path) -> None:
+    """A copier that is killed at any instant leaves nothing that others see, wait for, or that outlives the next."""
+    made_shards(tmp_path)
+    python(_KILLED, tmp_path / "cache", tmp_path / "out.json")

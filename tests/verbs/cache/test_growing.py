@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import threading
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool import Cache, InvalidRequest, OutputFailed, ShardError
+from shardtool.verbs.cache import writer as writing
+from tests.verbs.cache.conftest import made_shards
+from tests.verbs.cache.helpers import KILLING, python, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from shardtool.verbs.cache.writer import CacheWriter, Format
+    from tests.verbs.cache.conftest import Noting
+
+SIZE = 12_000  # bytes of a shard at most: seven samples of 1,000 bytes in a tar
+
+
+def grow(writer: CacheWriter, numbers: Iterable[int]) -> None:
+    """Write samples whose fields tell their number."""
+    for number in numbers:
+        writer.write({"__key__": f"{number}", "bin": b"%04d" % number * 250}, {"number": number})
+
+
+def numbers_in(paths: Iterable[str]) -> list[int]:
+    """Return the numbers of all samples in shards, each of which is whole."""
+    found = []
+    for sample in shardtool.open([*paths], check=True):
+        number = int(str(sample["__key__"]))
+        assert sample["bin"] == b"%04d" % number * 250
+        found.append(number)
+    return found
+
+
+def test_what_is_finished_is_there(tmp_path: Path, ending: Format) -> None:
+    """A trainer finds just the shards that are finished: each when the next begins, or at the end of the block."""
+    cache = Cache(tmp_path / "cache", "1MB")
+    with cache.writer(3, format=ending, max_size=SIZE, max_count=6) as writer:
+        assert [*cache.refresh()] == []
+        grow(writer, range(13))
+        assert numbers_in(cache.refresh()) == [*range(12)]
+        writer.publish()
+        assert numbers_in(cache.refresh()) == [*range(13)]
+        grow(writer, [0])  # a sampler may give a sample again
+    assert numbers_in(cache.paths()) == [*range(13), 0]
+    assert (writer.shards, writer.samples) == (4, 14)
+    assert len(os.listdir(tmp_path / "cache" / "written")) == 8
+
+
+def test_a_block_that_fails(tmp_path: Path) -> None:
+    """A block that ends with an exception leaves the shards that were full, and nothing else."""
+    cache = Cache(tmp_path / "cache", "1MB")
+    writer = cache.writer(max_count=4, max_size=SIZE)
+    numbers = chain(range(7), map(int, ["no number"]))
+    with pytest.raises(ValueError, match="no number"), writer:
+        grow(writer, numbers)
+    assert numbers_in(cache.refresh()) == [0, 1, 2, 3]
+    assert len(os.listdir(tmp_path / "cache" / "written")) == 2
+    with pytest.raises(InvalidRequest, match="closed"):
+        grow(writer, [8])
+
+
+def test_the_oldest_goes(tmp_path: Path) -> None:
+    """Growing shards, and copies, count in the one bound, and go by the policy; new ones, read by none, go last."""
+    shards = made_shards(tmp_path, 2)
+    cache = Cache(tmp_path / "cache", 60_000)
+    read_all(cache, shards)
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, range(14))
+        writer.publish()
+        assert len(cache.refresh()) == 2
+        cache.refresh().close()
+        grow(writer, range(14, 35))
+    total = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.*"))
+    assert total <= 60_000
+    assert list((tmp_path / "cache" / "copied").iterdir()) == []
+    assert numbers_in(cache.refresh()) == [*range(7, 35)]
+
+
+def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a trainer has taken stays for its epoch; a writer waits where there is nothing else.
+
+    It says so once, and gets room at the next refresh. Two trainers that take turns cannot keep a shard that must go:
+    once it is to go, neither takes it again.
+    """
+    monkeypatch.setattr(writing, "_LONG_S", 0.01)
+    monkeypatch.setattr(writing, "_LOOK_S", 0.01)
+    first, second = (Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting) for _ in range(2))
+    with first.writer(max_size=SIZE) as writer:
+        grow(writer, range(28))
+    taken = first.refresh(), second.refresh()
+    assert [len(one) for one in taken] == [4, 4]
+    sampler = Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting)
+
+    def sample() -> None:
+        with sampler.writer(max_size=SIZE) as writer:
+            grow(writer, range(28, 42))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    assert numbers_in(taken[0]) == [*range(28)]
+    assert len(first.refresh()) == 3
+    assert len(second.refresh()) == 3
+    while thread.is_alive():
+        first.refresh()
+        second.refresh()
+        thread.join(0.02)
+    assert numbers_in(second.refresh())[-7:] == [*range(35, 42)]
+    assert ["waits for room" in note for note in noting.notes] == [True]
+
+
+def test_open(tmp_path: Path) -> None:
+    """`shardtool.open` of a cache is a dataset of what is finished by now, which stays as long as the dataset does."""
+    cache = Cache(tmp_path / "cache", 5 * SIZE, "oldest")
+    with pytest.raises(InvalidRequest, match="no finished shards yet"):
+        shardtool.open(cache)
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, range(21))
+    dataset = shardtool.open(Cache(tmp_path / "cache", 5 * SIZE))
+    assert read_all(cache, made_shards(tmp_path / "slow", 3)) == [True] * 3
+    assert sorted(int(str(sample["__key__"])) for sample in dataset.stream(rank=0, world_size=1)) == [*range(21)]
+
+
+_FEW = """
+import os, resource, sys
+from shardtool import Cache, OutputFailed
+cache = Cache(sys.argv[1], "1MB")
+with cache.writer(max_count=1) as writer:
+    for at in range(20):
+        writer.write({"__key__": f"{at}", "bin": b"x"})
+there, before = os.listdir("/proc/self/fd"), resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, before[1]))
+try:
+    print(len(cache.refresh()))
+except OutputFailed as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+assert len(os.listdir("/proc/self/fd")) == len(there)
+print(len(cache.refresh()))
+"""
+
+
+def test_more_shards_than_descriptors(tmp_path: Path) -> None:
+    """A process that may not open as many files as there are shards gets an error with a remedy, and holds none."""
+    refused, taken = python(_FEW, tmp_path).splitlines()
+    assert "too many open files. Make larger shards" in refused
+    assert taken == "20"
+
+
+def test_a_part_of_the_room(tmp_path: Path) -> None:
+    """A trainer that takes no more than so many bytes takes the newest shards, and leaves room for writers."""
+    cache = Cache(tmp_path / "cache", 5 * SIZE)
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, range(28))
+    assert numbers_in(cache.refresh(2 * 15_000)) == [*range(14, 28)]
+
+
+def test_shards_travel(tmp_path: Path, noting: Noting) -> None:
+    """What was taken is held in another process that gets it, too, and no more after its end."""
+    cache = Cache(tmp_path / "cache", "1MB")
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, range(14))
+    shards = cache.refresh()
+    again = pickle.loads(pickle.dumps(shards))  # noqa: S301 - our own
+    assert again[:] == shards[:]
+    shards.close()
+    small = Cache(tmp_path / "cache", SIZE, "oldest", observer=noting)
+    with pytest.raises(InvalidRequest, match="max_size: 24 kB, the cache 12 kB"):
+        small.writer(max_size=2 * SIZE)
+    slow = made_shards(tmp_path, 1)
+    assert read_all(small, slow) == [False]
+    assert all(os.path.exists(path) for path in again)
+    again.close()
+    assert read_all(small, slow) == [True]
+    assert not any(os.path.exists(path) for path in again)
+
+
+def test_what_was_taken_is_one_dataset_in_any_process(tmp_path: Path, noting: Noting) -> None:
+    """What a process took opens, there and in others, as the shards of then: held as long as a dataset reads them.
+
+    Of one that was evicted meanwhile, each process is told; none goes on with fewer.
+    """
+    cache = Cache(tmp_path / "cache", "1MB", "oldest")
+    small = Cache(tmp_path / "cache", SIZE, "oldest", observer=noting)
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, range(14))
+        writer.publish()
+        data = pickle.dumps(cache.refresh())
+        dataset = shardtool.open(pickle.loads(data))  # noqa: S301 - our own
+        grow(writer, range(14, 28))
+    assert len(shardtool.open(cache)) == 28
+    cache.refresh().close()
+    slow = made_shards(tmp_path, 1)
+    assert read_all(small, slow) == [False]
+    assert [int(sample["__key__"]) for sample in dataset] == [*range(14)]
+    again = shardtool.open(pickle.loads(data))  # noqa: S301 - our own
+    assert (again.fingerprint, [*again]) == (dataset.fingerprint, [*dataset])
+    del dataset, again
+    assert read_all(small, slow) == [True]
+    with pytest.raises(ShardError, match=r"\.tar: (missing|no such file)"):
+        shardtool.open(pickle.loads(data), on_error="skip")  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({"part": "a/b"}, "part: 'a/b'"), ({"format": "zip"}, "format: 'zip'"), ({"max_size": "2GB"}, "max_size: 2 GB")],
+)
+def test_refused(tmp_path: Path, options: dict[str, str], problem: str) -> None:
+    """A writer whose shards have no name, format, room or folder is refused, and one where nothing is evicted."""
+    with pytest.raises(InvalidRequest, match=problem):
+        Cache(tmp_path / "cache", "1GB").writer(**options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="policy='keep': a cache that never makes room"):
+        Cache(tmp_path / "cache", "1GB", "keep").writer()
+    cache = Cache(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    with pytest.raises(OutputFailed, match="written: cannot write: no such file"):
+        cache.writer()
+
+
+def test_samples_that_cannot_be_written(tmp_path: Path) -> None:
+    """A sample that is too large, or none, is refused by name, and the writer goes on without it."""
+    cache = Cache(tmp_path / "cache", "1MB")
+    with cache.writer(max_size=SIZE) as writer:
+        grow(writer, [1])
+        with pytest.raises(InvalidRequest, match=r"max_size: 2 has 21 kB; expected 11 kB at most"):
+            writer.write({"__key__": "2", "bin": bytes(20_000)})
+        with pytest.raises(InvalidRequest, match="a key that an earlier sample"):
+            grow(writer, [1])
+        grow(writer, [3])
+    assert numbers_in(cache.refresh()) == [1, 3]
+
+
+_KILLED = (
+    KILLING
+    + """
+import sys
+from shardtool import Cache
+from shardtool.verbs.cache import residents as space
+from shardtool.verbs.cache import writer
+from shardtool.storage.staging import Folder, StagedFile
+
+folder = sys.argv[1]
+rename = os.rename
+
+def first_rename(*given):
+    rename(*given)
+    killed()
+
+cache = Cache(folder, 60_000, "oldest")
+instants = [
+    (writer, "OpenShard", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
+    (os, "rename", first_rename), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
+    (space, "remove_shard", after(space.remove_shard)),
+]
+for number, (place, name, function) in enumerate(instants):
+    child = os.fork()
+    if not child:
+        setattr(place, name, function)
+        with cache.writer(number, max_size=12_000) as one:
+            for at in range(100):
+                one.write({"__key__": f"{at}", "bin": b"%04d" % at * 250})
+                cache.refresh().close()
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, number
+    with cache.writer("b", max_size=12_000) as one:
+        for at in range(20):
+            one.write({"__key__": f"{at}", "bin": b"%04d" % at * 250})
+    shards = cache.refresh()
+    left = set(os.listdir(folder + "/written")) - {os.path.basename(one) for one in shards}
+    assert {one[-6:] for one in left} == {".index"} and len(left) == len(shards), left
+    shards.close()
+"""
+)
+
+
+def test_killed_anywhere(tmp_path: Path) -> None:
+    """A writer that is killed at any instant, an eviction's among them, leaves finished shards only."""
+    python(_KILLED, tmp_path / "cache")
+    assert set(numbers_in(Cache(tmp_path / "cache", 60_000).refresh())) <= {*range(100)}
+
+
+def test_a_forked_sampler(tmp_path: Path) -> None:
+    """A sampler that a trainer forked does not wait for what the trainer held when it forked."""
+    code = """
+import os, sys
+from shardtool import Cache
+cache = Cache(sys.argv[1], 50_000, "oldest")
+def grow(count):
+    with cache.writer(max_size=12_000) as writer:
+        for at in range(count):
+            writer.write({"__key__": f"{at}", "bin": bytes(1000)})
+grow(21)
+assert len(cache.refresh()) == 3
+child = os.fork()
+if not child:
+    grow(21)
+    os._exit(0)
+cache.refresh().close()
+assert os.waitpid(child, 0)[1] == 0
+"""
+    python(code, tmp_path / "cache")

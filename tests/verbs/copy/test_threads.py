@@ -1,0 +1,76 @@
+"""Laws of work side by side: all of it is done, few at a time, and nothing runs on after the loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from shardtool.request.results import Observer
+from shardtool.verbs.copy.origin import Meter, side_by_side
+
+
+class _Counting(Observer):
+    def __init__(self) -> None:
+        self.size = 0
+
+    def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
+        self.size += size
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_is_done_and_counted(threads: int) -> None:
+    """Every task is yielded once with its result, no more run at a time than threads, and all bytes are told."""
+    running, most = [0], [0]
+    lock, observer = threading.Lock(), _Counting()
+
+    def work(task: int, meter: Meter) -> int:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.001)
+        meter.took(task)
+        with lock:
+            running[0] -= 1
+        return task * task
+
+    found = dict(side_by_side(work, range(40), threads, observer))
+    assert found == {task: task * task for task in range(40)}
+    assert observer.size == sum(range(40))
+    assert most[0] <= threads
+
+
+def test_an_error_ends_all() -> None:
+    """What one task raises comes out of the loop; the others end at their next block, and no thread is left."""
+    ended = threading.Event()
+
+    def work(task: int, meter: Meter) -> None:
+        if task == 1:
+            raise ValueError(task)
+        try:
+            while True:
+                meter.took(1)
+                time.sleep(0.001)
+        finally:
+            ended.set()
+
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="1"):
+        list(side_by_side(work, range(100), 2, Observer()))
+    assert ended.is_set()
+    assert threading.active_count() == before
+
+
+def test_tasks_are_drawn_late() -> None:
+    """Of a million tasks few are held: a loop that is left early draws no more."""
+    drawn = [0]
+
+    def tasks() -> object:
+        for task in range(10**6):
+            drawn[0] += 1
+            yield task
+
+    for _ in side_by_side(lambda task, _: task, tasks(), 2, Observer()):  # type: ignore[arg-type]
+        break
+    assert drawn[0] < 20

@@ -1,0 +1,509 @@
+"""Parts of a run, side by side or one after the other, make the dataset of one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import tarfile
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shardtool import (
+    CorruptShard,
+    CreateOptions,
+    InvalidRequest,
+    OutputExists,
+    ReshardOptions,
+    create,
+    dry_run,
+    merge,
+    reshard,
+    verify,
+)
+from shardtool.fingerprint import crc32c
+from shardtool.publish.destination import Destination
+from shardtool.publish.records import PartShare, find_parts, read_record
+from shardtool.request.part import Part, parse_part
+from shardtool.request.run_record import RunRecord
+from shardtool.storage.folders import open_folder
+from shardtool.verbs.create import parts
+from tests.faults.helpers import start
+from tests.helpers import flip, identity, read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from shardtool.pattern import ShardPattern
+    from shardtool.request.results import CreateResult, Notes
+
+_OPTIONS = CreateOptions(workers=1, max_count=2, label_from_folder=True, on_error="skip")
+_PARTS = 3
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Give a folder with a source of 14 samples, and files of every kind that is left out."""
+    files = {f"{'ab'[n % 2]}/{n:02}.txt".encode(): b"text of %d" % n for n in range(13)}
+    write_tree(tmp_path / "in", {**files, b"b/none": b"no ending", b"a/\xff.txt": b"no UTF-8", b"c/empty.bin": b""})
+    (tmp_path / "in/b/gone.txt").symlink_to("nothing")
+    return tmp_path
+
+
+def _pack(folder: Path, part: str | None = None, out: str = "out", ending: str = "tar", **more: Any) -> CreateResult:
+    options: dict[str, Any] = {"part": part, **more}
+    return create(folder / "in", folder / out / f"x-{{000..}}.{ending}", replace(_OPTIONS, **options))
+
+
+def _all(folder: Path, order: tuple[int, ...] = (1, 2, 3), **more: Any) -> list[CreateResult]:
+    return [_pack(folder, f"{number}/{_PARTS}", **more) for number in order]
+
+
+def _merge(place: Path, ending: str = "tar") -> None:
+    merge(place / "out" / f"x-{{000..}}.{ending}")
+
+
+@contextmanager
+def _no_merge(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let parts in the block leave the dataset file to others."""
+
+    def never(output: Destination, notes: Notes) -> bool:  # noqa: ARG001
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "merge_if_last", never)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"shuffle": True, "max_count": 1}, {"ending": "tfrecord", "place": "hash", "max_count": None, "shards": 4}],
+)
+def test_parts_make_the_bytes_of_one_machine(place: Path, more: dict[str, Any]) -> None:
+    """In any order, parts leave what one run leaves, to the byte; the last publishes the dataset file by itself."""
+    _pack(place, out="one", **more)
+    expected = read_tree(place / "one")
+    for order in permutations((1, 2, 3)):
+        results = _all(place, order, **more)
+        assert [one.merged for one in results] == [False, False, True]
+        assert [one.part for one in results] == [f"{number}/3" for number in order]
+        assert read_tree(place / "out") == expected, order
+        shutil.rmtree(place / "out")
+    assert sum(one.samples for one in results) == 14
+    assert sum(one.skipped for one in results) == expected["x.skipped"].count(b"\n") == 3
+
+
+def test_more_parts_than_shards(place: Path) -> None:
+    """A part without a shard ends like any other, and is waited for."""
+    _pack(place, out="one", shards=2, max_count=None)
+    results = [_pack(place, f"{number}/5", shards=2, max_count=None) for number in range(1, 6)]
+    assert [one.shards for one in results] == [0, 0, 1, 0, 1]
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+def test_parts_of_reshard_and_of_splits(place: Path) -> None:
+    """`reshard` works in parts, too, and splits: each gets its own dataset file, and a list of what was left out."""
+    _pack(place, out="source")
+    flip(place / "source/x-003.tar", 512)  # a payload, which is found when it is packed
+    flip(place / "source/x-001.tar", 512)
+    options = ReshardOptions(workers=1, max_count=3, shuffle=True, seed=4, split="train=0.6,val=0.4", on_error="skip")
+    for out, each in (("one", [None]), ("out", ["2/2", "1/2"])):
+        for part in each:
+            reshard(place / "source/x.json", place / out / "{split}-{000..}.tar", replace(options, part=part))
+    assert read_tree(place / "out") == read_tree(place / "one")
+    assert read_tree(place / "out").keys() >= {"train.json", "val.json"}
+    assert sum(data.count(b"corrupt") for name, data in read_tree(place / "out").items() if "skipped" in name) == 2
+
+
+def test_a_part_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that is there is refused, or kept with `resume`: before the dataset file is there, and after it."""
+    _pack(place, "2/3")
+    before = identity(place / "out")
+    with pytest.raises(OutputExists, match=r"there already: \.x\.part2of3, x-002\.index, x-002\.tar"):
+        _pack(place, "2/3")
+    assert identity(place / "out") == before
+    with _no_merge(monkeypatch):
+        again = _pack(place, "2/3", if_exists="resume")
+    assert (again.kept, again.shards, again.merged) == (2, 2, False)
+    _all(place, (1, 3))
+    whole = read_tree(place / "out")
+    with pytest.raises(OutputExists, match="there already"):
+        _pack(place, "2/3")
+    again = _pack(place, "2/3", if_exists="resume")
+    assert (again.kept, again.merged) == (2, True)
+    assert {name: data for name, data in read_tree(place / "out").items() if name[0] != "."} == whole
+    _all(place, (1, 3), if_exists="resume")
+    assert read_tree(place / "out") == whole
+
+
+def test_a_source_that_has_changed(place: Path) -> None:
+    """Where a part finds other content, the dataset file goes until all parts have looked again, in any order."""
+    _all(place)
+    for changed, order in (("a/00.txt", (1, 2, 3)), ("c/empty.bin", (1, 2, 3)), ("b/13.txt", (2, 1, 3))):
+        (place / "in" / changed).write_bytes(b"TEXT")
+        shutil.rmtree(place / "one", ignore_errors=True)
+        _pack(place, out="one")
+        assert _all(place, order, if_exists="resume")[-1].merged
+        assert read_tree(place / "out") == read_tree(place / "one"), changed
+    for name in ("b/11.txt", "b/13.txt"):
+        (place / "in" / name).unlink()  # one shard less
+    shutil.rmtree(place / "one")
+    _pack(place, out="one")
+    _all(place, (3, 1, 2), if_exists="resume", max_removed="50%")
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+def test_missing_and_killed_parts_are_named(place: Path) -> None:
+    """A merge names parts that were killed and parts that never ran, and touches nothing; resumed, all is as ever."""
+    _pack(place, out="one")
+    _pack(place, "1/3")
+    words = ["--max-count", "2", "--label-from-folder", "--on-error", "skip", "--workers", "1", "--part", "2/3"]
+    run = start(place / "in", place / "out/x-{000..}.tar", *words, code="import os; os.kill(os.getpid(), 9)").end()
+    assert run.code == -signal.SIGKILL
+    before = read_tree(place / "out")
+    expected = "did not end: 2/3; missing: 3/3; expected all of them, each ended"
+    with pytest.raises(InvalidRequest, match=expected):
+        _merge(place)
+    assert read_tree(place / "out").items() >= {k: v for k, v in before.items() if k != ".x.lock"}.items()
+    _pack(place, "2/3", if_exists="resume")
+    with pytest.raises(InvalidRequest, match="parts: missing: 3/3"):
+        _merge(place)
+    _pack(place, "3/3")
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"max_count": 3, "if_exists": "resume"}, "other options: max_count"),
+        ({"shuffle": True}, "other options: shuffle"), ({"seed": 1, "shuffle": True}, "other options: shuffle, seed"),
+        ({"more": "a/98.txt", "if_exists": "resume"}, "other samples in the source"),
+        ({"more": "b/none2"}, "other samples in the source"),
+    ],
+)  # fmt: skip
+def test_parts_of_other_plans(place: Path, change: dict[str, Any], found: str) -> None:
+    """A part of another source or of other options is named with what differs: before it starts, or in the end."""
+    if_exists, change = change.get("if_exists", "error"), {k: v for k, v in change.items() if k != "if_exists"}
+    _pack(place, out="one")
+    _all(place, (1, 3))
+    if more := change.pop("more", ""):
+        write_tree(place / "in", {more: b"text of 9"})
+    pattern = (
+        rf"another plan in 2/3: {found} \([0-9a-f]{{8}}\); expected the plan of the other 2 parts \([0-9a-f]{{8}}\)"
+    )
+    before = read_tree(place / "out")
+    with pytest.raises(InvalidRequest, match=pattern):
+        _pack(place, "2/3", **change, if_exists=if_exists)
+    if if_exists == "error":
+        assert read_tree(place / "out") == before
+    else:
+        with pytest.raises(InvalidRequest, match=pattern):
+            _merge(place)
+    if more:
+        (place / "in" / more).unlink()
+    again = partial(_pack, place, if_exists="resume", max_removed=1)
+    part = "2/3"
+    if if_exists == "resume":  # it has replaced a shard of another part
+        with pytest.raises(CorruptShard, match=r"as the part [13]/3 has left it\. Run part='[13]/3' again") as error:
+            again("2/3")
+        part = re.findall("part='(./3)'", str(error.value))[0]
+    assert again(part).merged
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+def test_parts_of_another_number(place: Path) -> None:
+    """Who divides otherwise is refused, while such a part runs and after it; the lock of a killed one is no matter."""
+    folder, base = open_folder(str(place / "out")), "x.part2of4"
+    folder.ready()
+    with folder.lock(base), pytest.raises(OutputExists, match="the part 2/4 of this dataset; expected parts of 3"):
+        _pack(place, "1/3")
+    assert read_tree(place / "out").keys() == {".x.lock"}
+    (place / f"out/.{base}.lock").touch()
+    _pack(place, "1/3")
+    with pytest.raises(OutputExists, match=r"the part 1/3 of this dataset; expected parts of 4, such as part='1/4'"):
+        _pack(place, "1/4", if_exists="resume")
+    shutil.copy(place / "out/.x.part1of3", place / "out/.x.part1of4")
+    with pytest.raises(InvalidRequest, match="parts of runs of 3, 4 parts"):
+        _merge(place)
+
+
+def test_parts_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a part runs, no other run has the dataset; a part that ends leaves the rest to who is still there."""
+    _pack(place, out="one")
+    folder = open_folder(str(place / "out"))
+    with _no_merge(monkeypatch):
+        _all(place)
+    with folder.lock("x", shared=True):  # as a part that has not yet given its lock back
+        with pytest.raises(OutputExists, match="another run is writing"):
+            _merge(place)
+        with pytest.raises(OutputExists, match="another run is writing"):
+            _pack(place, if_exists="resume")
+        again = _pack(place, "1/3", if_exists="resume")
+        assert not again.merged
+        assert any("holds the lock of the dataset" in note for note in again.notes)
+    with folder.lock("x.part2of3"), pytest.raises(OutputExists, match=r"\.x\.part2of3\.lock: another run"):
+        _pack(place, "2/3", if_exists="resume")
+    with folder.lock("x"), pytest.raises(OutputExists, match="another run is writing"):  # a merge at work
+        _pack(place, "3/3", if_exists="resume")
+    assert find_parts(_pattern(place), folder.names()) == ([Part(n, 3) for n in (1, 2, 3)], [])
+    _merge(place)
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+def _pattern(place: Path) -> ShardPattern:
+    from shardtool.pattern import parse_pattern
+
+    return parse_pattern(place / "out/x-{000..}.tar")
+
+
+def test_temporary_files_of_others_stay(place: Path) -> None:
+    """A part removes what was left of its own files, and no file of another part that may be at work."""
+    out = write_tree(place / "out", {f".x-00{n}.{end}.part": b"" for n in range(7) for end in ("tar", "index")})
+    _pack(place, "2/3")
+    left = {name for name in read_tree(out) if name.endswith(".part")}
+    assert left == {f".x-00{n}.{end}.part" for n in (0, 1, 4, 5, 6) for end in ("tar", "index")}
+    for number in (0, 1, 4, 5, 6):
+        assert f"x-00{number}.tar" not in read_tree(out)
+    _all(place, (1, 3))
+    assert not any(name.startswith(".") for name in read_tree(out))
+
+
+def test_a_killed_merge_is_repeated(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed once the dataset file is there, a merge is finished by the next; one run clears records away, too."""
+    with _no_merge(monkeypatch):
+        _all(place)
+    records = {name: data for name, data in read_tree(place / "out").items() if name.startswith(".x.part")}
+    _merge(place)
+    whole = read_tree(place / "out")
+    (place / "out/x.json").unlink()
+    write_tree(place / "out", records)  # killed when the list of what was left out was there
+    _merge(place)
+    assert read_tree(place / "out") == whole
+    del records[".x.part1of3"]
+    write_tree(place / "out", records)
+    _merge(place)
+    assert read_tree(place / "out") == whole
+    write_tree(place / "out", records)
+    _pack(place, if_exists="resume")
+    assert read_tree(place / "out") == whole
+    with pytest.raises(InvalidRequest, match="no part of a ShardWriter or of a run"):
+        _merge(place)
+
+
+def test_what_parts_left_is_checked(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any flipped bit of a record is found, and shards or sidecars that are others, before a name changes."""
+    with _no_merge(monkeypatch):
+        _all(place)
+    out, before = place / "out", read_tree(place / "out")
+    for at in (0, 20, 40, *range(60, len(before[".x.part2of3"]), 211)):
+        flip(out / ".x.part2of3", at)
+        with pytest.raises(
+            CorruptShard, match=r"part2of3: no record of a part: .* Remove it, and run part='2/3' again"
+        ):
+            _merge(place)
+        flip(out / ".x.part2of3", at)
+    for name, problem in (("x-002.tar", "bytes"), ("x-003.index", "bytes")):
+        with (out / name).open("ab") as file:
+            file.write(b"\0")
+        with pytest.raises(CorruptShard, match=problem):
+            _merge(place)
+        (out / name).write_bytes(before[name])
+    flip(out / "x-003.index", 50)
+    with pytest.raises(CorruptShard, match="CRC-32C"):
+        _merge(place)
+    flip(out / "x-003.index", 50)
+    (out / "x-007.tar").touch()
+    with pytest.raises(OutputExists, match=r"no part has made: x-007\.tar"):
+        _merge(place)
+    (out / "x-007.tar").unlink()
+    shutil.copy(out / ".x.part2of3", out / ".x.part1of3")
+    with pytest.raises(CorruptShard, match="part1of3: no record of a part: that of 2/3"):
+        _merge(place)
+    (out / ".x.part1of3").write_bytes(before[".x.part1of3"])
+    assert typed("index", out / "x-{000..}.tar", "--merge").code == 0
+    assert verify(out / "x.json").findings == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"part": 1}, {"parts": True}, {"planned": 0}, {"planned": 2**62}, {"planned": 8}, {"planned": "7"},
+        {"resumed": 1}, {"plan": "x"}, {"plan": None}, {"content": "b2:"}, {"dataset": ""}, {"dataset": "{}"},
+        {"dataset": 3}, {"skipped": [["a", "b"]]}, {"skipped": [["", "", "", ""]]}, {"skipped": {}},
+    ],
+)  # fmt: skip
+def test_a_forged_record_is_refused(place: Path, change: dict[str, Any]) -> None:
+    """A record whose checksum is right is no more trusted: what cannot be is refused as a damaged one is."""
+    _pack(place, "2/3")
+    record = place / "out/.x.part2of3"
+    body = json.dumps({**json.loads(record.read_bytes().partition(b"\n")[2]), **change}).encode()
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
+    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n[]" % crc32c(b"[]"))
+    with pytest.raises(CorruptShard, match="part2of3: no record of a part: "):
+        read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3))
+
+
+@pytest.mark.parametrize("forged", ["source", "fingerprint"])
+def test_a_record_is_held_against_what_is_there(place: Path, forged: str) -> None:
+    """A sound record of another origin than the others, or of another content, makes no dataset."""
+    _pack(place, "1/3")
+    _pack(place, "2/3")
+    record = place / "out/.x.part2of3"
+    document = json.loads(record.read_bytes().partition(b"\n")[2])
+    old = read_record(open_folder(str(place / "out")), _pattern(place), Part(2, 3)).dataset
+    assert old is not None
+    made = RunRecord({**old.made.document, "source": "elsewhere"}) if forged == "source" else old.made
+    fingerprint = "b2:" + 64 * "0" if forged == "fingerprint" else old.fingerprint
+    document["dataset"] = replace(old, made=made, fingerprint=fingerprint).encode().decode()
+    body = json.dumps(document).encode()
+    record.write_bytes(b"shardtool part 1 crc32c:%08x\n%b" % (crc32c(body), body))
+    with pytest.raises(CorruptShard, match="do not say the same" if forged == "source" else "that of the sidecars"):
+        _pack(place, "3/3")
+    assert not (place / "out/x.json").exists()
+
+
+def test_metadata_of_a_manifest(place: Path) -> None:
+    """Columns of a manifest, nulls and all, stand in the sidecars of parts as in those of one run."""
+    rows = {"key": [f"k{n:02}" for n in range(20)], "path": [f"{'ab'[n % 2]}/{n % 13:02}.txt" for n in range(20)]}
+    more = {"width": [None if n % 3 else n for n in range(20)], "good": [n % 2 == 0 or None for n in range(20)]}
+    options = CreateOptions(max_count=3, root=place / "in", values={"cls": "path"}, classes=("cls",), workers=1)
+    for out, each in (("one", [None]), ("out", ["2/2", "1/2"])):
+        for part in each:
+            create(pa.table({**rows, **more}), place / out / "x-{000..}.tfrecord", replace(options, part=part))
+    assert read_tree(place / "out") == read_tree(place / "one")
+
+
+def test_what_is_printed(place: Path) -> None:
+    """The summary and the JSON of a part say which it was, and whether the dataset file is there."""
+    words: list[str | Path] = [
+        "create",
+        place / "in",
+        place / "out/x-{000..}.tar",
+        "--on-error",
+        "skip",
+        "--max-count",
+        "7",
+        "--part",
+    ]
+    ran = typed(*words, "1/2")
+    assert re.search(
+        r"samples in 1 shard of part 1/2, .*\n(?:.*\n)*dataset file  .*/x\.json, once all parts have ended\n", ran.out
+    )
+    assert "note: 1 of 2 parts have ended; the dataset file is published after the last" in ran.err
+    found = json.loads(typed(*words, "2/2", "--json").out)
+    assert (found["part"], found["merged"], found["shards"]) == ("2/2", True, 1)
+    ran = typed(*words, "slurm")
+    assert (ran.code, "--part slurm: no task; expected the environment" in ran.err) == (2, True)
+
+
+def test_dry_run_of_a_part(place: Path) -> None:
+    """A dry run shows the shards of the part; those of all parts are those of one run."""
+    pattern = place / "out/x-{000..}.tar"
+    whole = dry_run(place / "in", pattern, _OPTIONS)
+    found = [dry_run(place / "in", pattern, replace(_OPTIONS, part=f"{number}/3")) for number in (1, 2, 3)]
+    assert [shard for one in found for shard in one.shards] == [*whole.shards]
+    assert [one.skipped for one in found] == [whole.skipped, 0, 0]
+    assert not (place / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["0/64", "65/64", "x", "3", "3/", "-1/3", "1/0", "3/64 ", "1/2000000", "٣/64"])
+def test_no_such_part(text: str) -> None:
+    """What is no part is refused, with what one looks like."""
+    with pytest.raises(InvalidRequest, match="expected one such as 3/64, counted from 1, or slurm"):
+        CreateOptions(part=text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"if_exists": "append"}, {"if_exists": "overwrite"}, {"if_exists": "resume-overwrite"}, {"export": ("wids",)},
+        {"resize": 64}, {"encode": "png"}, {"probe": True}, {"map": "tests.mapped:told"},
+    ],
+)  # fmt: skip
+def test_what_no_part_can_do(place: Path, options: dict[str, Any]) -> None:
+    """What takes the whole dataset, or sizes that are not known before, is refused before anything is written."""
+    with pytest.raises(InvalidRequest, match="part"):
+        _pack(place, "1/2", **options)
+    assert not (place / "out").exists()
+
+
+def test_payloads_that_only_one_pass_can_read(place: Path) -> None:
+    """Payloads in a table, a compressed archive or shard, and two passes, are refused in parts; a plain tar is not."""
+    for name, mode in (("a.tar", "w"), ("a.tgz", "w:gz")):
+        with tarfile.open(place / name, mode) as tar:  # type: ignore[call-overload]
+            tar.add(place / "in/c", "c")
+            tar.add(place / "in/b/01.txt", "b/1.txt")
+    for out, part in (("one", None), ("two", "2/2"), ("two", "1/2")):
+        create(place / "a.tar", place / out / "x-{0..}.tar", CreateOptions(max_count=1, part=part))
+    assert read_tree(place / "two") == read_tree(place / "one")
+    with pytest.raises(InvalidRequest, match="a compressed archive, which are unpacked"):
+        create(place / "a.tgz", place / "out/y-{0..}.tar", CreateOptions(part="1/2"))
+    pq.write_table(pa.table({"key": ["a", "b"], "data": [b"1", b"2"]}), place / "t.parquet")
+    with pytest.raises(InvalidRequest, match="payloads in a table"):
+        create(place / "t.parquet", place / "out/x-{0..}.tar", CreateOptions(binary={"bin": "data"}, part="1/2"))
+    with pytest.raises(InvalidRequest, match="used with method"):
+        reshard("nothing", place / "out/x-{0..}.tar", ReshardOptions(method="scatter", part="1/2"))
+
+
+@pytest.mark.parametrize(
+    ("environment", "part"),
+    [
+        ({"ID": "3", "COUNT": "64", "MIN": "1", "MAX": "64", "STEP": "1"}, "3/64"),
+        ({"ID": "0", "COUNT": "64", "MIN": "0", "MAX": "63"}, "1/64"), ({"ID": "5", "COUNT": "5"}, "5/5"),
+        ({"ID": "7", "COUNT": "4", "MIN": "1", "MAX": "7", "STEP": "2"}, "4/4"),
+        ({"ID": "17", "COUNT": "2", "MIN": "3", "MAX": "17"}, ""), ({}, ""), ({"ID": "x", "COUNT": "3"}, ""),
+        ({"ID": "4", "COUNT": "3"}, ""), ({"ID": "1", "COUNT": "3", "STEP": "0"}, ""), ({"ID": "2"}, ""),
+    ],
+)  # fmt: skip
+def test_slurm_says_the_part(environment: dict[str, str], part: str) -> None:
+    """The task of an array is the part of its place in it; of an array with gaps, no part can be told."""
+    names = {f"SLURM_ARRAY_TASK_{name}": value for name, value in environment.items()}
+    if part:
+        assert str(parse_part("slurm", names)) == part
+        return
+    with pytest.raises(InvalidRequest, match="Give part='NUMBER/PARTS', such as part='3/64'"):
+        parse_part("slurm", names)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 64])
+def test_shares_are_all_and_apart(parts: int) -> None:
+    """Each shard is of one part, in order, and no part has two more than another."""
+    for planned in (1, 5, 64, 1000):
+        shares = [Part(number, parts).shards(planned) for number in range(1, parts + 1)]
+        assert [shard for share in shares for shard in share] == [*range(planned)]
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_part_owns_its_files_alone(place: Path) -> None:
+    """Before the plan is made nothing is a part's own, then its shards, their sidecars and its record."""
+    output = Destination(open_folder(str(place / "out")), _pattern(place), "error", own=PartShare(Part(2, 3)))
+    assert not output.owns("x-002.tar")
+    owned = output.planned(7)
+    names = ["x-001.tar", "x-002.tar", "x-003.index", "x-004.tar", ".x.part2of3", ".x.part1of3", "x.json"]
+    assert [name for name in names if owned.owns(name)] == ["x-002.tar", "x-003.index", ".x.part2of3"]
+
+
+def test_the_example_for_slurm(place: Path) -> None:
+    """examples/slurm.sh does what it says, with Slurm's variables set by a loop."""
+    from tests.helpers import REPO, shell
+
+    _pack(place, out="one")
+    options = "--max-count 2 --label-from-folder --on-error skip --workers 1"
+    words = f"SHARDTOOL=\"$T\" bash '{REPO}/examples/slurm.sh' in 'out/x-{{000..}}.tar' {options}"
+    line = f"export SLURM_ARRAY_TASK_COUNT=3; for n in 2 3 1; do SLURM_ARRAY_TASK_ID=$n {words} || exit; done"
+    assert shell(line, place).code == 0
+    assert read_tree(place / "out") == read_tree(place / "one")
+    assert os.access(REPO / "examples/slurm.sh", os.R_OK)

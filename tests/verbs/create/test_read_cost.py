@@ -1,0 +1,127 @@
+"""Laws of measuring what it takes to open a file, and of what follows from that."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool import create
+from shardtool.request.options import CreateOptions
+from shardtool.request.results import Observer
+from shardtool.storage import reading
+from shardtool.values import INLINE
+from shardtool.verbs.create import read_cost, rounds
+from shardtool.verbs.create.read_cost import opening_s, reads_at_once
+from tests.helpers import read_tree, write_tree
+from tests.made import flat_entries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool.entries.entries import Entries
+
+SLOW_S = 0.002
+PICTURE = b"P6 2 2 255\n" + bytes(range(12))
+
+
+def _entries(root: Path, files: int) -> Entries:
+    """Return samples of a value and a file each."""
+    return flat_entries(
+        [b"%04d" % at for at in range(files)],
+        [2] * files,
+        ("cls", "txt"),
+        root=os.fsencode(root) + b"/",
+        code=[0, 1] * files,
+        kind=[INLINE, 0] * files,
+    )
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_slow_open_is_noticed(*, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is what opening takes, also of files that are gone; values in a table do not count."""
+    write_tree(tmp_path, {f"{at:04}.txt": b"text" for at in range(100 if there else 0)})
+    entries = _entries(tmp_path, 100)
+    assert opening_s(entries) < SLOW_S
+
+    def slow(*how: Any) -> tuple[int, os.stat_result]:
+        time.sleep(SLOW_S)
+        return reading.read_file(*how)
+
+    monkeypatch.setattr(read_cost, "read_file", slow)
+    assert SLOW_S <= opening_s(entries) < 10 * SLOW_S
+
+
+def test_nothing_to_open(tmp_path: Path) -> None:
+    """Where no file is read, nothing is measured."""
+    assert opening_s(flat_entries([], [], ("txt",))) == 0
+    assert opening_s(flat_entries([b"a"], [1], ("cls",), root=os.fsencode(tmp_path), kind=[INLINE])) == 0
+
+
+@pytest.mark.parametrize(
+    ("file_s", "workers", "reads"),
+    [(0.00002, 1, 1), (0.0004, 16, 1), (0.005, 1, 16), (0.005, 4, 16), (0.005, 16, 4), (0.005, 1000, 1)],
+)
+def test_reads_at_once(file_s: float, workers: int, reads: int) -> None:
+    """Slow files are read several at a time, and all workers together read no more than a server bears."""
+    assert reads_at_once(file_s, workers) == reads
+
+
+class _Log(Observer):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def _written(source: object, folder: Path, **options: Any) -> tuple[dict[str, bytes], bool]:
+    """Return the files of a dataset, and whether files were read several at a time."""
+    observer, many = _Log(), f"each worker reads {reads_at_once(1, 1)} at the same time"
+    create(source, str(folder / "out-{000..}.tar"), CreateOptions(workers=1, **options), observer=observer)
+    return read_tree(folder), any(many in line for line in observer.lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "slow"),
+    [
+        ({}, True),
+        ({"files": {"ppm": "path"}}, True),
+        ({"resize": "1x1", "encode": "png", "on_error": "skip"}, True),
+        ({"map": "tests.mapped:doubled"}, False),  # which may fork, and so must find no thread
+    ],
+)
+def test_the_same_bytes(
+    options: dict[str, Any], *, slow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that finds files slow writes the same bytes, and says with `--verbose` what it does."""
+    names = [f"{at:03}.ppm" for at in range(30)]
+    source = write_tree(tmp_path / "in", {name: PICTURE[: 23 - at % 2] for at, name in enumerate(names)})
+    if "files" in options:
+        source = tmp_path / "list.csv"
+        source.write_text("path\n" + "".join(f"in/{name}\n" for name in names))
+    expected = _written(source, tmp_path / "a", **options)
+    monkeypatch.setattr(rounds, "opening_s", lambda _: 1.0)
+    assert _written(source, tmp_path / "b", **options) == (expected[0], slow)
+    assert not expected[1]
+
+
+def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several folders, whose paths start with the folders' names, are opened to measure, and read as well."""
+    folders = [
+        write_tree(tmp_path / name, {f"{at}.{name}": b"%d" % at for at in range(30)}) for name in ("txt", "json")
+    ]
+    sources = [str(folder) for folder in folders]
+    expected, opened = _written(sources, tmp_path / "a"), list[bytes]()
+
+    def slow(path: bytes, *how: Any) -> tuple[int, os.stat_result]:
+        opened.append(path)
+        time.sleep(SLOW_S)
+        return reading.read_file(path, *how)
+
+    monkeypatch.setattr(read_cost, "read_file", slow)
+    assert _written(sources, tmp_path / "b") == (expected[0], True)
+    assert all(os.path.exists(path) for path in opened)
+    assert {os.path.dirname(path) for path in opened} == {os.fsencode(folder) for folder in folders}

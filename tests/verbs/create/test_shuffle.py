@@ -1,0 +1,832 @@
+"""Laws of the shuffle of more than memory holds: whichever way samples are read, the shards are the same."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
+from shardtool.execute.local import LocalPool
+from shardtool.fingerprint import crc32c
+from shardtool.names import Names
+from shardtool.pattern import parse_pattern
+from shardtool.plan.cuts import Bounds
+from shardtool.plan.plan import Plan, make_plan
+from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.shuffle import shuffled
+from shardtool.request.results import Observer
+from shardtool.storage.staging import Folder
+from shardtool.values import INLINE, SPAN, SpanFile
+from shardtool.verbs.create import shuffle
+from shardtool.verbs.create.read_cost import Cost, show_time
+from shardtool.verbs.create.shuffle import SpoolRoom, choose_method, gathering_pays, scatter
+from shardtool.write.pack_shard import pack_shard
+from shardtool.write.spans import SpanReader
+from shardtool.write.task import ShardTask
+from tests.helpers import flip
+from tests.made import changed, flat_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.values import OnError
+
+# Forked workers start ten times faster, and never touch what the threads of this process may hold.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+MEMORY = 16 * 10**6
+SPOOL = "out.spool"
+FIELDS = ("bin", "cls", "txt")
+ENDINGS = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files with payloads among bytes that nobody wants, and what is known of them."""
+
+    entries: Entries
+    payloads: dict[int, bytes]  # of the SPAN rows
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return [Path(os.fsdecode(file.path)) for file in self.entries.known_spans.files]
+
+
+def write_packed(path: Path, data: bytes) -> None:
+    """Write a file, compressed if its name says so."""
+    if path.suffix in (".gz", ".tgz"):
+        path.write_bytes(gzip.compress(data, 1))
+    elif path.suffix == ".zst":
+        with pa.output_stream(str(path), compression="zstd") as stream:
+            stream.write(data)
+    else:
+        path.write_bytes(data)
+
+
+def made_source(
+    folder: Path, sizes: Sequence[tuple[int, int]], *, files: int = 2, ending: str = ".tar", gap: int = 700
+) -> Source:
+    """Write samples of these two payload sizes, every third with a number besides, evenly into files.
+
+    In a file, the fields of a sample lie in another order than that of their names.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = random.Random(len(sizes))  # noqa: S311 - the same bytes each time
+    contents = [bytearray() for _ in range(files)]
+    rows: list[tuple[int, int, int, int, int]] = []  # code, kind, size, offset, CRC
+    payloads, counts, of_file, numbers = {}, [], [], []
+    for sample, pair in enumerate(sizes):
+        at_file = sample * files // len(sizes)
+        content, found = contents[at_file], []
+        for code, size in ((2, pair[1]), (0, pair[0])):
+            content += chance.randbytes(chance.randrange(gap + 1))
+            payload = chance.randbytes(size)
+            found.append((code, SPAN, size, len(content), crc32c(payload), payload))
+            content += payload
+        text = b"%d" % (sample * 1000) if sample % 3 == 0 else b""
+        if text:
+            found.append((1, INLINE, len(text), 0, -1, text))
+        for code, kind, size, offset, crc, payload in sorted(found):
+            if kind == SPAN:
+                payloads[len(rows)] = payload
+            rows.append((code, kind, size, offset, crc))
+        counts.append(len(found))
+        of_file.append(at_file)
+        numbers.append(text)
+    spans = []
+    for number, content in enumerate(contents):
+        path = folder / f"in-{number}{ending}"
+        write_packed(path, bytes(content) + b"end")
+        fact = path.stat()
+        spans.append(SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns))
+    columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
+    entries = flat_entries(
+        [b"k/%05d" % sample for sample in range(len(sizes))],
+        counts,
+        FIELDS,
+        code=columns[0].astype(np.uint16),
+        kind=columns[1].astype(np.uint8),
+        size=columns[2],
+        inline={"cls": Names.of(numbers)},
+        numbers={"cls": "int64"},
+        offset=columns[3],
+        files=tuple(spans),
+        file=np.array(of_file, np.uint32),
+        expected=columns[4],
+        identity="a test",
+    )
+    return Source(entries, payloads)
+
+
+def plan_of(entries: Entries, seed: int | None = 1, ending: str = "tar", **more: Any) -> Plan:
+    """Return a plan for a few shards."""
+    bounds = Bounds(max_count=more.pop("max_count", 7))
+    return make_plan(entries, parse_pattern(f"out-{{000..}}.{ending}"), bounds, seed, **more)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What became of a shard."""
+
+    data: bytes
+    field_crcs: bytes
+    digest: int
+    skipped: tuple[Any, ...]
+
+
+def pack(plan: Plan, folder: Path, on_error: OnError = "stop") -> list[Packed]:
+    """Pack all shards of a plan; return them."""
+    folder.mkdir(exist_ok=True)
+    packed = []
+    for shard in range(plan.shards):
+        task = ShardTask(shard, f"s{shard}", plan.format, Folder(str(folder)), shard_samples(plan, shard), on_error, 0)
+        result = pack_shard(task, lambda _samples, _bytes: None)
+        assert result.staged is not None
+        path = Path(result.staged.token)
+        packed.append(Packed(path.read_bytes(), result.field_crcs, result.digest, result.skipped))
+        path.unlink()
+    return packed
+
+
+@contextmanager
+def scattered(plans: list[Plan], temp: Path, pool: LocalPool, share: int = MEMORY, **more: Any) -> Iterator[list[Plan]]:
+    """Scatter, with `share` bytes of memory for each of as many workers as that takes; clean up as the caller must."""
+    temp.mkdir(exist_ok=True)
+    folder = Folder(str(temp))
+    try:
+        observer = more.pop("observer", Observer())
+        room = SpoolRoom(folder, SPOOL, MEMORY, MEMORY // share, more.pop("besides", 0))
+        yield scatter(plans, room, pool, observer, **more)
+    finally:
+        folder.discard_staged([SPOOL])
+        assert not (temp / f".{SPOOL}.part").exists()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Give a folder of our own, in memory where there is some: shards are made durable, which a disk takes long for."""
+    memory = "/dev/shm"  # noqa: S108 - only a place for a private folder
+    folder = tempfile.mkdtemp(prefix="shardtool-scatter-", dir=memory if os.access(memory, os.W_OK) else None)
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, LocalPool]]:
+    """Give pools of one, two and three workers."""
+    with LocalPool(1, "spawn") as one, LocalPool(2, "spawn") as two, LocalPool(3, "spawn") as three:
+        yield {1: one, 2: two, 3: three}
+
+
+@pytest.fixture
+def pool() -> Iterator[LocalPool]:
+    """Give a pool that may be used up by an error."""
+    with LocalPool(2, "fork") as fresh:
+        yield fresh
+
+
+SIZES = st.lists(
+    st.tuples(st.integers(0, 3000) | st.just(40_000), st.integers(0, 3000) | st.just(600_000)), min_size=1, max_size=40
+)
+SHARES = st.sampled_from([MEMORY, MEMORY // 3, 100_000, 8_000, 1000])
+
+
+@pytest.mark.slow
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=SIZES, seed=st.none() | st.integers(0, 9), files=st.integers(1, 5), share=SHARES,
+    workers=st.integers(1, 3), ending=st.sampled_from(["tar", "tfrecord"]), source_ending=st.sampled_from(ENDINGS),
+    entries_seed=st.none() | st.integers(0, 3),
+)  # fmt: skip
+def test_scattering_and_gathering_give_the_same_shards(  # noqa: PLR0913, PLR0917 - a law over all of them
+    place: Path, pools: dict[int, LocalPool], sizes: list[tuple[int, int]], seed: int | None, files: int, share: int,
+    workers: int, ending: str, source_ending: str, entries_seed: int | None,
+) -> None:  # fmt: skip
+    """For any memory, number of workers and format, compressed or not, and in whatever order samples are listed."""
+    plain = made_source(place / "plain", sizes, files=files)
+    packed = made_source(place / "packed", sizes, files=files, ending=source_ending)
+    order = np.arange(len(sizes)) if entries_seed is None else shuffled(len(sizes), entries_seed)
+    gathered = pack(plan_of(plain.entries.take(order), seed, ending), place / "out")
+    plan = plan_of(packed.entries.take(order), seed, ending)
+    with scattered([plan], place / "temp", pools[workers], share) as plans:
+        assert pack(plans[0], place / "out") == gathered
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=SIZES, share=SHARES, shares=st.integers(1, 3))
+def test_every_payload_lies_where_the_plan_says(
+    place: Path, pools: dict[int, LocalPool], sizes: list[tuple[int, int]], share: int, shares: int
+) -> None:
+    """And regions are no larger than memory allows, each of one shard, one after the other in the order of the plan."""
+    source = made_source(place, sizes)
+    divided = [np.flatnonzero(np.arange(len(sizes)) % shares == at) for at in range(min(shares, len(sizes)))]
+    before = [plan_of(source.entries, 3, which=which) for which in divided]
+    with scattered(before, place / "temp", pools[2], share) as plans:
+        spool = Path(os.fsdecode(plans[0].entries.known_spans.files[0].path)).read_bytes()
+        assert len(spool) == sum(map(len, source.payloads.values()))
+        end = 0
+        for old, new in zip(before, plans, strict=True):
+            entries = new.entries
+            assert entries.known_spans.offset is plans[0].entries.known_spans.offset
+            assert not entries.known_spans.file.any()
+            assert new.order is old.order
+            assert entries.known_spans.expected is old.entries.known_spans.expected
+            for shard in range(new.shards):
+                rows = entries.rows_of(new.which(shard))
+                rows = rows[entries.rows.kind[rows] == SPAN]
+                for row in rows.tolist():
+                    start = int(entries.known_spans.offset[row])
+                    assert spool[start : start + int(entries.rows.size[row])] == source.payloads[row]
+                starts = entries.known_spans.offset[rows]
+                first, last = min(starts, default=end), max(starts + entries.rows.size[rows], default=end)
+                assert (first, last - first) == (end, int(entries.rows.size[rows].sum()))
+                regions = np.frombuffer(shard_samples(new, shard).spans.regions, np.int64).reshape(-1, 2)
+                assert all(0 < stop - start <= share for start, stop in regions.tolist())
+                assert all(first <= start < stop <= last for start, stop in regions.tolist())
+                assert (regions[1:, 0] >= regions[:-1, 1]).all()
+                end = last
+
+
+def test_buckets_are_as_large_as_may_be(place: Path, pools: dict[int, LocalPool]) -> None:
+    """Two regions next to each other, of one shard, are more than memory may hold."""
+    source = made_source(place, [(1000, 500)] * 300)
+    with scattered([plan_of(source.entries, max_count=150)], place / "temp", pools[1], 40_000) as plans:
+        regions = [np.frombuffer(shard_samples(plans[0], at).spans.regions, np.int64).reshape(-1, 2) for at in range(2)]
+    for found in regions:
+        assert len(found) > 5
+        assert ((found[1:, 1] - found[:-1, 0]) > 20_000).all()
+        assert (found[1:, 0] == found[:-1, 1]).all()
+    assert sum(int((found[:, 1] - found[:, 0]).sum()) for found in regions) == 300 * 1500
+
+
+@pytest.mark.parametrize("share", [MEMORY, 1000])
+def test_spans_far_apart_empty_or_shared(place: Path, pools: dict[int, LocalPool], share: int) -> None:
+    """What nobody wants may be empty, small or large, and several samples may want the same bytes."""
+    path = place / "in.tar"
+    data = np.arange(5_000_000).astype(np.uint32).tobytes()[:5_000_000]
+    path.write_bytes(data)
+    places = [(0, 10), (10, 0), (10, 5), (4_000_000, 700), (4_000_000, 700), (4_000_100, 3), (4_999_990, 10)]
+    source = made_source(place / "made", [(1, 1)] * len(places))
+    entries = changed(
+        source.entries.take_rows(np.flatnonzero(source.entries.rows.code == 0)),
+        first=np.arange(len(places) + 1),
+        offset=np.array([start for start, _ in places]),
+        size=np.array([size for _, size in places]),
+        expected=np.array([crc32c(data[start : start + size]) if start else -1 for start, size in places]),
+        files=(SpanFile(os.fsencode(path), len(data), path.stat().st_mtime_ns),),
+        file=np.zeros(len(places), np.uint32),
+    )
+    with scattered([plan_of(entries)], place / "temp", pools[1], share) as plans:
+        spool = (place / "temp" / f".{SPOOL}.part").read_bytes()
+        for at, (start, size) in zip(plans[0].entries.known_spans.offset.tolist(), places, strict=True):
+            assert spool[at : at + size] == data[start : start + size]
+        assert pack(plans[0], place / "out") == pack(plan_of(entries), place / "out")
+
+
+def test_remainders_are_read_from_the_spool_too(place: Path, pools: dict[int, LocalPool]) -> None:
+    """A plan for some places of a scattered one has the same bytes: of regions of which it wants much, and little."""
+    source = made_source(place, [(900, 300)] * 100)
+    plan, places = plan_of(source.entries, max_count=50), np.array([3, 60, *range(70, 90)])
+    with scattered([plan], place / "temp", pools[1], 40_000) as plans:
+        again = plans[0].again(places)
+        assert len(shard_samples(again, 0).spans.regions) == 2 * 16, "two of five regions are worth it"
+        assert pack(again, place / "out") == pack(plan.again(places), place / "out")
+
+
+def _system_calls() -> int:
+    return int(re.search(r"syscr: (\d+)", Path("/proc/self/io").read_text(encoding="ascii"))[1])  # type: ignore[index]
+
+
+def test_packing_reads_regions_whole(place: Path, pools: dict[int, LocalPool]) -> None:
+    """A system call a region, not one a sample."""
+    source = made_source(place, [(300, 300)] * 600)
+    with scattered([plan_of(source.entries, max_count=200)], place / "temp", pools[1], 100_000) as plans:
+        regions = sum(len(shard_samples(plans[0], shard).spans.regions) // 16 for shard in range(3))
+        before = _system_calls()
+        pack(plans[0], place / "out")
+        assert 3 <= regions <= 12
+        assert _system_calls() - before < regions + 30  # the test's own
+
+
+def test_a_region_that_cannot_be_read(place: Path) -> None:
+    """Leaves those before it as they are."""
+    path = place / "spool"
+    path.write_bytes(bytes(range(200)))
+    into = memoryview(bytearray(4))
+    with closing(SpanReader((SpanFile(os.fsencode(path), 200, -1),), np.array([0, 50, 50, 200]).tobytes())) as reader:
+        reader.read(0, 10, into)
+        os.truncate(path, 100)
+        with pytest.raises(OSError, match="too early"):
+            reader.read(0, 60, into)
+        reader.read(0, 10, into)
+        assert bytes(into) == bytes(range(10, 14))
+
+
+class _Told(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.phases: list[tuple[str, int]] = []
+        self.size = 0
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def phase(self, text: str, size: int) -> None:
+        self.phases.append((text, size))
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        assert (samples, shards) == (0, 0)
+        assert self.phases, "told of nothing that goes on"
+        self.size += size
+
+
+@pytest.mark.parametrize("share", [MEMORY, 1000])
+def test_the_first_pass_is_told_of(place: Path, pools: dict[int, LocalPool], share: int) -> None:
+    """Before it begins, with what it moves and where to; then of every byte, once."""
+    source, told = made_source(place, [(300, 700)] * 70), _Told()
+    with scattered([plan_of(source.entries)], place / "temp", pools[2], share, observer=told):
+        pass
+    buckets = 10 if share == MEMORY else 70
+    assert told.notes == [f"first pass of two: 70 kB to {buckets} buckets in {place}/temp"]
+    assert (told.phases, told.size) == ([("first pass", 70_000)], 70_000)
+
+
+# What is wrong with the source.
+
+
+@pytest.mark.parametrize("size", [2000, 50_000])
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("at", [0, -1])
+def test_a_flipped_byte_is_found_in_the_first_pass(
+    place: Path, pool: LocalPool, size: int, ending: str, at: int
+) -> None:
+    """With its place, whether the payload fits memory or not."""
+    source = made_source(place, [(size, size)] * 12)
+    rows = np.flatnonzero(source.entries.rows.code == 2)
+    row = int(rows[9])
+    offset, path = int(source.entries.known_spans.offset[row]), source.paths[1]
+    flip(path, offset + at % size)
+    if ending != ".tar":
+        damaged = path.read_bytes()
+        path = path.with_name(f"in-1{ending}")
+        write_packed(path, damaged)
+    fact = path.stat()
+    files = (source.entries.known_spans.files[0], SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns))
+    entries = changed(source.entries, files=files)
+    with pytest.raises(CorruptShard) as raised, scattered([plan_of(entries)], place / "temp", pool, 40_000):
+        pass
+    payload = bytearray(source.payloads[row])
+    payload[at] ^= 1
+    wrong, wanted = crc32c(payload), crc32c(source.payloads[row])
+    assert raised.value.where == str(path)
+    assert raised.value.found == (f"k/00009: at {offset:,}: field 'txt' has the CRC-32C {wrong:08x}, not {wanted:08x}")
+    assert "Nothing of it was copied" in raised.value.remedy
+
+
+def _flipped(source: Source) -> None:
+    for row in (4, 5, 21):
+        sample = int(np.searchsorted(source.entries.first, row, "right")) - 1
+        path = source.paths[int(source.entries.known_spans.file[sample])]
+        fact = path.stat()
+        flip(path, int(source.entries.known_spans.offset[row]))
+        os.utime(path, ns=(fact.st_mtime_ns, fact.st_mtime_ns))
+
+
+def _touched(source: Source) -> None:
+    os.utime(source.paths[0])
+
+
+def _removed(source: Source) -> None:
+    source.paths[1].unlink()
+
+
+def _cut(source: Source) -> None:
+    with source.paths[1].open("r+b") as file:
+        file.truncate(100)
+
+
+def _all(source: Source) -> None:
+    _flipped(source)
+    _removed(source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [_flipped, _touched, _removed, _cut, _all])
+@pytest.mark.parametrize("share", [MEMORY, 3000])
+def test_the_same_is_left_out(place: Path, pool: LocalPool, damage: Callable[[Source], None], share: int) -> None:
+    """Where bad samples may be left out, the same shards come of it, and the same is told of what was left out."""
+    source = made_source(place, [(900, 1500)] * 30, files=3)
+    damage(source)
+    plan = plan_of(source.entries)
+    gathered = pack(plan, place / "out", "skip")
+    assert any(one.skipped for one in gathered)
+    with scattered([plan], place / "temp", pool, share, on_error="skip") as plans:
+        assert pack(plans[0], place / "out", "skip") == gathered
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_span_beyond_the_end(place: Path, pool: LocalPool, seed: int | None) -> None:
+    """An index that tells of more than there is ends the first pass, or costs that sample and no other."""
+    source = made_source(place, [(900, 1500)] * 30, files=3)
+    size = source.entries.rows.size.copy()
+    size[-2] += 10_000
+    plan = plan_of(changed(source.entries, size=size), seed, max_count=20)
+    gathered = pack(plan, place / "out", "skip")
+    assert sum(len(one.skipped) for one in gathered) == 1
+    with pytest.raises(SampleFailed, match=r"in-2\.tar: ends at .* too early"), scattered([plan], place / "t", pool):
+        pass
+    with LocalPool(1, "fork") as another, scattered([plan], place / "t", another, on_error="skip") as plans:
+        assert pack(plans[0], place / "out", "skip") == gathered
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_touched, "changed while it was read: its modification time is another"),
+        (_removed, "no such file or directory"),
+        (_cut, "changed while it was read"),
+    ],
+)
+def test_a_source_that_changed(place: Path, pool: LocalPool, damage: Callable[[Source], None], said: str) -> None:
+    """A file that is not the one that was listed ends the first pass, by its name."""
+    source = made_source(place, [(900, 1500)] * 30)
+    damage(source)
+    with pytest.raises(SampleFailed, match=said) as raised, scattered([plan_of(source.entries)], place / "t", pool):
+        pass
+    assert raised.value.where in map(str, source.paths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+@pytest.mark.parametrize("ending", ENDINGS[1:])
+def test_a_damaged_compressed_file(place: Path, pool: LocalPool, ending: str, on_error: OnError) -> None:
+    """Ends the run by its name, whatever may be left out: nobody can tell what lies behind the damage."""
+    source = made_source(place, [(900, 1500)] * 30, ending=ending)
+    path, file = source.paths[1], source.entries.known_spans.files[1]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(file.mtime_ns, file.mtime_ns))
+    with (
+        pytest.raises(CorruptShard) as raised,
+        scattered([plan_of(source.entries)], place / "temp", pool, on_error=on_error),
+    ):
+        pass
+    assert raised.value.where == str(path)
+
+
+# What is wrong with the temporary folder.
+
+
+@pytest.fixture
+def disk(place: Path) -> Iterator[Path]:
+    """Mount a file system of 1 MB."""
+    folder = place / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"mount is not permitted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_temporary_folder_that_is_too_small(place: Path, disk: Path, pool: LocalPool) -> None:
+    """Is refused before a byte is written, with what is free and what is needed."""
+    source = made_source(place, [(30_000, 30_000)] * 20)
+    with pytest.raises(OutputFailed) as raised, scattered([plan_of(source.entries)], disk, pool):
+        pass
+    assert raised.value.where == str(disk)
+    assert raised.value.found == "1.05 MB free, 1.2 MB needed for the two passes of a shuffle"
+    assert re.search(r"temp_dir.*method='gather'", raised.value.remedy)
+    assert os.listdir(disk) == []
+
+
+class _Filling(Observer):
+    """Fills a disk between the check and the first pass."""
+
+    def __init__(self, folder: Path, room: int) -> None:
+        self._folder, self._room = folder, room
+
+    def phase(self, text: str, size: int) -> None:  # noqa: ARG002 - an observer's
+        fact = os.statvfs(self._folder)
+        fd = os.open(self._folder / "filler", os.O_CREAT | os.O_WRONLY)
+        os.posix_fallocate(fd, 0, fact.f_bavail * fact.f_frsize - self._room)
+        os.close(fd)
+
+
+@pytest.mark.parametrize("room", [0, 4096, 400_000])
+def test_a_temporary_folder_that_fills_up(place: Path, disk: Path, pool: LocalPool, room: int) -> None:
+    """Ends the run with the folder's name and what to do, and leaves nothing."""
+    source = made_source(place, [(20_000, 20_000)] * 20)
+    observer = _Filling(disk, room)
+    with (
+        pytest.raises(OutputFailed) as raised,
+        scattered([plan_of(source.entries)], disk, pool, 100_000, observer=observer),
+    ):
+        pass
+    assert raised.value.where == str(disk)
+    assert raised.value.found == "cannot write a temporary file: no space left on device"
+    assert re.search(r"temp_dir.*method='gather'", raised.value.remedy)
+    assert os.listdir(disk) == ["filler"]
+
+
+def test_a_limit_of_file_sizes(place: Path, pool: LocalPool) -> None:
+    """`ulimit -f` is told of in the same way."""
+    source = made_source(place, [(20_000, 20_000)] * 20)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
+        with (
+            pytest.raises(OutputFailed, match="file too large"),
+            scattered([plan_of(source.entries)], place / "temp", pool),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(place / "temp") == []
+
+
+def test_no_temporary_folder(place: Path, pool: LocalPool) -> None:
+    """A folder that is not there is named."""
+    source = made_source(place, [(20, 20)] * 20)
+    with pytest.raises(OutputFailed, match="no such file or directory") as raised:
+        scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place / "gone")), SPOOL, MEMORY, 1), pool, Observer())
+    assert raised.value.where == str(place / "gone")
+
+
+# Memory.
+
+
+def _peaks(pids: list[int]) -> list[int]:
+    texts = [Path(f"/proc/{pid}/status").read_text(encoding="ascii") for pid in pids]
+    return [int(re.search(r"VmHWM:\s*(\d+) kB", text)[1]) * 1024 for text in texts]  # type: ignore[index]
+
+
+def _children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "size"), [(1200, 80_000), (100_000, 10)])
+def test_workers_stay_within_the_memory(place: Path, count: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both passes take no more of each worker than its share, for many small payloads and for one above all memory."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1}, raising=False)  # two workers from the start
+    path, memory, large = place / "in.tar", 16 * 10**6, 40 * 10**6
+    path.touch()
+    os.truncate(path, count * size + large)
+    few = made_source(place / "few", [(9, 9)] * 20).entries
+    entries = flat_entries(
+        [b"%06d" % at for at in range(count + 1)],
+        [1] * (count + 1),
+        FIELDS,
+        kind=np.full(count + 1, SPAN, np.uint8),
+        size=[size] * count + [large],
+        offset=np.arange(count + 1) * size,
+        files=(SpanFile(os.fsencode(path), count * size + large, path.stat().st_mtime_ns),),
+    )
+    before = _children()
+    with LocalPool(2, "spawn") as pool:
+        workers = sorted(_children() - before)
+        _pack_all(plan_of(few), place, pool)
+        base = _peaks(workers)
+        _both_passes(plan_of(entries, max_count=1000), place, pool, memory)
+        grown = [after - at_first for after, at_first in zip(_peaks(workers), base, strict=True)]
+    assert len(grown) == 2
+    assert max(grown) <= memory // 2
+    assert min(grown) > memory // 4, "what is measured is not what they use"
+
+
+def _both_passes(plan: Plan, temp: Path, pool: LocalPool, memory: int) -> None:
+    folder = Folder(str(temp))
+    _pack_all(scatter([plan], SpoolRoom(folder, SPOOL, memory, 2), pool, Observer())[0], temp, pool)
+    folder.discard_staged([SPOOL])
+
+
+def _pack_all(plan: Plan, out: Path, pool: LocalPool) -> None:
+    folder = Folder(str(out))
+    shards = [ShardTask(at, f"{at}", "tar", folder, shard_samples(plan, at), "stop", 0) for at in range(plan.shards)]
+    for _ in pool.map(pack_shard, shards, lambda *_: None):
+        pass
+    folder.discard_staged([shard.name for shard in shards])
+
+
+# Which method.
+
+
+def _method(source: Source, plans: list[Plan] | None = None, **more: Any) -> Any:
+    asked = {"memory": MEMORY, "workers": 2, "packed": False, "asked": "auto", **more}
+    return choose_method(plans or [plan_of(source.entries)], **asked)
+
+
+@pytest.mark.parametrize("asked", ["auto", "gather", "scatter"])
+def test_samples_in_the_order_of_their_files(place: Path, asked: str) -> None:
+    """Need no method, whatever the order of the files, and whichever samples are chosen."""
+    source = made_source(place, [(10, 10)] * 100, files=4)
+    files_swapped = np.concatenate((np.arange(50, 100), np.arange(50)))
+    some = np.flatnonzero(shuffled(100, 1) < 30)
+    for order in (None, files_swapped, some):
+        plan = plan_of(source.entries, None, which=order)
+        assert _method(source, [plan], asked=asked).name == "order"
+    swapped = plan_of(source.entries.take(files_swapped), None)
+    assert choose_method(
+        [swapped], memory=MEMORY, workers=1, packed=False, asked="auto"
+    ).name == "order"  # fmt: skip
+    offsets = source.entries.known_spans.offset
+    in_turn = np.argsort(offsets[source.entries.rows.code == 2])  # forward in each file, but one a file in turn
+    for order in (shuffled(100, 1), in_turn):
+        assert _method(source, [plan_of(source.entries, None, which=order)], asked="gather").name == "gather"
+
+
+def test_compressed_shards(place: Path) -> None:
+    """Can only be scattered, even in the order in which they lie."""
+    source = made_source(place, [(10, 10)] * 100, ending=".tar.gz")
+    for plan in (plan_of(source.entries), plan_of(source.entries, None)):
+        for asked in ("auto", "scatter"):
+            method = _method(source, [plan], packed=True, asked=asked)
+            assert method.name == "scatter"
+            assert "compressed" in method.note
+        with pytest.raises(InvalidRequest, match="method: gather, of compressed shards"):
+            _method(source, [plan], packed=True, asked="gather")
+
+
+@pytest.mark.parametrize("asked", ["gather", "scatter"])
+def test_who_asks_for_a_method_gets_it(place: Path, asked: str) -> None:
+    """Without measuring anything."""
+    assert _method(made_source(place, [(10, 10)] * 100), asked=asked).name == asked
+
+
+def test_little_memory_is_refused(place: Path, pool: LocalPool) -> None:
+    """With what is needed, before anything else."""
+    source = made_source(place, [(10, 10)] * 100)
+    with pytest.raises(InvalidRequest, match=r"memory: 16 MB; expected 16 MB or more"):
+        _method(source, memory=16 * 10**6 - 1)
+    with pytest.raises(InvalidRequest, match="memory: 1 MB"):
+        scatter([plan_of(source.entries)], SpoolRoom(Folder(str(place)), SPOOL, 10**6, 1), pool, Observer())
+
+
+def test_few_samples_are_gathered(place: Path) -> None:
+    """To measure would cost more."""
+    method = _method(made_source(place, [(10, 10)] * 50))
+    assert (method.name, method.note) == ("gather", "")
+
+
+def test_what_is_measured_is_told(place: Path) -> None:
+    """The note says what a sample costs, and of two passes how much they move."""
+    method = _method(made_source(place, [(1000, 3000)] * 500))
+    cost = r"a sample costs \d+(\.\d+)? [um]s to read at random here"
+    told = {"gather": f"shuffled by gathering: {cost}", "scatter": f"shuffled in two passes over 2 MB: {cost}"}
+    assert re.fullmatch(told[method.name], method.note)
+
+
+def test_a_source_that_cannot_be_measured_is_gathered(place: Path) -> None:
+    """Packing tells better what is wrong with it."""
+    source = made_source(place, [(10, 10)] * 100)
+    _removed(source)
+    assert _method(source).name == "gather"
+
+
+@pytest.mark.parametrize(("size", "name"), [(10_000, "scatter"), (5_000_000, "gather")])
+def test_in_a_store_requests_are_weighed(size: int, name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of shards in a store nothing is measured: the same job is always done in the same way, which a note says."""
+    monkeypatch.setattr(shuffle, "probe", None)
+    source = made_source(place, [(10, 10)] * 100)
+    plan, spans, rows = plan_of(source.entries), source.entries.known_spans, source.entries.rows
+    files = tuple(one._replace(path=b"s3://bucket/%d.tar" % at, size=100 * size) for at, one in enumerate(spans.files))
+    sizes = np.where(rows.kind == SPAN, size, rows.size)
+    far = replace(source.entries, rows=replace(rows, size=sizes), spans=replace(spans, files=files))
+    plans = [replace(plan, entries=far)]
+    found = [choose_method(plans, memory=MEMORY, workers=workers, packed=False, asked="auto") for workers in (1, 64)]
+    assert found[0] == found[1]
+    assert found[0].name == name
+    assert "100 requests, one a sample, are weighed as 30 ms each" in found[0].note
+
+
+@pytest.mark.parametrize(
+    ("sample_s", "byte_s", "size", "pays"),
+    [
+        (5e-6, 1 / 5e9, 7_000, True),  # memory
+        (9e-3, 1 / 150e6, 7_000, False),  # a disk that seeks
+        (9e-3 + 20e6 / 150e6, 1 / 150e6, 20_000_000, True),  # where samples are so large that seeking is nothing
+        (40e-6, 1 / 1e9, 110_000, True),  # a good solid-state disk
+        (30e-3, 1 / 100e6, 110_000, False),  # far away
+    ],
+)
+def test_what_costs_less(sample_s: float, byte_s: float, size: int, pays: bool) -> None:  # noqa: FBT001 - a table
+    """Samples are gathered where that takes less time than moving all bytes twice."""
+    count = 10**6
+    assert gathering_pays(count, count * size, count * size, 2, Cost(sample_s, byte_s)) is pays
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (4.44e-6, "4.4 us"),
+        (83.4e-6, "83 us"),
+        (170e-6, "170 us"),
+        (9.1e-3, "9.1 ms"),
+        (9.96e-3, "10 ms"),
+        (2, "2000 ms"),
+    ],
+)
+def test_times_are_shown(seconds: float, shown: str) -> None:
+    """In two digits or so, with a unit."""
+    assert show_time(seconds) == shown
+
+
+# The shuffle itself.
+
+
+def _strange(order: NDArray[np.int64]) -> float:
+    """Return how unlikely an order is as a uniform shuffle, in standard deviations: the most of three measures.
+
+    The correlation of places, a chi-square of tenths of the source by tenths of the target, and another of the orders
+    in which four neighbours come.
+    """
+    count = len(order)
+    places = np.empty(count, np.int64)
+    places[order] = np.arange(count)
+    correlation = abs(np.corrcoef(np.arange(count), places)[0, 1]) * count**0.5
+    cells = np.bincount(np.arange(count) * 10 // count * 10 + places * 10 // count, minlength=100)
+    fours = np.argsort(places[: count // 4 * 4].reshape(-1, 4), axis=1) @ np.array([64, 16, 4, 1])
+    patterns = np.unique(fours, return_counts=True)[1]
+    return max(float(correlation), _chi_square(cells, 81), _chi_square(np.pad(patterns, (0, 24 - len(patterns))), 23))
+
+
+def _chi_square(counts: NDArray[np.int64], freedom: int) -> float:
+    expected = counts.sum() / len(counts)
+    return abs(float(((counts - expected) ** 2 / expected).sum()) - freedom) / float((2 * freedom) ** 0.5)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 7, 12345, -5, 2**40])
+@pytest.mark.parametrize("count", [10_000, 100_000])
+def test_a_shuffle_is_uniform(count: int, seed: int) -> None:
+    """Where a sample comes to lie tells nothing of where it was."""
+    assert _strange(shuffled(count, seed)) < 5
+
+
+def test_all_orders_are_as_likely() -> None:
+    """Over many seeds, four samples come in each of their 24 orders as often."""
+    orders = np.array([shuffled(4, seed) for seed in range(6000)]) @ np.array([64, 16, 4, 1])
+    patterns = np.unique(orders, return_counts=True)[1]
+    assert len(patterns) == 24
+    assert _chi_square(patterns, 23) < 5
+
+
+def _within_shards(count: int) -> NDArray[np.int64]:
+    """Shuffle shards, and the samples of each."""
+    size = count // 20
+    return np.concatenate([shard * size + shuffled(size, int(shard)) for shard in shuffled(20, 1)])
+
+
+def _through_a_buffer(count: int) -> NDArray[np.int64]:
+    """Shuffle as streams are: through a buffer of a hundredth of all samples."""
+    chance, buffer, out = random.Random(1), list(range(count // 100)), []  # noqa: S311
+    for sample in range(count // 100, count):
+        at = chance.randrange(len(buffer))
+        out.append(buffer[at])
+        buffer[at] = sample
+    chance.shuffle(buffer)
+    return np.array(out + buffer)
+
+
+def _by_pairs(count: int) -> NDArray[np.int64]:
+    """Shuffle pairs of neighbours."""
+    pairs = shuffled(count // 2, 1)
+    return np.column_stack((2 * pairs, 2 * pairs + 1)).ravel()
+
+
+def _cut_deck(count: int) -> NDArray[np.int64]:
+    """Start elsewhere."""
+    return np.roll(np.arange(count), count // 3)
+
+
+@pytest.mark.parametrize("broken", [_within_shards, _through_a_buffer, _by_pairs, _cut_deck])
+def test_what_is_no_shuffle_is_found_out(broken: Callable[[int], NDArray[np.int64]]) -> None:
+    """The measures tell a global shuffle from what is often called one."""
+    order = broken(10_000)
+    assert sorted(order.tolist()) == list(range(10_000))
+    assert _strange(order) > 50

@@ -1,0 +1,405 @@
+"""The page holds all that it shows, lets nothing in it run, and tells the truth about what it left out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardtool import CreateOptions, create, inspect
+from shardtool.cli.summary_text import summary_text
+from shardtool.dataset.opened import open_dataset
+from shardtool.errors import InvalidRequest, OutputExists
+from shardtool.values import show_size
+from shardtool.verbs.inspect.page import thumbnails
+from shardtool.verbs.inspect.page.page import script_json, write_page
+from tests.helpers import PHOTOS, typed, write_tree
+from tests.transform.test_image import DEPTHS
+from tests.verbs.inspect.page.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_VOID = {"meta", "img", "input", "br", "hr", "link"}
+_FIVE_MB = 5_000_000
+
+
+class _Reader(HTMLParser):
+    """Reads a page as a browser would, and keeps what laws speak of."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.styles: list[str] = []
+        self.rows: list[list[str]] = []
+        self.titles: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, tag
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        inside = self.open[-1] if self.open else ""
+        if inside == "script":
+            self.scripts.append((self.tags[-1][1], data))
+        elif inside == "style":
+            self.styles.append(data)
+        else:
+            self.text.append(data)
+        if inside == "h2":
+            self.titles.append(data)
+        elif "td" in self.open:
+            self.rows[-1][-1] += data
+
+
+@dataclass
+class _Page:
+    """A page that was read."""
+
+    html: str
+    reader: _Reader
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.reader.text).split())
+
+    def tags(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.reader.tags if tag == name]
+
+
+def _read(path: Path) -> _Page:
+    html = path.read_text("utf-8")
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    assert reader.open == []
+    data = [text for kind, text in reader.scripts if kind.get("id") == "data"]
+    return _Page(html, reader, json.loads("".join(data)))
+
+
+def _page(given: Path, **options: Any) -> _Page:
+    out = given.parent / "page.html" if given.is_file() else given.with_name("page.html")
+    write_page(open_dataset(given), str(out), overwrite=True, **options)
+    return _read(out)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory, sample_data: Path) -> Path:
+    """Give the dataset file of the sample photographs, labelled by folder."""
+    folder = tmp_path_factory.mktemp("photos")
+    ran = typed("create", sample_data, folder / "p-{000000..}.tar", "--max-size", "500kB", "--label-from-folder")
+    assert ran.code == 0, ran
+    return folder / "p.json"
+
+
+@pytest.fixture(scope="module")
+def photo_page(photos: Path) -> _Page:
+    """Give the page of the sample photographs."""
+    return _page(photos, samples=40)
+
+
+@pytest.mark.slow
+def test_nothing_is_fetched(photo_page: _Page) -> None:
+    """No element points outside of the page: pictures are data, links are anchors, and there is no style attribute."""
+    for tag, attributes in photo_page.reader.tags:
+        assert not {"style", "onclick", "onload", "onerror", "srcset", "action"} & set(attributes), tag
+        if "src" in attributes:
+            assert tag == "img"
+            assert str(attributes["src"]).startswith("data:image/webp;base64,")
+        if "href" in attributes:
+            assert str(attributes["href"]).startswith("#")
+    assert {tag for tag, _ in photo_page.reader.tags}.isdisjoint({"link", "iframe", "object", "embed", "base", "form"})
+    assert "http://" not in photo_page.html
+    assert "https://" not in photo_page.html
+
+
+def test_policy_lets_only_its_own_script_run(photo_page: _Page) -> None:
+    """The policy names the hashes of exactly the script and the style sheet that are there, and allows nothing else."""
+    policy = next(one["content"] for one in photo_page.tags("meta") if one.get("http-equiv"))
+    runs = [text for kind, text in photo_page.reader.scripts if kind.get("type") != "application/json"]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in runs]
+    style = base64.b64encode(hashlib.sha256("".join(photo_page.reader.styles).encode()).digest()).decode()
+    assert len(runs) == 1
+    assert policy == (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{hashes[0]}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def test_anchors_lead_somewhere(photo_page: _Page) -> None:
+    """Every link and every label of the page leads to an element with that id, and ids are unique."""
+    ids = [attributes["id"] for _, attributes in photo_page.reader.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {str(one["href"])[1:] for one in photo_page.tags("a")} <= set(ids)
+
+
+def test_pictures_and_numbers_need_no_script(photo_page: _Page) -> None:
+    """The pictures with a text each, the totals, the classes and the fingerprint stand in the HTML itself."""
+    pictures = photo_page.tags("img")
+    assert len(pictures) == 40
+    assert all(re.fullmatch(r"JPEG image, \d+ by \d+ pixels", str(one["alt"])) for one in pictures)
+    for said in ("98", "samples", "astronaut", "rocket", "b2:", "complete", "40 of 98", "label from folder"):
+        assert said in photo_page.text
+
+
+@pytest.mark.slow
+def test_same_dataset_same_page(photos: Path, tmp_path: Path) -> None:
+    """The same dataset gives the same bytes wherever it lies and whenever it is looked at; another seed others."""
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for file in photos.parent.glob("p*"):
+        (moved / file.name).write_bytes(file.read_bytes())
+    first, second, third = (tmp_path / name for name in ("a.html", "b.html", "c.html"))
+    write_page(open_dataset(photos), str(first), samples=10)
+    write_page(open_dataset(moved / "p.json"), str(second), samples=10)
+    write_page(open_dataset(photos), str(third), samples=10, seed=1)
+    assert first.read_bytes() == second.read_bytes() != third.read_bytes()
+    assert str(tmp_path) not in second.read_text()
+
+
+def test_every_label_is_shown(photo_page: _Page) -> None:
+    """With as many samples as labels or more, each label has as many samples as the others, or all that it has."""
+    counts: dict[str, int] = {}
+    for one in photo_page.samples:
+        counts[one["labels"]["cls"]] = counts.get(one["labels"]["cls"], 0) + 1
+    assert counts == dict.fromkeys(counts, 5)
+    assert len(counts) == 8
+
+
+def test_rare_label_is_shown(tmp_path: Path) -> None:
+    """One sample in a thousand is shown where it is the only one of its label."""
+    samples = {f"{at:04}": {"txt": b"text", "cls": b"7" if at == 613 else b"1"} for at in range(1000)}
+    write_shard(tmp_path / "d" / "s-000000.tar", samples)
+    assert "0613" in {one["key"] for one in _page(tmp_path / "d", samples=4).samples}
+
+
+def test_all_shards_take_part(tmp_path: Path) -> None:
+    """Without labels, as many samples as shards come from every shard, large or small."""
+    for number in range(6):
+        keys = range(1 + 40 * (number % 2))
+        write_shard(tmp_path / "d" / f"s-{number:06}.tar", {f"{number}-{at:03}": {"txt": b"some text"} for at in keys})
+    assert {one["shard"] for one in _page(tmp_path / "d", samples=6).samples} == {f"s-{at:06}.tar" for at in range(6)}
+
+
+def test_label_of_another_type_in_each_shard(tmp_path: Path) -> None:
+    """A column called a label that holds texts, nothing, or lists is shown as far as it is a label."""
+    for number, values in enumerate((["a", "b"], [None, None], [["a"], ["b", "c"]], [1, 2])):
+        table = pa.table({"key": [f"{number}{at}" for at in range(2)], "txt": ["x", "y"], "label": values})
+        create(table, f"{tmp_path}/d/s-{number}.tar", CreateOptions(values=("txt=txt",), workers=1))
+        (tmp_path / "d" / f"s-{number}.json").unlink()
+    page = _page(tmp_path / "d")
+    assert [one["labels"].get("label") for one in page.samples][:4] == ["a", "b", None, None]
+    assert len(page.samples) == 8
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7, 36, 50])
+def test_as_many_as_asked_for(tmp_path: Path, samples: int) -> None:
+    """As many samples are shown as were asked for, or all; the page says how many of how many."""
+    write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(20), 3))
+    write_shard(tmp_path / "d" / "s-000001.tar", labelled(range(20, 36), 3))
+    page = _page(tmp_path / "d", samples=samples)
+    assert len(page.samples) == min(samples, 36)
+    said = {0: "None were asked for", 36: "All 36", 50: "All 36"}.get(samples, f"{samples} of 36")
+    assert said in page.text
+
+
+def test_hostile_content_is_text(tmp_path: Path) -> None:
+    """Keys, labels, texts and field names add no element, no attribute and no script, and steer no text."""
+    page = _page(hostile(tmp_path / "d"))
+    assert len(page.samples) == len(HOSTILE_KEYS) + 1
+    names = {name for _, attributes in page.reader.tags for name in attributes}
+    assert not any(name.startswith("on") for name in names)
+    assert len(page.tags("script")) == 2
+    assert all(str(one["src"]).startswith("data:") for one in page.tags("img"))
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]", page.html)
+    assert "${title}" in page.text
+    assert max(len(one["key"]) for one in page.samples) < 300
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=60))
+def test_any_text_stays_one(text: str) -> None:
+    """Whatever a metadata value is, the JSON in the page reads back, and cannot end its script element."""
+    document = script_json([text])
+    assert json.loads(document) == [text]
+    assert not set("<>&\u2028\u2029") & set(document)
+
+
+def test_problem_samples_are_marked(tmp_path: Path) -> None:
+    """What cannot be decoded is a marked tile that says what is wrong; sound samples beside it are shown."""
+    sound = image(1, size=(200, 200))
+    samples = {
+        "cut": {"jpg": sound[: len(sound) // 2]},
+        "empty": {"jpg": b""},
+        "none": {"png": b"no image at all"},
+        "json": {"json": b'{"a": '},
+        "sound": {"jpg": sound},
+    }
+    write_shard(tmp_path / "d" / "s-000000.tar", samples)
+    page = _page(tmp_path / "d")
+    wrong = {one["key"]: one["problems"] for one in page.samples}
+    assert {key for key, problems in wrong.items() if problems} == {"cut", "empty", "none", "json"}
+    assert "4 problems" in page.text
+    assert page.html.count('class="wrong"') == 4
+    assert len(page.tags("img")) == 1
+
+
+def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
+    """With a shard missing and another without its index, the page is written, and names both."""
+    for file in photos.parent.glob("p*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "p-000001.tar").unlink()
+    (tmp_path / "p-000002.index").unlink()
+    page = _page(tmp_path / "p.json", samples=8)
+    assert "1 shard missing" in page.text
+    assert "no such file or directory" in page.text
+    assert "p-000002.index" in page.text
+    assert "complete" not in page.text
+    assert len(page.samples) == 8
+
+
+def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
+    monkeypatch.setattr(thumbnails, "_small", lru_cache(thumbnails._small))  # noqa: SLF001 - of three pictures
+    pictures = [noise(seed, 230) for seed in range(3)]
+    samples = {
+        f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
+    }
+    write_shard(tmp_path / "d" / "s-000000.tar", samples)
+    write_page(open_dataset(tmp_path / "d"), str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").stat().st_size < _FIVE_MB
+
+
+def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only some of the indexes are read, the page says on how many its numbers rest, and knows the total."""
+    monkeypatch.setattr("shardtool.verbs.inspect.overview.MOST_SAMPLES", 15)
+    tree = write_tree(tmp_path / "tree", {f"{at:03}.txt": b"text" for at in range(50)})
+    ran = typed("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
+    assert ran.code == 0, ran
+    page = _page(tmp_path / "s.json", samples=4)
+    assert "Counted in 3 of 10 shards (15 samples)" in page.text
+    assert "4 of 50" in page.text
+    assert "of 3 of its 10 shards" in page.text
+
+
+def test_tfrecord_labels_have_names(sample_data: Path, tmp_path: Path) -> None:
+    """The packed numbers of a TFRecord dataset are shown by their classes' names, and counted."""
+    ran = typed("create", sample_data, tmp_path / "r-{000000..}.tfrecord", "--label-from-folder", "--max-size", "900kB")
+    assert ran.code == 0, ran
+    page = _page(tmp_path / "r.json", samples=8)
+    assert {one["labels"]["cls"] for one in page.samples} == {path.name for path in sample_data.iterdir()}
+    assert all(one["images"] for one in page.samples)
+    assert "astronaut 16 16.3%" in page.text
+
+
+def test_existing_file_stays(tmp_path: Path) -> None:
+    """A file that is there is not replaced unless asked for; the dataset's own never are."""
+    shard = write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(3), 2))
+    before, dataset = shard.read_bytes(), open_dataset(tmp_path / "d")
+    out = tmp_path / "page.html"
+    out.write_text("mine")
+    with pytest.raises(OutputExists):
+        write_page(dataset, str(out))
+    assert out.read_text() == "mine"
+    out.write_text("")
+    for _ in range(2):
+        write_page(dataset, str(out), overwrite=True)
+    assert out.read_text().startswith("<!DOCTYPE html>")
+    with pytest.raises(InvalidRequest):
+        write_page(dataset, str(shard), overwrite=True)
+    assert shard.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "page.html"]
+
+
+def _dataset(kind: str, folder: Path) -> Path:
+    """Write a dataset whose labels come from folders, classes, columns, a field, or from shards without an index."""
+    options, ending = {
+        "folders": (CreateOptions(label_from_folder=True, max_size="900kB"), "tar"),
+        "tfrecord": (CreateOptions(label_from_folder=True, max_size="900kB"), "tfrecord"),
+        "classes": (CreateOptions(values=("cls=bi", "w=width"), classes=("cls",), max_size="1MB"), "tar"),
+        "columns": (CreateOptions(max_size="1MB"), "tar"),
+        "species": (CreateOptions(values=("species=species",), max_count=20), "tar"),
+        "foreign": (CreateOptions(label_from_folder=True, max_size="900kB"), "tar"),
+    }[kind]
+    rows = range(50)
+    table = pa.table(
+        {"key": [f"{at:02}" for at in rows], "species": [("ant", "bee", "cat")[at % 7 % 3] for at in rows]}
+    )
+    source = {"classes": PHOTOS.parent / "photos.csv", "columns": PHOTOS.parent / "photos.csv", "species": table}
+    create(source.get(kind, PHOTOS), f"{folder}/d-{{0..}}.{ending}", options)
+    for path in [*folder.glob("*.index"), folder / "d.json"] if kind == "foreign" else []:
+        path.unlink()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["folders", "tfrecord", "classes", "columns", "species", "foreign"])
+def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Totals, fields, labels, splits and columns on the page are those of `inspect`, on the terminal and as JSON."""
+    folder = _dataset(kind, tmp_path / "d")
+    summary, page = inspect(folder), _page(folder, samples=20)
+    rows = {tuple(row) for row in page.reader.rows}
+    shards = summary.shard_sizes.count
+    totals = (
+        f"samples {summary.samples:,} {'shards' if shards > 1 else 'shard'} {shards} in all {show_size(summary.size)}"
+    )
+    assert totals in page.text
+    for name, one in summary.fields.items():
+        share = (
+            "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
+        )
+        sizes = map(show_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
+        assert (name, share, *sizes, "") in rows
+    titles = {f"{title} {name}" for name in summary.labels for title in ("Labels:", "Column")}
+    assert len(titles & set(page.reader.titles)) == len(summary.labels) > 0
+    for label in summary.labels.values():
+        for value in label.values:
+            assert (value.name, "", f"{value.samples:,}", f"{100 * value.samples / label.samples:.3g}%") in rows
+    counts = {(row[0], row[2]) for row in rows if len(row) == 4}
+    assert counts >= {(name, f"{samples:,}") for name, samples in summary.splits.items()}
+    assert all(f"{name} ({one.type})" in page.text for name, one in summary.columns.items())
+    monkeypatch.setenv("COLUMNS", "160")
+    assert typed("inspect", folder).out.rstrip() == summary_text(summary, 160)
+    assert json.loads(typed("inspect", folder, "--json").out) == json.loads(json.dumps(summary.to_json()))
+
+
+@pytest.mark.parametrize("samples", [-1, 2001])
+def test_counts_out_of_range(tmp_path: Path, samples: int) -> None:
+    """A number of samples that no page holds is refused."""
+    write_shard(tmp_path / "d" / "s-000000.tar", labelled(range(3), 2))
+    with pytest.raises(InvalidRequest):
+        write_page(open_dataset(tmp_path / "d"), str(tmp_path / "page.html"), samples=samples)
+
+
+@pytest.mark.parametrize("name", DEPTHS)
+def test_a_picture_of_any_depth(name: str) -> None:
+    """An image whose values no rule turns into colours is shown from its least to its greatest, and none is clipped."""
+    found = thumbnails.thumbnail(DEPTHS[name][0], "m.tif", 64)
+    assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1

@@ -1,0 +1,129 @@
+"""Laws of `inspect --read-speed`: what is measured, and what is said of the size of shards. No speed is asserted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import CreateOptions, SampleFailed, create
+from shardtool.cli.summary_text import read_speed_text
+from shardtool.verbs.inspect import read_speed as module
+from shardtool.verbs.inspect.read_speed import ReadSpeed, Speed, read_speed
+from tests.helpers import typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MADE = ReadSpeed("out.json", 10, 1_000_000, 0.001, Speed(500, 10**9, 1.0), Speed(50, 10**6, 0.5), None)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A dataset of four shards."""
+    samples = {f"{at}.{field}": data for at in range(8) for field, data in (("cls", b"1"), ("txt", b"text"))}
+    write_tree(tmp_path / "in", samples)
+    create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(max_count=2, workers=1))
+    return tmp_path / "out.json"
+
+
+def test_shards_are_walked_once(dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Shards without sidecars are walked for the measurement once."""
+    for path in [dataset, *dataset.parent.glob("*.index")]:
+        path.unlink()
+    assert read_speed(str(dataset.parent), seconds=0).shards == 4
+    assert len([one for one in caplog.records if "walked in" in one.getMessage()]) == 1
+
+
+def test_speeds() -> None:
+    """A speed is what was read in a second."""
+    assert (_MADE.random.samples_per_s, _MADE.random.bytes_per_s) == (100, 2_000_000)
+
+
+def test_shards_are_large_enough() -> None:
+    """A shard is large enough where opening it takes a tenth of a stream's time at most; the advice is that size."""
+    assert _MADE.opening_share == pytest.approx(0.5)
+    assert not _MADE.large_enough
+    assert _MADE.advised_size == 9_000_000
+    assert replace(_MADE, mean_size=9_000_001).large_enough
+    assert not replace(_MADE, mean_size=8_999_000).large_enough
+    assert replace(_MADE, shards=1).large_enough
+
+
+def test_text() -> None:
+    """People are told each speed, and what size of a shard is better, unless there is only one."""
+    opening = "opening one takes 1.0 ms, 50% of a stream's time"
+    assert read_speed_text(_MADE).splitlines() == [
+        "out.json",
+        "stream          1 GB/s          500 samples/s  shuffled, fields as bytes",
+        "random          2 MB/s          100 samples/s  from anywhere, 64 at a time",
+        f"shards    10 shards of 1 MB on average; {opening}: better 9 MB or more",
+    ]
+    enough = read_speed_text(replace(_MADE, opening=0.0, decoded=_MADE.random)).splitlines()
+    assert "decoded in one thread" in enough[3]
+    assert enough[4].endswith(": large enough")
+    assert read_speed_text(replace(_MADE, shards=1)).splitlines()[-1] == "shards    1 shard of 1 MB"
+
+
+def test_each_kind_of_reading_reads(dataset: Path) -> None:
+    """However short the time, each kind reads a sample, and its bytes are those of its fields before decoding."""
+    speed = read_speed(dataset, decode=True, seconds=0)
+    assert (speed.dataset, speed.shards) == (str(dataset), 4)
+    assert speed.mean_size == sum(one.stat().st_size for one in dataset.parent.glob("*.tar")) // 4
+    assert speed.opening >= 0
+    for one in (speed.stream, speed.random, speed.decoded):
+        assert one is not None
+        assert (one.samples, one.bytes) == (1, 5)
+    assert read_speed(dataset, seconds=0).decoded is None
+
+
+def test_epochs_follow_each_other(dataset: Path) -> None:
+    """A dataset that is read in less than the time is read again."""
+    assert read_speed(dataset, seconds=0.05).stream.samples > 8
+
+
+def test_what_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    """A field that cannot be decoded ends it with the sample's name, with `--decode` only."""
+    write_tree(tmp_path / "in", {"a.cls": b"none"})
+    create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(workers=1))
+    read_speed(tmp_path / "out.json", seconds=0)
+    with pytest.raises(SampleFailed, match="sample a, field cls"):
+        read_speed(tmp_path / "out.json", decode=True, seconds=0)
+
+
+def test_command(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`inspect --read-speed` prints a line for each kind of reading, or the same as JSON."""
+    monkeypatch.setattr(module, "SECONDS", 0.0)
+    lines = typed("inspect", dataset, "--read-speed", "--decode").out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(dataset), "stream", "random", "decoded", "shards"]
+    document = json.loads(typed("inspect", dataset, "--read-speed", "--json").out)
+    assert (document["shards"]["count"], document["stream"]["samples"], document["decoded"]) == (4, 1, None)
+    assert document["random"].keys() == {"samples", "bytes", "seconds", "samples_per_s", "bytes_per_s"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--decode"], 2, "--decode is for --read-speed"),
+        (["--read-speed", "--keys"], 2, "show different things"),
+        (["--read-speed", "--extract", "x", "--where", "a > 1"], 2, "do not go together"),
+        (["--read-speed", "--where", "a > 1"], 2, "--where is for"),
+    ],
+)
+def test_what_does_not_go_together(dataset: Path, words: list[str], code: int, message: str) -> None:
+    """Options that make no sense beside it are refused."""
+    ran = typed("inspect", dataset, *words)
+    assert ran.code == code
+    assert message in ran.err
+
+
+def test_a_missing_shard(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that is missing ends it with an error that names it."""
+    monkeypatch.setattr(module, "SECONDS", 0.05)
+    shard = dataset.parent / "out-000002.tar"
+    shard.unlink()
+    ran = typed("inspect", dataset, "--read-speed")
+    assert ran.code == 4
+    assert shard.name in ran.err

@@ -1,0 +1,59 @@
+"""Sizes are counted in bounded memory; what is said of them is true, however they were divided."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardtool.verbs.inspect.statistics import Sizes, ValueCounts
+
+
+@given(st.lists(st.integers(0, 2**63), min_size=1, max_size=50), st.integers(1, 60))
+def test_sizes_add_up(values: list[int], cut: int) -> None:
+    """A spread is that of the numbers, however they were divided."""
+    sizes = Sizes()
+    for at in range(0, len(values), cut):
+        sizes.add(np.array(values[at : at + cut], np.uint64))
+    found = sizes.spread()
+    assert (found.count, found.total) == (len(values), sum(values))
+    assert (found.smallest, found.median, found.largest) == (
+        min(values), sorted(values)[len(values) // 2], max(values)
+    )  # fmt: skip
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**32 - 1))
+@example(0, 0)
+def test_the_median_of_many_is_near(largest: int, seed: int) -> None:
+    """Of more numbers than are kept, the median is right within 0.2 per cent, and a histogram holds them all."""
+    values = np.random.default_rng(seed).integers(0, largest + 1, 2**17 + 10, dtype=np.uint64)
+    sizes = Sizes()
+    for part in np.array_split(values, 3):
+        sizes.add(part)
+    true = int(np.sort(values)[len(values) // 2])
+    assert abs(sizes.spread().median - true) <= true * 0.002
+    assert sum(count for *_, count in sizes.columns(40)) == np.count_nonzero(values)
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=1, max_size=50), st.integers(1, 40))
+def test_columns_hold_all(sizes: list[int], most: int) -> None:
+    """The columns of a histogram hold every size but zero, in order, and are no more than asked for."""
+    found = Sizes()
+    found.add(np.array(sizes, np.uint64))
+    columns = found.columns(most)
+    assert sum(count for *_, count in columns) == sum(size > 0 for size in sizes)
+    assert len(columns) <= most
+    assert all(low < up for low, up, _ in columns)
+    assert all(one[1] == other[0] for one, other in pairwise(columns))
+
+
+def test_too_many_values_are_no_labels() -> None:
+    """Counts end at their bound, and at prose."""
+    few, many, prose = ValueCounts[str](most=3), ValueCounts[int](most=3), ValueCounts[str]()
+    few.add([("a", 2), ("b", 1)])
+    few.add([("a", 1)])
+    many.add((at, 1) for at in range(4))
+    prose.add([("word " * 100, 1)])
+    assert (few.most(), many.values, prose.values) == ([("a", 3), ("b", 1)], None, None)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from shardtool.errors import CorruptShard
+from shardtool.verbs.verify.findings import KINDS, Finding, finding_of
+from tests.helpers import REPO
+
+
+def _rows() -> list[str]:
+    text = (REPO / "docs" / "findings.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`[^|]*)\|", text, re.MULTILINE)
+    return [code for row in rows for code in re.findall(r"`([a-z-]+)`", row) if not code.startswith("--")]
+
+
+def test_every_code_is_documented_once() -> None:
+    """docs/findings.md explains exactly the codes that there are."""
+    assert sorted(_rows()) == sorted(KINDS)
+
+
+def test_every_code_is_used() -> None:
+    """Each code is given somewhere, and nothing else is."""
+    texts = set()
+    for path in [*Path(REPO / "shardtool").rglob("*.py")]:
+        if path.name == "findings.py":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    given = {text.partition(":")[0] for text in texts}
+    assert set(KINDS) <= given
+
+
+@pytest.mark.parametrize(
+    ("finding", "line"),
+    [
+        (Finding("shard-missing", "a.tar", "not there"), "a.tar: not there [shard-missing]"),
+        (Finding("totals-differ", "a.tar", "x", "y", 1024), "a.tar: at 1,024: x; expected y [totals-differ]"),
+        (Finding("image-bad", "a.tar", "no image", "", 5, "k", "jpg"), "a.tar: at 5: k.jpg: no image [image-bad]"),
+        (Finding("key-unsafe", "a.tar", "x", field="__key__"), "a.tar: field __key__: x [key-unsafe]"),
+        (Finding("key-unsafe", "\x1b[2J.tar", "a\nb", key="\x07"), r"\x1b[2J.tar: \x07: a\x0ab [key-unsafe]"),
+    ],
+)  # fmt: skip
+def test_a_finding_is_one_line(finding: Finding, line: str) -> None:
+    """A finding shows as one line that steers no terminal, in data as in text, and travels between processes."""
+    assert str(finding) == line
+    assert pickle.loads(pickle.dumps(finding)) == finding  # noqa: S301 - our own
+    assert not any(ord(char) < 32 for value in finding.to_json().values() for char in str(value))
+    assert finding.to_json()["remedy"] == KINDS[finding.code].remedy
+
+
+def test_a_finding_of_an_error() -> None:
+    """The place in an error's message is the finding's offset."""
+    error = CorruptShard("/x/a.tar", "no tar header", offset=1536, expected="one")
+    assert finding_of("shard-damaged", "a.tar", error) == Finding(
+        "shard-damaged", "a.tar", "no tar header", "one", 1536
+    )
+    error = CorruptShard("/x/a.tar", "cannot be opened")
+    assert finding_of("shard-damaged", "a.tar", error).offset is None

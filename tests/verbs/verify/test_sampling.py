@@ -1,0 +1,108 @@
+"""Laws of `verify --sample`: shards are read whole, seeds in a row read all, and what was not read is said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
+from shardtool.verbs.verify.look import chosen_shards
+from shardtool.verbs.verify.subject import ShardCase
+from tests.helpers import flip, shards, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _cases(sizes: list[int | None]) -> list[ShardCase]:
+    return [
+        ShardCase(f"{at}.tar", f"{at}.tar", f"{at}.index", f"{at}.index", None, wanted=False, size=size)
+        for at, size in enumerate(sizes)
+    ]
+
+
+SIZES = st.lists(st.none() | st.integers(0, 10**9), max_size=12)
+
+
+@settings(max_examples=15)
+@given(SIZES, st.sampled_from([7, 10, 25, 30, 50, 100]), st.integers(-(2**63), 2**62))
+def test_seeds_in_a_row_read_all(sizes: list[int | None], percent: int, first: int) -> None:
+    """Each seed reads one shard at least, the same at any time, and so many in a row as fill 100 % read all."""
+    cases, seeds = _cases(sizes), range(first, first + -(-100 // percent))
+    there = {at for at, size in enumerate(sizes) if size is not None}
+    chosen = [chosen_shards(cases, VerifyOptions(sample=f"{percent}%", seed=seed)) for seed in seeds]
+    assert set().union(*chosen) == there
+    assert all(one == sorted(set(one)) and bool(one) == bool(there) for one in chosen)
+    assert chosen[0] == chosen_shards(cases, VerifyOptions(sample=percent / 100, seed=first))
+    assert chosen_shards(cases, VerifyOptions()) == sorted(there)
+
+
+@pytest.mark.parametrize("share", ["10%", 0.1, "25%"])
+def test_a_share_of_the_bytes(share: float | str) -> None:
+    """Of many shards as large as each other, a seed reads the share, and the seeds of one round no shard twice."""
+    cases = _cases([1000] * 200)
+    seeds = range(10) if share != "25%" else range(4)
+    chosen = [chosen_shards(cases, VerifyOptions(sample=share, seed=seed)) for seed in seeds]
+    assert {len(one) for one in chosen} == {200 // len(seeds)}
+    assert len({number for one in chosen for number in one}) == 200
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Give a dataset of eight shards."""
+    source = write_tree(tmp_path / "source", {f"{at:02}.txt": b"%d" % at for at in range(16)})
+    create(source, f"{tmp_path}/out/x-{{0..}}.tar", CreateOptions(max_count=2, workers=1))
+    return tmp_path / "out"
+
+
+def _verify(given_: Path, **options: Any) -> Any:
+    return verify(given_, VerifyOptions(workers=1, **options))
+
+
+def test_damage_is_found_by_one_seed_in_a_round(dataset: Path) -> None:
+    """A flipped bit of a payload is found by the one seed that reads its shard; others say what they did not read."""
+    flip(shards(dataset)[3], 512)
+    reports = [_verify(dataset, sample="25%", seed=seed) for seed in range(4)]
+    assert sorted("payload-checksum" in one.counts for one in reports) == [False, False, False, True]
+    sound = next(one for one in reports if one.sound)
+    assert sound.read == (2, 2 * shards(dataset)[0].stat().st_size)
+    assert sound.samples == 4
+    assert any(text.startswith("6 shards of 8, 75% of the bytes") for text in sound.unchecked)
+    assert sound.to_json()["read"] == {"shards": 2, "size": sound.read[1]}
+
+
+def test_names_sizes_and_sidecars_of_all_are_looked_at(dataset: Path) -> None:
+    """A missing or cut shard, and a damaged sidecar, are found by every seed."""
+    shards(dataset)[5].unlink()
+    with shards(dataset)[1].open("ab") as file:
+        file.write(b"x")
+    flip(dataset / "x-7.index", 100)
+    for seed in range(4):
+        assert {"shard-missing", "shard-size"} < set(_verify(dataset, sample="25%", seed=seed).counts)
+        assert "sidecar-checksum" in _verify(dataset, sample="25%", seed=seed).counts
+
+
+def test_all_of_it(dataset: Path) -> None:
+    """100 % is what `verify` does without."""
+    whole, sampled = _verify(dataset).to_json(), _verify(dataset, sample=1).to_json()
+    assert {**sampled, "seconds": 0} == {**whole, "seconds": 0, "read": sampled["read"]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sample": "0"}, {"sample": "120%"}, {"sample": "x"}, {"seed": 1}, {"sample": "1%", "quick": True},
+     {"sample": "1%", "repair": True}, {"sample": "1%", "source": "x"}],
+)  # fmt: skip
+def test_what_cannot_be_meant(options: dict[str, Any], tmp_path: Path) -> None:
+    """Shares that are none, a seed for nothing, and what wants all shards are refused."""
+    with pytest.raises(InvalidRequest):
+        _verify(tmp_path, **options)
+
+
+def test_the_command(dataset: Path) -> None:
+    """The command line has both options."""
+    ran = typed("verify", dataset, "--sample", "25%", "--seed", "3")
+    assert (ran.code, "4 samples in 2 of 8 shards" in ran.out, "--seed 4 reads others" in ran.out) == (0, True, True)

@@ -1,0 +1,65 @@
+"""Laws of summing the files of a source."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from shardtool import create
+from shardtool.fingerprint import crc32c
+from shardtool.request.options import CreateOptions
+from shardtool.source.base import Files
+from shardtool.verbs.verify import source_checksums
+from shardtool.verbs.verify.source_checksums import sum_task
+from tests.helpers import typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from shardtool.source.base import Spans
+
+READS = 4
+
+
+def test_files_summed_at_the_same_time(tmp_path: Path) -> None:
+    """However many files are read at the same time, each has its own checksum; -1 where it cannot be read."""
+    data = {f"{at:03}": b"%d" % at * 1000 * at for at in range(101)} | {"large": b"0123456" * 300_000}
+    source = write_tree(tmp_path / "in", data)
+    (source / "link").symlink_to("007")
+    paths = [os.fsencode(source / name) for name in (*data, "link", "gone", "link")]
+    sums = [crc32c(content) for content in data.values()]
+    links = bytes(len(data)) + bytes([1, 0, 0])
+    for reads in (1, READS, 200):
+        assert sum_task(Files(tuple(paths), links, reads)) == [*sums, crc32c(data["007"]), -1, -1]
+
+
+def test_files_summed_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started, files are read one at a time."""
+
+    def no_room(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    (tmp_path / "a").write_bytes(b"text")
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    assert sum_task(Files((os.fsencode(tmp_path / "a"),), b"\0", READS)) == [crc32c(b"text")]
+
+
+def test_verify_reads_several_files_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify --source` reads several files at the same time where they are slow, and finds what differs."""
+    source = write_tree(tmp_path / "in", {f"{at:03}.txt": b"%d" % at * 2000 for at in range(100, 130)})
+    create(str(source), str(tmp_path / "out-{000..}.tar"), CreateOptions(workers=1))
+    asked: list[Files | Spans] = []
+
+    def noted(task: Files | Spans) -> list[int]:
+        asked.append(task)
+        return sum_task(task)
+
+    monkeypatch.setattr(source_checksums, "opening_s", lambda _: 1.0)
+    monkeypatch.setattr(source_checksums, "sum_task", noted)
+    (source / "107.txt").write_bytes(b"x" * 6000)
+    ran = typed("verify", tmp_path / "out.json", "--source", source, "--workers", "1")
+    assert (ran.code, ran.out.count("[source-differs]"), "107" in ran.out) == (3, 1, True)
+    assert [task.reads for task in asked if isinstance(task, Files)] == [16]

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import resource
+import tarfile
+import zlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardtool import Report, VerifyOptions, verify
+from shardtool.errors import SampleFailed
+from shardtool.format import tar
+from shardtool.read.chain.decode import Decode
+from shardtool.transform.image import pixels
+from shardtool.values import IMAGE_ENDINGS
+from shardtool.verbs.verify import worker
+from shardtool.verbs.verify.findings import KINDS
+from shardtool.verbs.verify.worker import IMAGE_LIMIT, JSON_LIMIT, Task, examine
+from tests import tfrecords
+from tests.transform.test_image import DEPTHS, chunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool.verbs.verify.worker import ShardExamination
+
+_FORMATS = {  # ending to what Pillow writes for it
+    "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP",
+    "gif": "GIF", "tif": "TIFF", "tiff": "TIFF", "pbm": "PPM", "pgm": "PPM", "ppm": "PPM", "pnm": "PPM",
+}  # fmt: skip
+_MODES = {"pbm": "1", "pgm": "L", "gif": "P"}
+
+
+def _tar(path: Path, files: dict[str, bytes]) -> Path:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.USTAR_FORMAT) as out:
+        for name, payload in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(payload)
+            out.addfile(info, io.BytesIO(payload))
+    data = sink.getvalue()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def _decoded(path: Path) -> ShardExamination:
+    return examine(Task(str(path), path.name, "first", decode=True))
+
+
+def _report(path: Path) -> Report:
+    return verify(path, VerifyOptions(decode=True, workers=1))
+
+
+@functools.cache
+def _made(form: str) -> bytes:
+    """Return an image of `_CUT`."""
+    return _image(form.partition("-")[0], **_CUT[form][0])
+
+
+def _image(ending: str, **options: object) -> bytes:
+    sink = io.BytesIO()
+    image = Image.effect_noise((32, 24), 40).convert(_MODES.get(ending, "RGB"))
+    image.save(sink, _FORMATS[ending], **options)
+    return sink.getvalue()
+
+
+def test_every_format_of_images(tmp_path: Path) -> None:
+    """A sound image of each format that has an ending of ours is sound, and with its end cut off it is bad."""
+    assert set(_FORMATS) == IMAGE_ENDINGS
+    images = {f"{ending}.{ending}": _image(ending) for ending in _FORMATS}
+    assert _decoded(_tar(tmp_path / "x.tar", images)).findings == []
+    cut = {name: data[: len(data) // 3] for name, data in images.items()}
+    found = _decoded(_tar(tmp_path / "y.tar", cut)).findings
+    assert {(one.code, one.field) for one in found} == {("image-bad", ending) for ending in _FORMATS}
+
+
+_CUT: dict[str, tuple[dict[str, Any], int]] = {  # what is written, and how many bytes at its end hold no pixel
+    "jpg": ({}, 0), "jpg-progressive": ({"progressive": True}, 0), "png": ({}, 0), "bmp": ({}, 0), "ppm": ({}, 0),
+    "png-frames": ({"save_all": True, "append_images": [Image.new("RGB", (32, 24))]}, 0), "pgm": ({}, 0),
+    "webp": ({}, 0), "webp-lossless": ({"lossless": True}, 0), "gif": ({}, 2), "pbm": ({}, 0), "tif": ({}, 0),
+    "tif-lzw": ({"compression": "tiff_lzw"}, 0), "tif-deflate": ({"compression": "tiff_deflate"}, 0),
+    "tif-packbits": ({"compression": "packbits"}, 0), "tif-jpeg": ({"compression": "jpeg"}, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", _CUT)
+@given(st.data())
+def test_an_image_that_is_cut(form: str, data: st.DataObject) -> None:
+    """An image that is cut anywhere is damage for verify, and an error in a reader."""
+    image = _made(form)
+    image = image[: data.draw(st.integers(0, len(image) - 1 - _CUT[form][1]))]
+    assert worker._image(image)  # noqa: SLF001
+    with pytest.raises(SampleFailed):
+        Decode(())({"__key__": "k", "png": image})
+
+
+def test_a_png_of_fewer_rows_than_it_says(tmp_path: Path) -> None:
+    """A PNG whose data end, well-formed, before its last row is bad, though Pillow leaves the others black."""
+    header, rows = (100).to_bytes(4, "big") * 2 + b"\x08\0\0\0\0", (b"\0" + b"\xff" * 100) * 10
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+    [found] = _decoded(_tar(tmp_path / "x.tar", {"a.png": data})).findings
+    assert (found.code, "too early" in found.found) == ("image-bad", True)
+
+
+def test_an_image_that_takes_too_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that may be sound, but would take more memory than is allowed, is left out and counted."""
+    monkeypatch.setattr("shardtool.transform.image.pixels", partial(pixels, max_bytes=5000))
+    found = _decoded(_tar(tmp_path / "x.tar", {"a.png": _image("png"), "b.png": b"none", "c.pgm": _image("pgm")}))
+    assert ([one.key for one in found.findings], found.undecoded) == (["b"], 1)
+
+
+def test_values_of_any_depth_are_sound(tmp_path: Path) -> None:
+    """An image is sound whatever its values mean: floats, many bits, signed ones."""
+    images = {f"{at}.tif": data for at, (data, *_) in enumerate(DEPTHS.values())}
+    assert _decoded(_tar(tmp_path / "x.tar", images)).findings == []
+
+
+def test_a_jpeg_of_several_pictures(tmp_path: Path) -> None:
+    """A JPEG that holds further pictures (MPO) is sound."""
+    sink, first = io.BytesIO(), Image.effect_noise((32, 24), 40).convert("RGB")
+    first.save(sink, "MPO", save_all=True, append_images=[first.rotate(90)])
+    assert _decoded(_tar(tmp_path / "x.tar", {"a.jpg": sink.getvalue()})).findings == []
+
+
+def test_another_kind_of_image_than_its_name(tmp_path: Path) -> None:
+    """Any known format is accepted under any ending of an image; what is none is bad."""
+    images = {"a.jpg": _image("png"), "b.png": _image("jpg"), "c.png": b"text", "d.png": b""}
+    assert [one.key for one in _decoded(_tar(tmp_path / "x.tar", images)).findings] == ["c", "d"]
+
+
+def test_an_image_of_too_many_pixels(tmp_path: Path) -> None:
+    """An image that claims more pixels than can be decoded is bad, and takes no memory."""
+    data = bytearray(_image("bmp"))
+    data[18:26] = (60_000).to_bytes(4, "little") * 2
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    [found] = _decoded(_tar(tmp_path / "x.tar", {"a.bmp": bytes(data)})).findings
+    assert (found.code, "decompression bomb" in found.found) == ("image-bad", True)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_what_is_too_large_is_left_out_and_counted(name: str, tmp_path: Path) -> None:
+    """JSON over the limit is not made into objects, which would take many times its bytes: the report counts it."""
+    many = b"[" + b"[]," * (JSON_LIMIT // 3) + b"[]]"
+    path = _tar(tmp_path / name, {"a.json": many, "b.json": b"[", "c.json": b"[]"})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = _report(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB: objects would be 170,000
+    assert [(one.code, one.key) for one in report.findings] == [("json-bad", "b")]
+    assert report.unchecked == (
+        "1 payload that decode=True leaves out: images over 250 MB, or over 1 GiB once decoded, and JSON over 8 MB",
+    )
+
+
+def test_limits(tmp_path: Path) -> None:
+    """A payload of just the limit is decoded."""
+    text = b'"' + b"x" * (JSON_LIMIT - 2)
+    found = _decoded(_tar(tmp_path / "x.tar", {"a.json": text + b'"', "b.json": text + b"x"}))
+    assert ([one.key for one in found.findings], found.undecoded) == (["b"], 0)
+    assert IMAGE_LIMIT > JSON_LIMIT
+
+
+def test_a_label_is_a_whole_number(tmp_path: Path) -> None:
+    """What readers take for an `int` is one: a text that only a float is made of stops them."""
+    labels = {"a.cls": b"3.5", "b.cls": b"1e3", "c.id": b"-7", "d.cls": b"1_0", "e.cls": b"007"}
+    found = _decoded(_tar(tmp_path / "x.tar", labels))
+    assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "abd"]
+
+
+def test_a_number_is_told_by_its_start(tmp_path: Path) -> None:
+    """A label may have white space around it; one of megabytes is no number, and is not read as a whole."""
+    labels = {"a.cls": b" 12\n", "b.cls": b"1" * 5_000_000, "c.cls": b"", "d.cls": b"1" + b" " * 5000}
+    found = _decoded(_tar(tmp_path / "x.tar", labels))
+    assert [(one.code, one.key) for one in found.findings] == [("number-bad", key) for key in "bcd"]
+    assert found.undecoded == 0
+
+
+_MADE = [
+    b"".join([tar.header(b"a.json", 2), b"{}", bytes(510), tar.header(b"n" * 150 + b".cls", 1), b"1", bytes(511)]),
+    tfrecords.frame(tfrecords.example([(b"__key__", 1, b"k"), (b"cls", 3, b"\x07"), (b"a.json", 1, b"{}")])) * 2,
+]
+
+
+@given(st.data())
+def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever bytes of a shard are others, cut off or more, plain or compressed, verify reports, and never raises."""
+    number = data.draw(st.integers(0, 1))
+    shard = bytearray(_MADE[number] + (tar.TRAILER if number == 0 else b""))
+    for _ in range(data.draw(st.integers(0, 4))):
+        shard[data.draw(st.integers(0, len(shard) - 1))] = data.draw(st.integers(0, 255))
+    raw = bytes(shard[: data.draw(st.integers(0, len(shard)))]) + data.draw(st.binary(max_size=20))
+    packed = data.draw(st.booleans())
+    name = ("x.tar", "x.tfrecord")[number] + (".gz" if packed else "")
+    path = tmp_path_factory.mktemp("any") / name
+    path.write_bytes(gzip.compress(raw) if packed else raw)
+    assert set(_report(path).counts) <= set(KINDS)
