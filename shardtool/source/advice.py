@@ -96,7 +96,7 @@ def shards_note(entries: Entries, *, named: bool) -> str:
         named: Whether the user has said which files are meant.
 
     Raises:
-        InvalidRequest: They are those of a dataset, and nobody has said that they are meant.
+        InvalidRequest: They are those of a dataset, or all that there is, and nobody has said that they are meant.
     """
     counts = entries.code_counts()
     codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
@@ -105,10 +105,12 @@ def shards_note(entries: Entries, *, named: bool) -> str:
     total = sum(counts[code] for code in codes)
     rows = [row for code in codes for row in (entries.rows.code == code).nonzero()[0][:_LOOKED_AT].tolist()]
     first = printable(entries.path(rows[0]))
+    alone = total == len(entries.rows.code)
     for path in () if named else (os.fsdecode(entries.place(row)) for row in rows):
-        if _is_of_dataset(path):
+        if alone or _is_of_dataset(path):
+            found = "a shard, as all files here are" if alone else "a shard of a dataset"
             remedy = f"{_again()}; {option('exclude')} leaves them out; {_only('*')} packs the files as they are."
-            raise InvalidRequest(path, "a shard of a dataset", expected=_EXPECTED, remedy=remedy)
+            raise InvalidRequest(path, found, expected=_EXPECTED, remedy=remedy)
     files = f"{counted(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
     return f"{files}, such as {first}, packed as any file: {_again()}"
 

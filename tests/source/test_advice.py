@@ -112,7 +112,7 @@ def test_a_folder_of_a_dataset_is_no_source_of_files(kept: str, place: Path) -> 
 
 
 def test_a_folder_of_shards_that_are_no_dataset(place: Path) -> None:
-    """Shards alone are packed as files, with a note that tells what packs their samples; others get none."""
+    """Shards among other files are packed as files, with a note that tells what packs their samples; alone, refused."""
     for name in ("s.json", "s-0.index", "s-1.index"):
         (place / name).unlink()
     code, said = _packed(place, ".", "--exclude", "imgs")
@@ -121,6 +121,12 @@ def test_a_folder_of_shards_that_are_no_dataset(place: Path) -> None:
         "2 files that are shards, such as s-0.tar, packed as any file: `shardtool reshard` packs" in said,
     ) == (0, True)
     assert "shards, such as" not in _packed(place, "imgs")[1]
+    (place / "alone").mkdir()
+    for one in place.glob("s-*.tar"):
+        one.rename(place / "alone" / one.name)
+    code, said = _packed(place, "alone")
+    assert (code, "a shard, as all files here are" in said, "`shardtool reshard`" in said) == (2, True, True)
+    assert _packed(place, "alone", "--include", "*")[0] == 0
 
 
 @pytest.mark.parametrize("verb", ["verify", "inspect", "index", "reshard"])
