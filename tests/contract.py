@@ -37,7 +37,8 @@ _PATIENCE_S = 600
 _TEXT = 2**20  # larger files are compared by their bytes alone
 _WIDTH = 400  # of a line that is printed
 _MASKS = [
-    (re.compile(rb"\b\d[\d.,]* (?:[kMGT]i?B|bytes|samples)(?:/s| a second)"), b"SPEED"),
+    (re.compile(rb" *\b\d[\d.,]* (?:[kMGT]i?B|bytes|samples)(?:/s| a second)"), b" SPEED"),
+    (re.compile(rb"\d+% of a stream's time: .*"), b"SHARE"),
     (re.compile(rb"\b\d[\d.,]* (?:us|ms|s|seconds)\b"), b"TIME"),
     (re.compile(rb'("(?:seconds|[a-z_]*_s|[a-z_]*per_second)": *)[\d.e-]+'), rb"\1TIME"),
     (re.compile(rb'((?:time|timestamp)=")[^"]*'), rb"\1TIME"),
