@@ -38,6 +38,7 @@ _TEXT = 2**20  # larger files are compared by their bytes alone
 _WIDTH = 400  # of a line that is printed
 _MASKS = [
     (re.compile(rb" *\b\d[\d.,]* (?:[kMGT]i?B|bytes|samples)(?:/s| a second)"), b" SPEED"),
+    (re.compile(rb"(?<=plan\.parquet \()[\d.]+ kB"), b"SIZE"),
     (re.compile(rb"\d+% of a stream's time: .*"), b"SHARE"),
     (re.compile(rb"\b\d[\d.,]* (?:us|ms|s|seconds)\b"), b"TIME"),
     (re.compile(rb'("(?:seconds|[a-z_]*_s|[a-z_]*per_second)": *)[\d.e-]+'), rb"\1TIME"),
@@ -235,6 +236,9 @@ class Side:
         script = self.folder / "bin/shardtool"
         script.write_text(f"#!{self.python}\nimport sys\nfrom shardtool.cli import main\nsys.exit(main())\n")
         script.chmod(0o755)
+        starts = ["sh", "-c", "shardtool --version"]
+        if subprocess.run(starts, env=self.environment(), capture_output=True, check=False).returncode:
+            sys.exit(f"{self.python}: no shardtool starts; two that do not start would differ in nothing")
 
     def environment(self) -> dict[str, str]:
         """Return what all jobs have around them, and nothing of whoever runs this."""
@@ -333,6 +337,7 @@ def main(words: list[str]) -> int:
         differ = 0
         for difference in compare(sides, words[2:]):
             sys.stdout.write(difference + "\n")
+            sys.stdout.flush()  # what is known stays known where the run is ended
             differ += 1
     sys.stdout.write(f"{differ} jobs differ\n")
     return 1 if differ else 0
