@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from webdataset.filters import shuffle as buffered
 
-from shardtool.read.order.orders import OrderOptions, order_of
+from shardtool.read.order import OrderOptions, order_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

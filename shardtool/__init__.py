@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     )
     from shardtool.read.dataset import (
         Dataset,
+        mix,
         open,  # noqa: A004 - `shardtool.open`
     )
-    from shardtool.read.mix import mix
     from shardtool.read.stream import Stream
     from shardtool.request.options import (
         CopyOptions,
@@ -139,7 +139,7 @@ _MODULES = {
     "export": "verbs.index.index",
     "index": "verbs.index.index",
     "inspect": "verbs.inspect.inspect",
-    "mix": "read.mix",
+    "mix": "read.dataset",
     "open": "read.dataset",
     "merge": "writer.merge",
     "reshard": "verbs.create.create",

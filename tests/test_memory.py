@@ -30,11 +30,11 @@ _SWALLOWS = {"Exception", "BaseException", "MemoryError", "ArrowException"}  # A
 
 _KNOWN = {
     "select/query.py": 1,  # Python's parser raises a MemoryError for an expression that is too deep
-    "read/chain/decode.py": 1,  # and for the header of an array
+    "read/chain.py": 1,  # and for the header of an array
     "source/folder/source.py": 1,  # imports made early, which are made again where they are needed
     "storage/remote/retry.py": 1,
     "torch/prefetch.py": 1,  # these keep whatever was raised, and raise it where its batch, file or piece is asked for
-    "torch/threads.py": 2,
+    "torch/loading.py": 2,
     "fetch/fetcher.py": 1,
     "storage/open_file.py": 1,
 }

@@ -19,14 +19,14 @@ from ray.data.datasource import ReadTask
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import InvalidRequest, listing
-from shardtool.read.index import metadata_schema
+from shardtool.read.catalog import metadata_schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from shardtool.read.dataset import Dataset
     from shardtool.read.fetch import Fetcher
-    from shardtool.read.order.orders import SampleView
+    from shardtool.read.order import SampleView
 
 _BLOCK = 128 * 2**20  # what Ray Data wants a block to be at most
 _NUMBERS = {"int64": pa.int64(), "float": pa.float32()}

@@ -13,10 +13,9 @@ import numpy as np
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
+from shardtool.read.catalog import IndexStore
 from shardtool.read.files import OpenFiles, keep_freed_memory
-from shardtool.read.index import IndexStore
-from shardtool.read.payloads import LATE, ShardRows, single_sample
-from shardtool.read.samples import LazySamples, SeparateSamples, failed_part, join
+from shardtool.read.samples import LATE, LazySamples, SeparateSamples, ShardRows, failed_part, join, single_sample
 from shardtool.storage.places import called
 from shardtool.storage.shared import ForkLock
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 
     from shardtool.read.catalog import Catalog
     from shardtool.read.files import OpenFile, ReadOptions
-    from shardtool.read.payloads import PayloadSpans
-    from shardtool.read.samples import Batch, Sample, ShardPart
+    from shardtool.read.samples import Batch, PayloadSpans, Sample, ShardPart
     from shardtool.read.shard_index import ShardIndex
     from shardtool.values import Kind
 

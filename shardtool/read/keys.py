@@ -25,8 +25,7 @@ from shardtool.errors import InvalidRequest, UnknownKey, listing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.read.catalog import Catalog
-    from shardtool.read.index import IndexStore
+    from shardtool.read.catalog import Catalog, IndexStore
 
     Numbers = NDArray[np.int64]
     Hashes = NDArray[np.uint64]

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
-from shardtool.read.chain.stages import Chain
+from shardtool.read.chain import Chain
 from shardtool.read.fetch import SkippedSamples
-from shardtool.read.order.orders import OrderOptions, window_of
-from shardtool.read.order.share import MOST_OTHERS, Share, StreamState, default_share, others
+from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, default_share, others, window_of
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from shardtool.read.chain.stages import Stages
-    from shardtool.read.order.orders import Order, OrderedSamples, Shuffle
-    from shardtool.read.order.share import Ends
+    from shardtool.read.chain import Stages
+    from shardtool.read.order import Ends, Order, OrderedSamples, Shuffle
     from shardtool.read.samples import Batch, Sample
 
     Numbers = NDArray[np.int64]
@@ -384,7 +382,7 @@ class _PaddedSamples:
 
 @dataclass(frozen=True)
 class _Substitutes:
-    """What takes the places of samples that are left out in an epoch; which they are, `order/share.py` says."""
+    """What takes the places of samples that are left out in an epoch; which they are, `order.others` says."""
 
     fetcher: Reader
     skipped: SkippedSamples

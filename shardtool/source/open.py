@@ -32,7 +32,7 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         InvalidRequest: It is nothing that can be packed, or options do not go with it.
     """
     if isinstance(options, ReshardOptions):
-        from shardtool.source.shards.source import ShardSource
+        from shardtool.source.shards import ShardSource
 
         return ShardSource(source, options, outputs[0].format)
     if options.plan is not None:

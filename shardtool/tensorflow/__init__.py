@@ -10,7 +10,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order.orders import OrderOptions
+from shardtool.read.order import OrderOptions
 from shardtool.request.choices import check_least
 from shardtool.tensorflow.records import RecordOrder, find_records
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order.orders import OrderOptions, order_of
+from shardtool.read.order import OrderOptions, order_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

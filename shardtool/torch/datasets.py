@@ -8,37 +8,315 @@ workers, and the n-th of all ranks together hold the same samples for any number
 from __future__ import annotations
 
 import inspect
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+import torch.distributed
 import torch.utils.data
 
 from shardtool.errors import InvalidRequest, PlainError, SampleFailed
+from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders
 from shardtool.read.dataset import Dataset
+from shardtool.read.fetch import SkippedSamples
+from shardtool.read.stream import Stream, Streamable
+from shardtool.request.choices import check_least
 from shardtool.storage.shared import SharedBlocks
-from shardtool.torch.streaming import (
-    WORKERS,
-    Decoders,
-    SkipTally,
-    Streaming,
-    Transform,
-    WorkerState,
-    chained,
-    stream_state,
-    unchained,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
     from types import FrameType
 
-    from shardtool.read.chain.stages import Stages
-    from shardtool.read.fetch import SkippedSamples
-    from shardtool.read.stream import Stream
+    from shardtool.errors import ShardError
+    from shardtool.read.chain import Decoder
+    from shardtool.read.order import Ends, Shuffle
+
+# What becomes of samples on the way to a batch: the dataset's own chain, then the options of a loader or dataset.
+
+
+Decoders: TypeAlias = "bool | Mapping[str, Decoder] | Decode | None"
+Transform: TypeAlias = Callable[[Any], Any]
+Given = TypeVar("Given", bound=Streamable | Stream)
+
+
+@dataclass(frozen=True)
+class LabelStage:
+    """Gives each sample the label of its key, as its field `label`."""
+
+    labels: Mapping[str, Any]
+
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
+        """Return the sample with its label.
+
+        Raises:
+            InvalidRequest: There is none for its key, or the sample is no dict.
+        """
+        if not isinstance(sample, dict):
+            expected = "samples with a key: give labels to select(...), and make a tuple in transform"
+            raise InvalidRequest("labels", f"a {type(sample).__name__}", expected=expected)
+        key = sample["__key__"]
+        try:
+            return {**sample, "label": self.labels[str(key)]}
+        except KeyError:
+            raise InvalidRequest("labels", f"none for the sample {key}", expected="one for each key") from None
+
+
+def unchained(source: Given, kinds: tuple[type, ...]) -> tuple[Given, Stages]:
+    """Return what is read, without its chain, and the chain.
+
+    Raises:
+        InvalidRequest: It is none of the kinds that may be given.
+    """
+    if not isinstance(source, kinds):
+        expected = "a dataset that shardtool.open returned"
+        if Stream in kinds:
+            expected += ", or a stream of it"
+        raise InvalidRequest("the dataset", f"a {type(source).__name__}", expected=expected)
+    stages = source.stages
+    bare = copy(source)
+    bare.stages = Stages()
+    return bare, stages
+
+
+def chained(stages: Stages, decode: Decoders, labels: Mapping[str, Any] | None, transform: Transform | None) -> Stages:
+    """Return a chain with the stages of options added: decode, then label, then transform."""
+    if decode is not None and decode is not False:
+        given = decode if isinstance(decode, Decode) else Decode(() if decode is True else own_decoders(decode))
+        stages = stages.then(given)
+    if labels is not None:
+        if isinstance(labels, (str, Sequence)):
+            raise InvalidRequest("labels", f"a {type(labels).__name__}", expected="key to label, such as {'cat/1': 0}")
+        stages = stages.then(Map(LabelStage(labels)))
+    return stages if transform is None else stages.then(Map(transform))
+
+
+_OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size")
+
+
+@dataclass(eq=False)
+class Streaming:
+    """What is read, in which order, and what becomes of each sample.
+
+    Attributes:
+        source: A dataset, a mix, or a stream of one, which brings its own order and rank. Its chain (`decode`, `map`,
+            `select`, `tuple`) comes before `decode`.
+        batch_size: Samples of a rank's batch.
+        decode: True: all fields by their names, as `Dataset.decode` does; or field to decoder; None: as the chain does.
+        labels: Key to label, which becomes the field `label`.
+        transform: Called with each sample, after all else.
+        shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
+        seed: With the epoch, what the shuffle depends on.
+        buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
+        parts: Into how many parts the samples are cut, which are read side by side.
+        ends: What becomes of the last samples where they are no multiple of the ranks: see `Dataset.stream`.
+        rank: None: as torch.distributed says, or else RANK and WORLD_SIZE of the environment, or else 0 of 1.
+        world_size: As `rank`.
+    """
+
+    source: Streamable | Stream
+    batch_size: int
+    _: KW_ONLY
+    decode: Decoders = None
+    labels: Mapping[str, Any] | None = field(default=None, repr=False)
+    transform: Transform | None = None
+    shuffle: Shuffle = True
+    seed: int = 0
+    buffer: int | None = None
+    parts: int = 64
+    ends: Ends = "drop"
+    rank: int | None = None
+    world_size: int | None = None
+    _stream: Stream = field(init=False, repr=False)
+    _stages: Stages = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bare, stages = unchained(self.source, (Streamable, Stream))
+        check_least("batch_size", self.batch_size)
+        if any(isinstance(stage, Batch) for stage in stages.stages):
+            raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
+        self._stages = chained(stages, self.decode, self.labels, self.transform)
+        self._stream = self._checked(bare) if isinstance(bare, Stream) else self._opened(bare)
+
+    def _checked_epoch(self, epoch: int) -> int:
+        """Return the number of an epoch.
+
+        Raises:
+            InvalidRequest: It is none.
+        """
+        copy(self._stream).set_epoch(epoch)
+        return int(epoch)
+
+    def _opened(self, dataset: Streamable) -> Stream:
+        rank, world_size = _rank_and_world_size(self.rank, self.world_size)
+        return dataset.stream(
+            shuffle=self.shuffle, seed=self.seed, rank=rank, world_size=world_size, buffer=self.buffer,
+            parts=self.parts, ends=self.ends,
+        )  # fmt: skip
+
+    def _checked(self, stream: Stream) -> Stream:
+        """Return a stream that was given, which brings what the options of a dataset's stream say."""
+        for one in fields(Streaming):
+            if one.name in _OF_STREAM and getattr(self, one.name) != one.default:
+                raise InvalidRequest(
+                    one.name, "given for a stream", remedy="Give it to stream(...), or the dataset here."
+                )
+        _, world_size = _rank_and_world_size(None, None)
+        if world_size not in (None, stream.world_size):
+            found = f"{stream.world_size} of the stream, but torch.distributed has {world_size}"
+            raise InvalidRequest("world_size", found, remedy="Give the dataset itself.")
+        return stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled
+
+
+def _rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int | None, int | None]:
+    """Return what was given, else what torch.distributed says of this process; None where it was not started."""
+    distributed = torch.distributed
+    if rank is None and world_size is None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return rank, world_size
+
+
+# Where a pass is: one worker's part of it, and what that says about all ranks and workers.
+#
+# A stream's state is the same for all ranks and any number of workers (`read.order.StreamState`). A
+# DataLoader's worker knows only what it has taken itself, and reads ahead of what training has seen. How many batches
+# were handed out, the loader knows: with that, the state of any one worker becomes the stream's.
+
+
+_WORKER = "shardtool_worker"  # the key that says what the rest is
+_VERSION = 1
+
+
+@dataclass
+class WorkerState:
+    """How far one worker is in a pass.
+
+    Attributes:
+        start: The stream's state where the pass began.
+        end: The position of the epoch where the pass ends.
+        world_size: How many ranks there are.
+        worker: The worker's number.
+        workers: How many there are.
+        batch_size: Samples of a batch.
+        position: The position of the epoch that this worker goes on from.
+    """
+
+    start: dict[str, Any]
+    end: int
+    world_size: int
+    worker: int
+    workers: int
+    batch_size: int
+    position: int
+
+    def to_json(self) -> dict[str, object]:
+        """Return the state as JSON can hold it."""
+        return {_WORKER: _VERSION, **asdict(self)}
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> WorkerState | None:
+        """Return the state that `to_json` gave; None: it is no state of a worker.
+
+        Raises:
+            InvalidRequest: It is one of another version, or incomplete.
+        """
+        if not isinstance(given, Mapping) or _WORKER not in given:
+            return None
+        names = [one.name for one in fields(cls)]
+        if given[_WORKER] != _VERSION or not all(name in given for name in names):
+            raise InvalidRequest("the state", "a worker's, of another version of shardtool, or incomplete")
+        return cls(**{name: given[name] for name in names})
+
+    def after(self, batches: int) -> dict[str, object]:
+        """Return the stream's state when each rank was handed so many batches of the pass."""
+        position = self.start["position"] + batches * self.batch_size * self.world_size
+        if position < self.end:
+            return {**self.start, "position": position}
+        return {**self.start, "epoch": self.start["epoch"] + 1, "position": 0}
+
+
+def stream_state(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stream's state in what a loader gave as its own: ours, or torchdata's StatefulDataLoader.
+
+    Raises:
+        InvalidRequest: It is the state of a single worker, which does not know what was handed out.
+    """
+    if WorkerState.of(given) is not None:
+        raise InvalidRequest(
+            "the state",
+            "that of one worker, which has read ahead",
+            remedy="Take state_at(batches) of the dataset, or the state of the StatefulDataLoader.",
+        )
+    if not isinstance(given, Mapping):
+        return given
+    if "_num_yielded" in given:  # of a StatefulDataLoader without workers
+        return _after(given, given["_num_yielded"]) or given
+    snapshot = given.get("_snapshot")
+    if not isinstance(snapshot, Mapping):
+        return given
+    batches = snapshot["_snapshot_step"] + given["_steps_since_snapshot"]
+    workers = snapshot["_worker_snapshots"].values()
+    return next(filter(None, (_after(worker, batches) for worker in workers)), given)
+
+
+def _after(loader: Mapping[str, Any], batches: int) -> dict[str, object] | None:
+    state = WorkerState.of(loader.get("dataset_state") or {})
+    return state.after(batches) if state else None
+
+
+# What the workers of a loader left out, where their parent sees it: each tells by a block of a file that all share.
+
+
+WORKERS = 256  # blocks: where there are more workers, several have one
+_LAG = 16  # a worker tells again when it has left out a part in so many more: a block is never written over
+
+
+class SkipTally(SkippedSamples):
+    """What one worker left out, those before it with its number included; what was not told yet, `tell` tells."""
+
+    def __init__(self, blocks: SharedBlocks, worker: int) -> None:
+        super().__init__()
+        self._blocks, self._worker = blocks, worker % WORKERS
+        self._take(blocks, self._worker)
+        self._told = self.samples
+
+    @classmethod
+    def total(cls, blocks: SharedBlocks) -> SkippedSamples:
+        """Return what all workers have told."""
+        found = cls(blocks, 0)
+        for worker in range(1, WORKERS):
+            found._take(blocks, worker)
+        return found
+
+    def add(self, error: ShardError, shard: str) -> None:
+        """Count a sample."""
+        super().add(error, shard)
+        if self.samples >= self._told + max(1, self._told // _LAG):
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell how many there are."""
+        if self.samples > self._told:
+            data = json.dumps([self.samples, self.shards, self.reasons]).encode()
+            self._blocks.write(self._worker, len(data), [(0, data)])
+            self._told = self.samples
+
+    def _take(self, blocks: SharedBlocks, worker: int) -> None:
+        """Add what a worker has told."""
+        with suppress(ValueError):  # half of it was written yet
+            if (told := blocks.read(worker)) is not None:
+                samples, shards, reasons = json.loads(bytes(told))
+                self.samples += samples
+                self.shards.update(shards)
+                self.reasons.update(reasons)
+
 
 _DIVIDERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # of accelerate, and the first of transformers, too
 

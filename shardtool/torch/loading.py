@@ -1,23 +1,42 @@
-"""`shardtool.torch.loader`: batches that threads read, decode and collate, for one rank."""
+"""`shardtool.torch.loader`: batches that threads read, decode and collate, in order, for one rank.
+
+Three kinds of threads take part in a pass, and none outlives it:
+
+- The source's own reads shards ahead (`read/stream.py`).
+- One feeds: it takes the samples of a batch from the source, and hands them to the decoders in small chunks.
+- The decoders call the function with each sample, and put what it returns into its row of the batch (`BatchRows`).
+  The thread that puts the last row of a batch collates it.
+
+At most `depth` batches are under way. Batches come out in their order, whichever thread is fastest, and an error comes
+in the place of its batch. A task of any thread ends by itself, so that a program can end in the middle of a pass.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
+from shardtool.errors import SampleFailed, listing
 from shardtool.execute.local import cores
 from shardtool.request.choices import check_least
-from shardtool.torch.streaming import Streaming, stream_state
-from shardtool.torch.threads import SampleWork, batches
+from shardtool.torch.datasets import Streaming, stream_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from shardtool.read.fetch import SkippedSamples
     from shardtool.read.stream import Stream, StreamPosition
+
+    Samples = list[Any]
 
 _LEFT_OUT = object()
 
@@ -125,3 +144,321 @@ def _key(given: tuple[dict[str, object], StreamPosition]) -> object:
 
 
 loader = Loader
+
+
+# A batch that threads fill: each sample goes into its row as soon as it is decoded, and no step at the end copies.
+#
+# Values of a field that are arrays, tensors or images of one shape and type become a tensor [samples, ...], of several
+# shapes a list of tensors; numbers a tensor of int64, float64 or bool; all else a list. Tensors are torch's own memory:
+# of pinned memory its allocator keeps what is freed, and gives it again only when no copy to a device reads it any
+# more.
+
+
+_NUMBERS = (bool, int, float, np.number, np.bool_)
+
+
+class _RowValue:
+    """Stands for a value that lies in its row."""
+
+
+_PLACED = _RowValue()
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a sample is made of, which is the same for all samples of a batch.
+
+    Attributes:
+        kind: dict, tuple, or object: a value alone.
+        names: The fields of a dict, in any order, and the places of a tuple.
+    """
+
+    kind: type
+    names: tuple[object, ...]
+
+    def is_like(self, other: Form) -> bool:
+        """Tell whether two samples can be of one batch."""
+        return self == other or (self.kind is other.kind is dict and set(self.names) == set(other.names))
+
+
+def _parts(sample: object) -> tuple[Form, list[tuple[object, object]]]:
+    if isinstance(sample, dict):
+        return Form(dict, tuple(sample)), list(sample.items())
+    if isinstance(sample, tuple):
+        parts = list(enumerate(sample))
+        return Form(tuple, tuple(range(len(sample)))), parts  # type: ignore[return-value]
+    return Form(object, (0,)), [(0, sample)]
+
+
+class BatchRows:
+    """The samples of one batch; threads put them in, each into a row of its own.
+
+    Args:
+        count: Rows there are.
+        pin: Whether tensors lie in pinned memory.
+    """
+
+    def __init__(self, count: int, *, pin: bool) -> None:
+        self._count, self._pin, self._lock = count, pin, Lock()
+        self._forms: list[Form | None] = [None] * count  # None: the sample is left out
+        self._fields: dict[object, _Field] = {}
+
+    def put(self, row: int, sample: object) -> None:
+        """Put a sample into its row."""
+        form, parts = _parts(sample)
+        for name, value in parts:
+            field = self._fields.get(name)
+            if field is None:
+                with self._lock:
+                    field = self._fields.setdefault(name, _Field(self._count, pin=self._pin))
+            field.put(row, value)
+        self._forms[row] = form
+
+    def batch(self, keys: list[object]) -> object:
+        """Return the batch; None: all of its samples were left out.
+
+        Args:
+            keys: Of the rows, for messages.
+
+        Raises:
+            SampleFailed: A sample has other fields than the first.
+        """
+        kept = [row for row, form in enumerate(self._forms) if form is not None]
+        if not kept:
+            return None
+        form = self._form(kept, keys)
+        fields = {name: self._fields[name].batch(kept) for name in form.names}
+        if form.kind is object:
+            return fields[0]
+        return fields if form.kind is dict else tuple(fields.values())
+
+    def _form(self, kept: list[int], keys: list[object]) -> Form:
+        """Return what all samples are made of."""
+        forms = [form for form in self._forms if form is not None]
+        for row, form in zip(kept, forms, strict=True):
+            if not form.is_like(forms[0]):
+                raise _unlike(form, forms[0], keys[row])
+        return forms[0]
+
+
+class _Field:
+    """The values of one field."""
+
+    def __init__(self, count: int, *, pin: bool) -> None:
+        self._pin, self._lock = pin, Lock()
+        self._values: list[Any] = [None] * count
+        self._rows: torch.Tensor | None = None
+        self._array: np.ndarray[Any, Any] | None = None  # the same memory
+
+    def put(self, row: int, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            rows = self._rows_like(value)
+            if value.shape == rows.shape[1:] and value.dtype == rows.dtype:
+                rows[row].copy_(value)
+                value = _PLACED
+        elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):  # Pillow's images
+            array = np.asarray(value)
+            if array.dtype.kind in "biufc" and array.dtype.isnative:
+                rows = self._rows_like(array)
+                if (
+                    self._array is not None
+                    and array.shape == tuple(rows.shape[1:])
+                    and array.dtype == self._array.dtype
+                ):
+                    self._array[row] = array
+                    array = _PLACED  # type: ignore[assignment]
+                else:
+                    tensor = torch.from_numpy(array.copy())  # as the others of its list
+                    array = tensor.pin_memory() if self._pin else tensor
+            value = array
+        self._values[row] = value
+
+    def _rows_like(self, value: Any) -> torch.Tensor:
+        """Return the field's rows; the first value says what they are."""
+        with self._lock:
+            if self._rows is None:
+                dtype = value.dtype if isinstance(value, torch.Tensor) else _dtype(value)
+                self._rows = torch.empty((len(self._values), *value.shape), dtype=dtype, pin_memory=self._pin)
+                self._array = None if dtype == torch.bfloat16 else self._rows.numpy()
+            return self._rows
+
+    def batch(self, kept: list[int]) -> object:
+        values = self._values if len(kept) == len(self._values) else [self._values[row] for row in kept]
+        if self._rows is not None:
+            if all(value is _PLACED for value in values):
+                return self._rows if values is self._values else self._rows[kept]
+            return [self._rows[row] if value is _PLACED else value for row, value in zip(kept, values, strict=True)]
+        return _numbers(values, pin=self._pin)
+
+
+def _dtype(array: np.ndarray[Any, Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype
+
+
+def _numbers(values: list[Any], *, pin: bool) -> object:
+    """Return numbers as a tensor, and other values as they are."""
+    kinds = {type(value) for value in values}
+    if not all(issubclass(kind, _NUMBERS) for kind in kinds) or (bool in kinds and len(kinds) > 1):
+        return values
+    try:
+        numbers = torch.from_numpy(np.array(values))
+    except (OverflowError, TypeError):  # integers of more than 64 bits
+        return values
+    return numbers.pin_memory() if pin else numbers
+
+
+def _unlike(found: Form, first: Form, key: object) -> SampleFailed:
+    if found.kind is not first.kind:
+        return SampleFailed(f"sample {key}", "not of the same form as the first of its batch")
+    there, expected = (listing([str(name) for name in form.names if str(name)[:2] != "__"]) for form in (found, first))
+    return SampleFailed(
+        f"sample {key}",
+        f"fields {there}",
+        expected=f"{expected}, as in the first of its batch",
+        remedy="Choose the fields that all samples have with select(...) or tuple(...).",
+    )
+
+
+_CHUNKS = 4  # of a batch, for each thread: small ones keep all threads busy to the end, large ones cost less
+
+
+class Source(Protocol):
+    """An ordered source of samples that knows where it is."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield samples from where the source is."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Return where it is: after the last sample that it yielded."""
+
+
+@dataclass(frozen=True)
+class SampleWork:
+    """What becomes of samples.
+
+    Attributes:
+        function: Called with each sample; what it returns is put into the batch.
+        left_out: What the function returns for a sample that the batch goes without.
+        batch_size: Samples of a batch.
+        drop_last: Whether a last batch that is smaller is left out.
+        collate: Called with the list of a batch's samples; None: they are put into rows.
+        pin: Whether tensors lie in pinned memory.
+        key: Returns the key of a sample, for messages.
+    """
+
+    function: Callable[[Any], Any]
+    left_out: object
+    batch_size: int
+    drop_last: bool
+    collate: Callable[[Samples], Any] | None
+    pin: bool
+    key: Callable[[Any], object]
+
+
+def batches(source: Source, work: SampleWork, threads: int, depth: int) -> Generator[list[Any], None, None]:
+    """Yield each batch, and the source's state after it, as a list: who empties it holds the only reference."""
+    stop, samples = Event(), iter(source)
+    feeder, decoders = ThreadPoolExecutor(1, "shardtool-feed"), ThreadPoolExecutor(threads, "shardtool-decode")
+
+    ending = sys.is_finalizing  # where this pass is left to the program's end, all threads have been waited for
+
+    def feed() -> _Batch | None:
+        some = list(islice(samples, work.batch_size))
+        if not some or (work.drop_last and len(some) < work.batch_size):
+            return None
+        batch = _Batch(some, source.state_dict(), work, stop)
+        batch.start(decoders, -(-len(some) // (_CHUNKS * threads)))
+        return batch
+
+    coming = deque(feeder.submit(feed) for _ in range(depth))
+    try:
+        while (batch := coming.popleft().result()) is not None:
+            coming.append(feeder.submit(feed))
+            handed = [batch.done.result(), batch.state]
+            del batch
+            if handed[0] is not None:
+                yield handed
+    finally:
+        stop.set()
+        if not ending():
+            feeder.shutdown(cancel_futures=True)
+            decoders.shutdown(cancel_futures=True)
+        close = getattr(samples, "close", None)
+        if close:
+            close()
+
+
+class _Batch:
+    """A batch under way.
+
+    Attributes:
+        state: The source's after it.
+        done: The batch; None: all of its samples were left out.
+    """
+
+    def __init__(self, samples: Samples, state: dict[str, object], work: SampleWork, stop: Event) -> None:
+        self.state, self.done = state, Future[Any]()
+        self._samples, self._work, self._stop = samples, work, stop
+        self._keys = [*map(work.key, samples)]
+        self._into: BatchRows | _ListedSamples = (
+            _ListedSamples(len(samples), work.collate) if work.collate else BatchRows(len(samples), pin=work.pin)
+        )
+        self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
+        self._error: BaseException | None = None
+
+    def start(self, decoders: ThreadPoolExecutor, chunk: int) -> None:
+        """Hand the samples to the decoders."""
+        for first in range(0, len(self._samples), chunk):
+            decoders.submit(self._decode, first, min(first + chunk, len(self._samples)))
+
+    def _decode(self, first: int, last: int) -> None:
+        """Put samples into their rows, and end the batch if no others are open."""
+        row = first
+        try:
+            for row in range(first, last):
+                if self._stop.is_set() or row > self._failed:
+                    break
+                value = self._work.function(self._samples[row])
+                self._samples[row] = None
+                if value is not self._work.left_out:
+                    self._into.put(row, value)
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
+            self._fail(row, error)
+        with self._lock:
+            self._open -= last - first
+            ends = self._open == 0
+        if ends:
+            self._end()
+
+    def _fail(self, row: int, error: BaseException) -> None:
+        """Keep the error of the first sample that has one, whichever thread came upon one first."""
+        with self._lock:
+            if row < self._failed:
+                self._failed, self._error = row, error
+
+    def _end(self) -> None:
+        error = self._error
+        try:
+            value = None if error or self._stop.is_set() else self._into.batch(self._keys)
+        except BaseException as caught:  # noqa: BLE001 - as above
+            error = caught
+        if error is None:
+            self.done.set_result(value)
+        else:
+            self._error = None
+            self.done.set_exception(error)
+
+
+class _ListedSamples:
+    """The samples of a batch as a list, for a function that makes the batch of it."""
+
+    def __init__(self, count: int, collate: Callable[[Samples], Any]) -> None:
+        self._samples: Samples = [None] * count
+        self._there, self._collate = [False] * count, collate
+
+    def put(self, row: int, sample: Any) -> None:
+        self._samples[row], self._there[row] = sample, True
+
+    def batch(self, keys: list[object]) -> Any:  # noqa: ARG002 - as for `BatchRows`
+        kept = [sample for sample, there in zip(self._samples, self._there, strict=True) if there]
+        return self._collate(kept) if kept else None

@@ -1,11 +1,11 @@
 """Batches on the GPU before they are asked for: the copy of the next batch runs while the model computes.
 
-On a CUDA device a batch goes through four steps; the second and the third run on a stream of their own (`transfer.py`),
+On a CUDA device a batch goes through four steps; the second and the third run on a stream of their own,
 beside the model's:
 
 1. The loader gives it. A tensor that is not in pinned memory is copied there at once.
 2. Its copies to the device are enqueued, and an event after them: `copied`.
-3. Images are normalised on the device (`normalize.py`), and an event stands after that: `ready`.
+3. Images are normalised on the device, and an event stands after that: `ready`.
 4. When it is handed out, the model's stream waits for `ready`, and the device's allocator learns that this stream
    uses the memory (`record_stream`), so that it gives the memory to no other batch before the model has read it.
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import shardtool
 from shardtool import CorruptShard, InvalidRequest, SampleFailed
 from shardtool.execute import local
-from shardtool.read.chain.decode import Decode
+from shardtool.read.chain import Decode
 from shardtool.torch import MapDataset, StreamDataset, loader
 
 if TYPE_CHECKING:

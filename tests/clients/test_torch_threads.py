@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from shardtool import SampleFailed
-from shardtool.torch.threads import BatchRows, SampleWork, batches
+from shardtool.torch.loading import BatchRows, SampleWork, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

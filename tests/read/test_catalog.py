@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.read.catalog import open_catalog
-from shardtool.read.index import IndexStore
+from shardtool.read.catalog import IndexStore, open_catalog
 from shardtool.read.keys import KeyFinder
 from tests.helpers import ENVIRONMENT, PATIENCE_S
 from tests.read.packed import COUNT, SHARDS, key_of, packed

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.read import catalog as index_module
 from shardtool.read import fetch as fetch_module
 from shardtool.read import files as files_module
-from shardtool.read import index as index_module
 from shardtool.read.catalog import open_catalog
 from shardtool.read.fetch import Fetcher
 from shardtool.read.files import ReadOptions

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.dataset.sidecar_read import Rows
-from shardtool.read import index as module
-from shardtool.read.catalog import open_catalog
-from shardtool.read.index import IndexStore, read_index
+from shardtool.read import catalog as module
+from shardtool.read.catalog import IndexStore, open_catalog, read_index
 from shardtool.read.shard_index import ShardIndex
 from shardtool.storage import shared
 from tests.read.packed import COUNT, IN_SHARD, SHARDS, key_of, packed, sample_of

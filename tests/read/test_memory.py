@@ -37,7 +37,7 @@ import os, re, sys
 from dataclasses import replace
 import numpy as np
 from shardtool.dataset.sidecar_read import Rows
-from shardtool.read import index
+from shardtool.read import catalog
 from shardtool.read.shard_index import ShardIndex
 from shardtool.storage.shared import SharedBlocks
 from tests.read.catalogs import made_catalog
@@ -55,9 +55,9 @@ def pss(pids):
     texts = [open(f"/proc/{pid}/smaps_rollup").read() for pid in pids]
     return sum(int(re.search(r"^Pss:\\s*(\\d+)", text, re.M)[1]) * 1024 for text in texts)
 
-index.read_index = made
-index._ROOM = 2**40  # no pages are given back
-store = index.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks(SHARDS + 1)))
+catalog.read_index = made
+catalog._ROOM = 2**40  # no pages are given back
+store = catalog.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks(SHARDS + 1)))
 
 def worker(begin, done):
     os.read(begin, 1)

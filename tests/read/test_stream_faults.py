@@ -16,7 +16,7 @@ from tests.read.made_data import SAMPLES, Made, make
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.read.order.share import Ends
+    from shardtool.read.order import Ends
     from shardtool.read.stream import Stream
 
 

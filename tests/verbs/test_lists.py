@@ -26,14 +26,14 @@ from shardtool.pattern import parse_pattern
 from shardtool.plan.cuts import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
-from shardtool.source.shards.source import list_datasets
+from shardtool.source.shards import list_datasets
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import Compare, ShardTask
 from tests import tfrecords
 from tests.helpers import read_tree, shards, sidecar
 from tests.made import changed
-from tests.source.shards.test_listing import Count, Here
+from tests.source.test_shards_listing import Count, Here
 from tests.tfrecords import BYTES, FLOAT, INT64
 
 if TYPE_CHECKING:

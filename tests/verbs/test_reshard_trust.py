@@ -17,8 +17,8 @@ import pytest
 
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOptions, SampleFailed, create, reshard, verify
 from shardtool.request.results import Observer
-from shardtool.source.shards.datasets import open_datasets
-from shardtool.source.shards.shard_columns import FilesSeen
+from shardtool.source.shard_columns import FilesSeen
+from shardtool.source.shards import open_datasets
 from shardtool.verbs.create import resume as keep
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.read.catalog import open_catalog
-from shardtool.read.chain.decode import Decode
+from shardtool.read.chain import Decode
 from shardtool.read.dataset import Dataset
 from shardtool.read.files import ReadOptions
 

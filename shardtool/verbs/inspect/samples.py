@@ -36,7 +36,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord_read
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
-from shardtool.read.index import asked_table
+from shardtool.read.catalog import asked_table
 from shardtool.select.query import matching
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import class_names

@@ -220,7 +220,7 @@ def _json(data: bytes) -> str:
 
 
 def _array(data: bytes) -> str:
-    from shardtool.read.chain.decode import read_npy
+    from shardtool.read.chain import read_npy
 
     try:
         read_npy(data)

@@ -17,7 +17,7 @@ from PIL import Image
 from shardtool import Report, VerifyOptions, verify
 from shardtool.errors import SampleFailed
 from shardtool.format import tar
-from shardtool.read.chain.decode import Decode
+from shardtool.read.chain import Decode
 from shardtool.transform.image import pixels
 from shardtool.values import IMAGE_ENDINGS
 from shardtool.verbs.verify import worker

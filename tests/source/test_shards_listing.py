@@ -30,8 +30,8 @@ from shardtool.execute.local import LocalPool
 from shardtool.pattern import sidecar_name
 from shardtool.request.options import ReshardOptions
 from shardtool.request.results import Observer
-from shardtool.source.shards.number_text import NumberField, TextTask, float_text, int_text, read_texts
-from shardtool.source.shards.source import DatasetsListing, list_datasets
+from shardtool.source.number_text import NumberField, TextTask, float_text, int_text, read_texts
+from shardtool.source.shards import DatasetsListing, list_datasets
 from shardtool.values import INLINE, SPAN, to_bytes
 from shardtool.verbs.create.create import reshard
 from tests import tfrecords
@@ -350,7 +350,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
         "import sys\n"
         "from shardtool.execute.local import LocalPool\n"
         "pool = LocalPool(2)\n"
-        "from shardtool.source.shards.source import list_datasets\n"
+        "from shardtool.source.shards import list_datasets\n"
         "from shardtool.request.results import Observer\n"
         f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
         "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
@@ -363,7 +363,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
 
 def test_workers_import_nothing_heavy() -> None:
     """What a worker runs for shards that are not compressed needs neither NumPy nor pyarrow."""
-    modules = "shardtool.source.shards.number_text, shardtool.dataset.walk"
+    modules = "shardtool.source.number_text, shardtool.dataset.walk"
     code = f"import sys, {modules}; print(*{{'numpy', 'pyarrow'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
     assert done.stdout == b"\n"

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as of_numpy
 from PIL import Image, ImageOps
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.read.chain.decode import Decode, own_decoders
+from shardtool.read.chain import Decode, own_decoders
 from tests.helpers import ENVIRONMENT
 from tests.transform.test_image import (
     LAID,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardtool.read.chain.decode import Decoder, Images
+    from shardtool.read.chain import Decoder, Images
 
     Array = np.ndarray[Any, Any]
 
@@ -218,7 +218,7 @@ def test_too_many_pixels() -> None:
 _MEMORY = """
 import io, sys
 from PIL import Image
-from shardtool.read.chain.decode import Decode
+from shardtool.read.chain import Decode
 
 def memory(name):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
@@ -489,7 +489,7 @@ def test_travels() -> None:
 def test_pillow_is_imported_for_images_only() -> None:
     """Who decodes no image imports no Pillow."""
     code = (
-        "import sys; from shardtool.read.chain.stages import *; Decode()({'cls': b'1', 'json': b'1'});"
+        "import sys; from shardtool.read.chain import *; Decode()({'cls': b'1', 'json': b'1'});"
         "assert 'PIL' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=ENVIRONMENT)

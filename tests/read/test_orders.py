@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order.orders import OrderOptions, SampleView, Shuffle, order_of, window_of
+from shardtool.read.order import OrderOptions, SampleView, Shuffle, order_of, window_of
 from tests.read.catalogs import made_catalog
 
 counts_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)

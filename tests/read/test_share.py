@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order.share import Ends, Share, default_share
+from shardtool.read.order import Ends, Share, default_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

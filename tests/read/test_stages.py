@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.read.chain.stages import Chain, Stages, collate
+from shardtool.read.chain import Chain, Stages, collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shardtool.read.chain.decode import Decoder
+    from shardtool.read.chain import Decoder
 
 _SAMPLES: list[dict[str, object]] = [
     {"__key__": "a", "jpg": b"ja", "cls": b"0"},

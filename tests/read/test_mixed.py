@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order.orders import MixedSamples, OrderOptions, SampleView
+from shardtool.read.order import MixedSamples, OrderOptions, SampleView
 from tests.read.catalogs import made_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.read.order.orders import Stop
+    from shardtool.read.order import Stop
 
 lengths_of_datasets = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 options_of_orders = st.builds(

@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.errors import InvalidRequest
-from shardtool.read.order.orders import OrderOptions, SampleView
-from shardtool.read.order.share import StreamState
+from shardtool.read.order import OrderOptions, SampleView, StreamState
 from tests.helpers import write_tree
 from tests.read.catalogs import made_catalog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.read.order.orders import Shuffle
-    from shardtool.read.order.share import Ends
+    from shardtool.read.order import Ends, Shuffle
 
 VIEW = SampleView(made_catalog([30, 70]))
 STATE = StreamState("made", OrderOptions("full", 7, 3, 8, 4), 42)

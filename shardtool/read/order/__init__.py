@@ -1,1 +1,0 @@
-"""Which sample stands at which position of an epoch, and which reader takes it: pure functions, without I/O."""
