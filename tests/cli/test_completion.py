@@ -49,6 +49,7 @@ def _typed(shell: str, lines: list[str], folder: Path) -> str:
     return shown.decode(errors="replace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", _START)
 def test_shells_complete_names_of_files(shell: str, tmp_path: Path) -> None:
     """At a terminal, TAB completes the files that an argument or an option names."""

@@ -268,6 +268,7 @@ print(shardtool.open(f"{output}/o/o.json")[0]["txt"])
 """
 
 
+@pytest.mark.slow
 def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
     """Relative paths where the current folder was removed: one message, in the library too; absolute ones work."""
     write_tree(tmp_path, {"s/a.txt": b"a"})

@@ -292,6 +292,7 @@ def _replaced(document: Any, place: tuple[Any, ...], value: Any) -> Any:
     return found if isinstance(document, dict) else list(found.values())
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=15)
 def test_any_sealed_dataset_file(data: st.DataObject, made: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -348,6 +348,7 @@ def test_pages_that_are_read_many_times(dataset: Path) -> None:
         read_extents(b"PAR1", footer)
 
 
+@pytest.mark.slow
 def test_no_memory_is_no_damage(dataset: Path) -> None:
     """Where memory ends, the sidecar is not blamed: whoever took that for damage would replace a sound one."""
     text = np.random.default_rng(0).integers(97, 123, (4, 8_000_000), np.uint8)

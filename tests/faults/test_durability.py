@@ -61,6 +61,7 @@ def _joined(lines: list[str]) -> list[str]:
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("verb", ["", "--overwrite"], ids=["fresh", "overwrite"])
 def test_order(strace: str, workers: str, verb: str, small: Path, place: Path) -> None:

@@ -59,12 +59,14 @@ def _run(code: str, *words: str) -> list[str]:
     return done.stdout.splitlines()[-1].split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 5, 9, 30])
 def test_few_open_files_lose_no_sample(free: int) -> None:
     """Where few files may be open, a stream that skips damage gives all samples, or the error of the machine."""
     assert _run(_STREAM, str(free)) in (["40", "0"], ["7", "store-failed"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [0, 1, 2, 3, 5, 9])
 @pytest.mark.parametrize(
     "words",

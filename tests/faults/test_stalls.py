@@ -79,6 +79,7 @@ def _harm(proxy: FaultyProxy, fault: str) -> None:
     proxy.set(Fault(**{**one.__dict__, "path": r"\.tar|\.bin"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyP
     assert _run(verb, at, place).end().code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("verb", ["copy", "verify", "verify-here", "create"])
 def test_a_server_that_is_too_slow_is_given_up(

@@ -195,6 +195,7 @@ def test_time_is_limited(web: WebServer, path: str, options: dict[str, float]) -
         assert _all(fetcher, [web.url(path), web.url("ok/a")]) == ["timeout", body("a")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "codes"),
     [

@@ -247,6 +247,7 @@ _LARGE: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "images"),
     [

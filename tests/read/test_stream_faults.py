@@ -93,6 +93,7 @@ def test_ranks_make_equal_steps_over_damage(own: Made, ends: Ends) -> None:
         assert all(key == mine for key, mine in zip(gave, whole, strict=False) if mine in found[1])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.DataObject) -> None:

@@ -72,6 +72,7 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("new").mkdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "words"), OUTPUTS, ids=lambda one: one if isinstance(one, str) else one[0])
 def test_nothing_but_a_file_is_replaced(name: str, words: tuple[str, ...], kind: str) -> None:

@@ -201,6 +201,7 @@ def test_a_body_that_nobody_wants_is_not_read(head: str, object_at: str, proxy: 
     assert Blob(object_at).size == len(_DATA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [

@@ -86,6 +86,7 @@ def test_every_request_goes_through_the_proxy(
         monkeypatch.delenv("NO_PROXY")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", _ASKS)
 @pytest.mark.parametrize("name", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "folder"])
 def test_a_certificate_is_trusted_by_all_or_none(
@@ -137,6 +138,7 @@ def test_settings_that_lead_nowhere(
     assert not proxy.log().asked
 
 
+@pytest.mark.slow
 def test_a_proxy_that_is_gone(bucket: tuple[str, str, FaultyProxy], monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy that cannot be reached is named, and not its password."""
     _, web, _ = bucket
@@ -146,6 +148,7 @@ def test_a_proxy_that_is_gone(bucket: tuple[str, str, FaultyProxy], monkeypatch:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "upload"])
 def test_a_handshake_behind_a_proxy_has_its_time(
     kind: str, bucket: tuple[str, str, FaultyProxy], secure: tuple[Between, Path], between: Between,
