@@ -24,11 +24,11 @@ from shardtool.dataset.sidecar_read import _METADATA_SLACK as SIDECAR_READ_METAD
 from shardtool.dataset.walk import _KEPT_A_PACKED_BYTE as WALK_KEPT_A_PACKED_BYTE
 from shardtool.dataset.walk import _KEPT_ALWAYS as WALK_KEPT_ALWAYS
 from shardtool.dataset.walk import _KEY_LIMIT as WALK_KEY_LIMIT
-from shardtool.fetch.client import _MOST_REDIRECTS as FETCHED_REDIRECTS
-from shardtool.fetch.options import FetchOptions
-from shardtool.format import tfrecord, tfrecord_read
-from shardtool.format.tar_read import _LONG_LIMIT as TAR_READ_LONG_LIMIT
-from shardtool.format.tfrecord_read import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
+from shardtool.fetch import FetchOptions
+from shardtool.fetch.fetcher import _MOST_REDIRECTS as FETCHED_REDIRECTS
+from shardtool.format import tfrecord
+from shardtool.format.tar import _LONG_LIMIT as TAR_READ_LONG_LIMIT
+from shardtool.format.tfrecord import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
 from shardtool.format.zip_read import _MOST_A_BYTE as ZIP_READ_MOST_A_BYTE
 from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
 from shardtool.read.files import _MOST_OPEN as FILES_MOST_OPEN
@@ -37,10 +37,10 @@ from shardtool.source.archive import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKE
 from shardtool.source.archive import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
 from shardtool.source.archive import _LONGEST as ARCHIVE_LONGEST
 from shardtool.storage.remote import lock
-from shardtool.storage.remote.client import _CONNECT_S as CLIENT_CONNECT_S
-from shardtool.storage.remote.client import _DIGITS as CLIENT_DIGITS
-from shardtool.storage.remote.client import _MOST_REDIRECTS as CLIENT_MOST_REDIRECTS
-from shardtool.storage.remote.client import _REASON as CLIENT_REASON
+from shardtool.storage.remote.blob import _CONNECT_S as CLIENT_CONNECT_S
+from shardtool.storage.remote.blob import _DIGITS as CLIENT_DIGITS
+from shardtool.storage.remote.blob import _MOST_REDIRECTS as CLIENT_MOST_REDIRECTS
+from shardtool.storage.remote.blob import _REASON as CLIENT_REASON
 from shardtool.storage.remote.line import _MOST_HEAD as LINE_MOST_HEAD
 from shardtool.storage.remote.retry import POLICY
 from shardtool.table import columns as limits
@@ -71,8 +71,8 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
                   f"{SIDECAR_READ_METADATA_SLACK // _MB} MiB", f"{SIDECAR_READ_FACTOR} bytes for each"),
     "what a walk": (f"{WALK_KEPT_ALWAYS // _MB} MiB", f"{WALK_KEPT_A_PACKED_BYTE} for each"),
     "memory to unpack": (f"{SHARD_FILE_XZ_MEMORY // _MB} MiB",),
-    "a record of": (f"{(tfrecord.DATA_LIMIT + 1) // _GB} GiB", f"{tfrecord_read.HELD_LIMIT // _MB} MiB"),
-    "features of": (f"{tfrecord_read.FEATURE_LIMIT:,}", f"{TFRECORD_READ_NAMES_LIMIT // _MB} MiB"),
+    "a record of": (f"{(tfrecord.DATA_LIMIT + 1) // _GB} GiB", f"{tfrecord.HELD_LIMIT // _MB} MiB"),
+    "features of": (f"{tfrecord.FEATURE_LIMIT:,}", f"{TFRECORD_READ_NAMES_LIMIT // _MB} MiB"),
     "a pax header": (f"{TAR_READ_LONG_LIMIT // _MB} MiB",),
     "a key, a field": (f"{NAME_LIMIT:,} bytes", f"{WALK_KEY_LIMIT // _MB} MiB"),
     "a file of class": (f"{CLASSES_FILE_LIMIT // _MB} MiB", f"{BESIDE_LIST_LIMIT // _MB} MiB"),

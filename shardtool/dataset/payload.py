@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from shardtool.format.tfrecord_read import numbers_of
-from shardtool.format.varint import count_varints, encode_varint
+from shardtool.format.tfrecord import count_varints, encode_varint, numbers_of
 from shardtool.values import IMAGE_ENDINGS
 
 IMAGE_LIMIT = 2**26  # bytes of an image that is looked at

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.format import tar_read, tfrecord_read
+from shardtool.format import tar, tfrecord
 from shardtool.pattern import KNOWN, NameFacts, part_of, read_name
 from shardtool.storage.open_file import open_file
 from shardtool.storage.places import base_name, is_file, is_url, read_head
@@ -378,14 +378,14 @@ def looks_like(path: str) -> NameFacts | None:
         CorruptShard: It cannot be opened.
     """
     try:
-        start, _ = read_head(path, tar_read.BLOCK)
+        start, _ = read_head(path, tar.BLOCK)
     except OSError as error:
         raise unopened(path, error) from None
     packing = next((name for magic, name in _STARTS.items() if start.startswith(magic)), "")
     if packing:
         start = b""
         with suppress(CorruptShard), PackedFile(path, packing) as packed:
-            start = bytes(packed.read(0, tar_read.BLOCK))
-    if tfrecord_read.is_start(start):
+            start = bytes(packed.read(0, tar.BLOCK))
+    if tfrecord.is_start(start):
         return NameFacts("tfrecord", packing)
-    return NameFacts("tar", packing) if tar_read.is_start(start) else None
+    return NameFacts("tar", packing) if tar.is_start(start) else None

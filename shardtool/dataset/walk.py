@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misnamed, shard_kind
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
-from shardtool.format import resync, tar_read, tfrecord_read
+from shardtool.format import tar, tfrecord
 from shardtool.values import is_utf8, source_text
 
 if TYPE_CHECKING:
@@ -63,14 +63,14 @@ def what_is_wrong(error: CorruptShard) -> str:
 
 def walk_members(
     shard: ShardFile | PackedFile, note: Callable[[int, str], None], lost: list[LostRange]
-) -> Iterator[tar_read.Member]:
+) -> Iterator[tar.Member]:
     """Yield the members of a tar that can be read; what cannot is added to `lost`."""
     at, doubtful = 0, False
     while at >= 0:
         try:
-            for member in tar_read.walk(shard.read, shard.path, note, at):
+            for member in tar.walk(shard.read, shard.path, note, at):
                 at = member.end
-                if doubtful and member.data - member.offset == tar_read.BLOCK and resync.may_lack_its_name(member.name):
+                if doubtful and member.data - member.offset == tar.BLOCK and tar.may_lack_its_name(member.name):
                     lost.append(LostRange(member.offset, at, "a member whose long name may be lost", member.name))
                 else:
                     yield member
@@ -88,28 +88,28 @@ def _lost_of_tar(shard: ShardFile | PackedFile, at: int, error: CorruptShard) ->
     at = at if shard.size < 0 else min(at, shard.size)
     place = at if error.offset is None else max(at, error.offset)
     try:
-        block = bytes(shard.read(place, tar_read.BLOCK))
-        end = resync.next_header(shard.read, place, place + (place == at), shard.size)
+        block = bytes(shard.read(place, tar.BLOCK))
+        end = tar.next_header(shard.read, place, place + (place == at), shard.size)
     except CorruptShard:  # of what is compressed, nothing behind it can be read
         return LostRange(at, -1, what_is_wrong(error))
-    return LostRange(at, -1 if end is None else end, what_is_wrong(error), resync.tar_name(block))
+    return LostRange(at, -1 if end is None else end, what_is_wrong(error), tar.seeming_name(block))
 
 
 def walk_records(
     shard: ShardFile | PackedFile, hold: Callable[[int, int], None] | None, lost: list[LostRange]
-) -> Iterator[tfrecord_read.Record]:
+) -> Iterator[tfrecord.Record]:
     """Yield the records of a TFRecord file that can be read; what cannot is added to `lost`."""
     at = before = 0
     while at >= 0:
         try:
-            for record in tfrecord_read.walk(shard.read, shard.path, hold, at):
+            for record in tfrecord.walk(shard.read, shard.path, hold, at):
                 before, at = record.offset, record.end
                 yield record
         except CorruptShard as error:
             # A record whose data is damaged may be shorter than its head says: what follows begins in it.
             cut = bool(lost) and lost[-1].start == before < at == lost[-1].end and shard.size >= 0
             try:
-                end = resync.next_record(shard.read, at, before + 1 if cut else at + 1, shard.size)
+                end = tfrecord.next_record(shard.read, at, before + 1 if cut else at + 1, shard.size)
             except CorruptShard:  # of what is compressed, nothing behind it can be read
                 end = None
             found = lost.pop() if cut else LostRange(at, -1, what_is_wrong(error))
@@ -279,7 +279,7 @@ class Survey:
         differ: Place and kind of what readers of tars do not read alike; the first ones only.
         unlike: In a TFRecord, a field's code to the first feature of it that is of another kind, or else to the first
             that is no single value.
-        whole: Rows of a TFRecord's fields whose payload is all that a list holds: see `tfrecord_read.Feature`.
+        whole: Rows of a TFRecord's fields whose payload is all that a list holds: see `tfrecord.Feature`.
         error: Where the walk ended too early; what stands before it is here.
         lost: The parts of the shard that could not be read, where the walk went on behind them.
         broken: The samples that are not whole for that, which are not among the others: place, key and reason.
@@ -473,7 +473,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if len(found.differ) < _MOST:
             found.differ.append((offset, what))
 
-    walk = walk_members(shard, note, found.lost) if task.salvage else tar_read.walk(shard.read, shard.path, note)
+    walk = walk_members(shard, note, found.lost) if task.salvage else tar.walk(shard.read, shard.path, note)
     for path, offset, start, size, is_file, end, kind, link in walk:
         name = path.removeprefix(b"./")
         base = name.rfind(b"/") + 1
@@ -504,7 +504,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
         if end > look_at:
             if end > size_limit and not task.salvage:
                 cut = f"the file ends in {printable(name)}, {size:,} bytes long"
-                raise CorruptShard(shard.path, cut, offset=start, remedy=tar_read.REMEDY)
+                raise CorruptShard(shard.path, cut, offset=start, remedy=tar.REMEDY)
             look_at = min(kept.look(end), size_limit)
     kept.look(end)
 
@@ -526,7 +526,7 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
     stem = _stem(shard.path)
     kept, look_at = _WalkMemory(shard, found), _KEPT_STEP
     hold = shard.hold if isinstance(shard, PackedFile) else None
-    walk = walk_records(shard, hold, found.lost) if task.salvage else tfrecord_read.walk(shard.read, shard.path, hold)
+    walk = walk_records(shard, hold, found.lost) if task.salvage else tfrecord.walk(shard.read, shard.path, hold)
     for number, record in enumerate(walk):
         if record.offset > look_at:
             look_at = kept.look(record.offset)
@@ -539,15 +539,15 @@ def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Sur
 
 
 def _add_record(
-    shard: ShardFile | PackedFile, task: SurveyTask, found: Survey, record: tfrecord_read.Record, no_key: bytes
+    shard: ShardFile | PackedFile, task: SurveyTask, found: Survey, record: tfrecord.Record, no_key: bytes
 ) -> None:
     """Note a record; `no_key` is its key where none is given: these differ from those of other shards."""
-    held = record.size <= tfrecord_read.HELD_LIMIT
-    data = shard.read(record.data, record.size) if held else tfrecord_read.DistantBytes(shard.read, record)
+    held = record.size <= tfrecord.HELD_LIMIT
+    data = shard.read(record.data, record.size) if held else tfrecord.DistantBytes(shard.read, record)
     if task.checksum:
-        crc = crc32c(data) if not isinstance(data, tfrecord_read.DistantBytes) else payload_crc(shard, *record[1:3])
-        tfrecord_read.check_crc(record, crc, shard.path)
-    features = tfrecord_read.features(data, record.data, shard.path)
+        crc = crc32c(data) if not isinstance(data, tfrecord.DistantBytes) else payload_crc(shard, *record[1:3])
+        tfrecord.check_crc(record, crc, shard.path)
+    features = tfrecord.features(data, record.data, shard.path)
     key_feature, key = _key_feature(features, shard.path), no_key
     if key_feature is not None and key_feature.kind == "bytes" and key_feature.values == 1:
         at = key_feature.offset - record.data
@@ -574,19 +574,19 @@ def _add_record(
 def _sum_feature(
     shard: ShardFile | PackedFile,
     found: Survey,
-    data: tfrecord_read.Data,
-    record: tfrecord_read.Record,
-    feature: tfrecord_read.Feature,
+    data: tfrecord.Data,
+    record: tfrecord.Record,
+    feature: tfrecord.Feature,
 ) -> None:
     """Note the checksum of a payload and, of a single whole number, that of its text."""
     at = feature.offset - record.data
-    if isinstance(data, tfrecord_read.DistantBytes):
+    if isinstance(data, tfrecord.DistantBytes):
         found.crcs.append(payload_crc(shard, feature.offset, feature.size))
     else:
         found.crcs.append(crc32c(data[at : at + feature.size]))
     if feature.kind != "int64" or feature.values != 1:
         return
-    value = tfrecord_read.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
+    value = tfrecord.single_int(data[at : at + min(feature.size, _VARINT_LIMIT)])
     if value is not None:
         text = b"%d" % value
         found.text_rows.append(len(found.crcs) - 1)
@@ -594,7 +594,7 @@ def _sum_feature(
         found.text_crcs.append(crc32c(text))
 
 
-def _key_feature(features: list[tfrecord_read.Feature], where: str) -> tfrecord_read.Feature | None:
+def _key_feature(features: list[tfrecord.Feature], where: str) -> tfrecord.Feature | None:
     """Return the feature that is the key of a record; None where there is none, or only one that is far too long.
 
     Raises:
@@ -609,11 +609,11 @@ def _key_feature(features: list[tfrecord_read.Feature], where: str) -> tfrecord_
             if name == _KEY_FEATURES[0]:
                 what = f"a key of {found.size:,} bytes"
                 expected = f"at most {_KEY_LIMIT:,}"
-                raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord_read.REMEDY)
+                raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord.REMEDY)
     return None
 
 
-def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord_read.Feature) -> None:
+def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord.Feature) -> None:
     """Note a feature that is a list, or of another kind than the first of its name, before its row is."""
     before, kind = found.unlike.get(code), found.kinds[code]
     if before is None or (before.kind == kind and feature.kind != kind):

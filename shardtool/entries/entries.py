@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from shardtool.errors import Bug
-from shardtool.fetch.options import shown_bytes
+from shardtool.fetch import shown_bytes
 from shardtool.storage.sources import is_place
 from shardtool.values import LINK, URL, placed, to_bytes, to_text
 

@@ -15,8 +15,18 @@ docs/format.md, "Tar shards".
 
 from __future__ import annotations
 
+import re
 from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import adler32
+
+from shardtool.errors import CorruptShard, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Read = Callable[[int, int], bytes | memoryview]
+    Note = Callable[[int, str], None]
 
 BLOCK = 512
 TRAILER = bytes(2 * BLOCK)
@@ -146,3 +156,419 @@ def _pax_length(keyword: bytes, value_length: int) -> int:
 
 def _pax_record(keyword: bytes, value: bytes) -> bytes:
     return b"%d %b=%b\n" % (_pax_length(keyword, len(value)), keyword, value)
+
+
+# Tar shards, read: from bytes to members, for any tar that the usual tools write.
+#
+# Reads ustar, GNU (long names, base-256 sizes) and pax headers, one member after the other. What the usual readers (GNU
+# tar, bsdtar, Python's `tarfile`) do not read alike is noted, and read as most of them do. Python's
+# `tarfile` ends quietly at a damaged header; here every block that is no header, and every end that comes
+# too early, is a `CorruptShard` with its place. Nothing here opens a file: bytes come from a function.
+#
+# Source: POSIX.1-2017, pax; GNU tar manual, "Basic Tar Format"; docs/format.md, "Tar shards".
+
+
+_ZERO = bytes(BLOCK)
+_HALF = 256
+_LONG_LIMIT = 2**20  # bytes of a pax header or a GNU long name: more is an attack, not a name
+_FILES = (b"0", b"\0", b"7")
+_WITHOUT_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders
+_EXTENDED = (b"x", b"g", b"L", b"K", b"X")
+_SPARSE = b"S"  # of old GNU tar: its map may go on in blocks behind the header
+_MORE_OF_MAP, _MORE_OF_MAP_STILL = 482, 504  # where a header, and such a block, announce another one
+_OF_SPARSE = (b"GNU.sparse.", b"SCHILY.realsize")  # keywords
+_KNOWN = frozenset(b"0\x007123456xgLKXSVMND")
+_WITHOUT_SIZE = (b"V", b"M", b"N", b"D")  # of GNU tar: volumes, lists of folders
+_FIELDS_OF_ALL = (b"path", b"linkpath", b"size", b"hdrcharset")  # what a global header must not set for each member
+_CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
+_OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
+_SIZE_DIGITS = 19
+_OCTAL_LIMIT = 8**11 - 1  # of a size field
+_SIZE_LIMIT = 2**62  # so that no place overflows what the system counts with
+_BASE_256, _NEGATIVE = 0x80, 0xFF  # the first byte of a size in binary, and of one below zero
+_BLANKS = 8 * 0x20
+_USUAL = b"0" + bytes(100) + b"ustar\0" + b"00"  # type, link name, magic and version of a plain file
+REMEDY = "Get the shard again, or make it anew from its source."
+
+
+def _ignore(_offset: int, _what: str) -> None:
+    """Note nothing."""
+
+
+class Member(NamedTuple):
+    """A member of a tar.
+
+    Attributes:
+        name: As it is written, a leading `./` included.
+        offset: Where its first header starts, a pax header or long name included.
+        data: Where its payload starts.
+        size: Bytes of the payload.
+        is_file: Whether it is a plain file: no folder, link or device.
+        end: Where the next header starts.
+        kind: Its type, as the header has it.
+        link: Where it leads, of a link.
+    """
+
+    name: bytes
+    offset: int
+    data: int
+    size: int
+    is_file: bool
+    end: int
+    kind: bytes = b"0"
+    link: bytes = b""
+
+
+def walk(read: Read, where: str, note: Note = _ignore, offset: int = 0) -> Iterator[Member]:
+    """Yield the members of a tar, in order.
+
+    Args:
+        read: Gives the bytes at (offset, length): fewer only at the end of the file.
+        where: The shard's name, for messages.
+        note: Called with the place of a header that readers do not read alike, and why.
+        offset: Where the first of them starts.
+
+    Raises:
+        CorruptShard: A block is no header, or the file ends too early.
+    """
+    while True:
+        block = bytes(read(offset, BLOCK))
+        if len(block) < BLOCK or block == _ZERO:
+            check_end(read, offset, where)
+            return
+        size = _usual_size(block)
+        if size >= 0:
+            data = offset + BLOCK
+            end = data + (size + BLOCK - 1 & -BLOCK)
+            name = block[: block.find(b"\0", 0, 100)] if not block[99] else block[:100]
+            yield Member(name, offset, data, size, True, end)  # noqa: FBT003 - a plain file
+        else:
+            member = _any_member(read, offset, where, note)
+            yield member
+            end = member.end
+        offset = end
+
+
+def is_start(start: bytes) -> bool:
+    """Tell whether the first 512 bytes of a file are a tar's header."""
+    try:
+        return len(start) >= BLOCK and any(start) and _checked_size(start[:BLOCK], 0, "") >= 0
+    except CorruptShard:
+        return False
+
+
+def check_end(read: Read, offset: int, where: str) -> None:
+    """Check that a tar ends at `offset` with two blocks of zeros, and that only zeros follow.
+
+    Raises:
+        CorruptShard: It does not.
+    """
+    tail = bytes(read(offset, 2 * BLOCK))
+    if len(tail) < 2 * BLOCK or tail.count(0) != 2 * BLOCK:
+        found, at = (f"{len(tail):,} bytes", offset) if len(tail) < 2 * BLOCK else ("no zeros", offset + BLOCK)
+        raise CorruptShard(where, found, offset=at, expected="two blocks of 512 zeros, the end of a tar", remedy=REMEDY)
+    offset += 2 * BLOCK
+    while rest := bytes(read(offset, 2**16)):
+        if rest.count(0) != len(rest):
+            raise CorruptShard(where, "bytes after the end of the tar", offset=offset, expected="zeros", remedy=REMEDY)
+        offset += len(rest)
+
+
+def _usual_size(block: bytes) -> int:
+    """Return the size in the usual header: a plain file, its name in one field; -1: it is another, or damaged.
+
+    A hot path: 1 us. Adler-32's low half is one more than the sum of bytes modulo 65,521, and that of a block of
+    which half is zero is below.
+    """
+    if block[156:265] != _USUAL or block[345] or block[135] or block[154:156] != b"\0 " or block.count(0) <= _HALF:
+        return -1
+    sum_text, size_text = block[148:154], block[124:135]
+    if not (sum_text.isdigit() and size_text.isdigit()):  # `int` takes signs, blanks and `0o`, too
+        return -1
+    try:
+        stored, size = int(sum_text, 8), int(size_text, 8)
+    except ValueError:
+        return -1
+    total = (adler32(block) & 0xFFFF) - (adler32(block[148:156]) & 0xFFFF) + _BLANKS
+    return size if stored == total else -1
+
+
+class _Extended:
+    """The extended headers before a member.
+
+    A name that stands in two of them is read as the usual readers do: that of a pax header goes before a GNU long name.
+    """
+
+    def __init__(self, where: str, note: Note) -> None:
+        self.where, self.note = where, note
+        self.pax: dict[bytes, bytes] = {}
+        self.gnu: dict[bytes, bytes] = {}
+
+    def add_gnu(self, offset: int, kind: bytes, body: bytes) -> None:
+        """Take in a GNU long name, or the long target of a link."""
+        text = body.partition(b"\0")[0]
+        if body.rstrip(b"\0") != text:
+            self.note(offset, "a long name with a NUL in it")
+        self._add(offset, self.gnu, kind, text)
+
+    def add_pax(self, offset: int, records: list[tuple[bytes, bytes]]) -> None:
+        """Take in a pax header."""
+        if self.pax:
+            self.note(offset, "a second pax header of one member, for which some readers drop the first")
+        for keyword, value in records:
+            if keyword in (b"path", b"linkpath") and (not value or b"\0" in value):
+                self.note(offset, f"a pax header with {'a NUL in' if value else 'an empty'} {keyword.decode()}")
+            if keyword == b"hdrcharset" and value not in _CHARSETS:
+                self.note(offset, f"a pax header in another character set: {printable(value[:40])}")
+            self._add(offset, self.pax, keyword, value)
+
+    def _add(self, offset: int, known: dict[bytes, bytes], keyword: bytes, value: bytes) -> None:
+        if known.setdefault(keyword, value) != value:
+            self.note(offset, f"{_name_in_note(keyword)} given twice, with different values")
+            known[keyword] = value
+
+    def name(self, offset: int, keyword: bytes, kind: bytes, short: bytes) -> bytes:
+        """Return the name in an extended header, or else the one in the header itself."""
+        one, other = self.pax.get(keyword) or None, self.gnu.get(kind)
+        if one is not None and other is not None and one != other:
+            self.note(offset, f"{_name_in_note(keyword)} given by a pax header and by a GNU one, with different values")
+        return one if one is not None else other if other is not None else short
+
+
+def _name_in_note(keyword: bytes) -> str:
+    return {b"L": "path", b"K": "linkpath"}.get(keyword, printable(keyword[:40]))
+
+
+def _any_member(read: Read, start: int, where: str, note: Note) -> Member:
+    """Return the member whose headers start at `start`: extended ones, then its own."""
+    found, offset = _Extended(where, note), start
+    while True:
+        block = bytes(read(offset, BLOCK))
+        if len(block) < BLOCK:
+            raise CorruptShard(where, "the file ends", offset=offset, expected="a header", remedy=REMEDY)
+        size, kind = _checked_size(block, offset, where), block[156:157]
+        if kind not in _EXTENDED:
+            break
+        body = _body(read, offset, size, where)
+        if kind in (b"L", b"K"):
+            found.add_gnu(offset, kind, body)
+        elif kind == b"g":
+            _note_global(_pax(body, offset, where), offset, note)
+        else:
+            if body[-1:] == b"\0":
+                note(offset, "a pax header with zeros after its records, for which some readers drop all of it")
+            found.add_pax(offset, _pax(body, offset, where))
+        offset += BLOCK + size + (-size & (BLOCK - 1))
+    return _member(read, block, offset, start, found)
+
+
+def _member(read: Read, block: bytes, offset: int, start: int, found: _Extended) -> Member:
+    """Return the member whose own header lies at `offset`."""
+    where = found.where
+    size, kind = _checked_size(block, offset, where), block[156:157]
+    _note_header(block, size, offset, found.note)
+    sparse = kind == _SPARSE or any(keyword.startswith(_OF_SPARSE) for keyword in found.pax)
+    if sparse:  # the payload is a map, and parts
+        found.note(offset, "a sparse file, which some readers fill with zeros and others take as it lies")
+    name = found.pax.get(b"GNU.sparse.name", found.name(start, b"path", b"L", _name(block)))
+    link = found.name(start, b"linkpath", b"K", block[157:257].partition(b"\0")[0])
+    if b"size" in found.pax:
+        long_size = _decimal(found.pax[b"size"], start, where)
+        if size != long_size and (size or long_size <= _OCTAL_LIMIT):
+            found.note(start, f"a pax header with the size {long_size:,}, before a header with {size:,}")
+        size = long_size
+    if kind in _WITHOUT_PAYLOAD:
+        if size:
+            found.note(offset, f"{size:,} bytes of a link, device or folder, which some readers skip and others read")
+        size = 0
+    if size and (kind in _WITHOUT_SIZE or (kind == b"\0" and name.endswith(b"/"))):
+        found.note(offset, f"{size:,} bytes of a member that is no file, which some readers skip and others read")
+    if not name:
+        found.note(start, "a member without a name")
+    data = offset + BLOCK
+    if kind == _SPARSE and block[_MORE_OF_MAP]:
+        data = _end_of_map(read, data, where)
+    is_file = kind in _FILES and not sparse and not name.endswith(b"/")
+    return Member(name, start, data, size, is_file, data + size + (-size & (BLOCK - 1)), kind, link)
+
+
+def _note_global(records: list[tuple[bytes, bytes]], offset: int, note: Note) -> None:
+    """Note what a global header says of the members: some readers believe it, and others do not."""
+    for keyword, _ in records:
+        if keyword in _FIELDS_OF_ALL or keyword.startswith(_OF_SPARSE):
+            note(offset, f"a global pax header with the {printable(keyword[:40])} of all that follows")
+
+
+def _note_header(block: bytes, size: int, offset: int, note: Note) -> None:
+    """Note what a header has that readers take for different things."""
+    if block[156] not in _KNOWN:
+        note(offset, f"a member of the unknown type {printable(block[156:157])!r}, {size:,} bytes")
+    if block[345] and block[257:263] != b"ustar\0":
+        note(offset, "something where only a ustar header has a part of the name")
+
+
+def _end_of_map(read: Read, offset: int, where: str) -> int:
+    """Return where the blocks end that go on with the map of a sparse file."""
+    while True:
+        block = read(offset, BLOCK)
+        if len(block) < BLOCK:
+            raise CorruptShard(where, "the file ends", offset=offset, expected="a sparse file's map", remedy=REMEDY)
+        offset += BLOCK
+        if not block[_MORE_OF_MAP_STILL]:
+            return offset
+
+
+def _body(read: Read, offset: int, size: int, where: str) -> bytes:
+    """Return the body of the extended header at `offset`."""
+    if size > _LONG_LIMIT:
+        raise CorruptShard(where, f"an extended header of {size:,} bytes", offset=offset, remedy=REMEDY)
+    body = bytes(read(offset + BLOCK, size))
+    if len(body) < size:
+        raise CorruptShard(where, "the file ends in an extended header", offset=offset + BLOCK, remedy=REMEDY)
+    return body
+
+
+def _checked_size(block: bytes, offset: int, where: str) -> int:
+    """Return the size in a header whose checksum is right."""
+    match = _OCTAL.fullmatch(block, 148, 156)
+    if match is None or not match[1]:
+        raise CorruptShard(where, "no tar header", offset=offset, remedy=REMEDY)
+    stored = int(match[1], 8)
+    # Adler-32's low half is one more than the sum of up to 256 bytes.
+    total = (adler32(block[:_HALF]) & 0xFFFF) + (adler32(block[_HALF:]) & 0xFFFF) - 2
+    total += _BLANKS - sum(block[148:156])
+    if stored != total and stored != _signed_sum(block):
+        found = f"a header with the checksum {stored:o}"
+        raise CorruptShard(where, found, offset=offset, expected=f"{total:o}", remedy=REMEDY)
+    field = block[124:136]
+    if field[0] & _BASE_256:
+        size = int.from_bytes(field, "big") & ~(_BASE_256 << 88)
+        if field[0] == _NEGATIVE:
+            size = -1
+    else:
+        octal = _OCTAL.fullmatch(field)
+        blank = octal is not None and not octal[1] and b" " in field  # which GNU tar refuses
+        size = int(octal[1] or b"0", 8) if octal is not None and not blank else -1
+    if not 0 <= size < _SIZE_LIMIT:
+        raise CorruptShard(where, f"a header with the size {printable(field)}", offset=offset, remedy=REMEDY)
+    return size
+
+
+def _signed_sum(block: bytes) -> int:
+    """Return the checksum as some old programs took it, of signed bytes."""
+    return sum(memoryview(block[:148] + block[156:]).cast("b")) + _BLANKS
+
+
+def _name(block: bytes) -> bytes:
+    name = block[:100].partition(b"\0")[0]
+    prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
+    return prefix + b"/" + name if prefix else name
+
+
+def _pax(body: bytes, offset: int, where: str) -> list[tuple[bytes, bytes]]:
+    records, at = [], 0
+    while at < len(body):
+        blank = body.find(b" ", at, at + 20)
+        length = int(body[at:blank]) if blank > at and body[at:blank].isdigit() else 0
+        record = body[blank + 1 : at + length - 1]
+        keyword, equals, value = record.partition(b"=")
+        if (
+            not length
+            or at + length > len(body)
+            or not equals
+            or not keyword
+            or body[at + length - 1 : at + length] != b"\n"
+        ):
+            if not body[at:].strip(b"\0"):
+                break
+            raise CorruptShard(where, "a pax header that is none", offset=offset, remedy=REMEDY)
+        records.append((keyword, value))
+        at += length
+    return records
+
+
+def _decimal(text: bytes, offset: int, where: str) -> int:
+    digits = text.lstrip(b"0") or text[-1:]
+    if not text.isdigit() or len(digits) > _SIZE_DIGITS or int(digits) >= _SIZE_LIMIT:
+        raise CorruptShard(where, f"a pax header with the size {printable(text[:40])}", offset=offset, remedy=REMEDY)
+    return int(digits)
+
+
+# Where a damaged tar can be read again: the next header behind the damage. What is found was checked as any header is,
+# by its checksum. Bytes of a payload that look just like one, as in a tar in a tar, are taken for one only where
+# nothing says how long the damaged part is.
+
+
+_WINDOW = 2**20
+_CHECKSUM = re.compile(rb"[ 0]*[0-7]{1,7}[ \0]{1,2}")  # of a header, as tools write it
+_USTAR, _USTAR_AT = b"ustar", 257
+
+
+def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
+    """Return where a tar goes on behind a block that is no header; None: nowhere.
+
+    Args:
+        read: Gives the bytes at (offset, length): fewer only at the end of the file.
+        offset: Where the block starts.
+        first: The first place where it may go on.
+        size: Bytes of the file; -1: unknown, and it is read in sequence only.
+    """
+    stated = _stated_end(bytes(read(offset, BLOCK)), offset) if size >= 0 else None
+    if stated is not None and not (stated < size and _goes_on(bytes(read(stated, BLOCK)))):
+        stated = None
+    found = _search_header(read, offset, first, stated)
+    return found if stated is None or (found is not None and _leads_to(read, found, stated)) else stated
+
+
+def _search_header(read: Read, offset: int, first: int, end: int | None) -> int | None:
+    at = first
+    while (end is None or at < end) and (window := bytes(read(at, _WINDOW + BLOCK))):
+        for found in _starts(window, (offset - at) % BLOCK):
+            if found < _WINDOW and is_start(window[found : found + BLOCK]):
+                return at + found
+        at += _WINDOW
+    return None
+
+
+def _goes_on(block: bytes) -> bool:
+    """Tell whether a block is one with which a tar goes on, or ends."""
+    return is_start(block) or not any(block)
+
+
+def _leads_to(read: Read, offset: int, end: int) -> bool:
+    """Tell whether one member after the other leads from a place to another: those of a tar in a tar end before."""
+    try:
+        for member in walk(read, "", offset=offset):
+            if member.end >= end:
+                return member.end == end
+    except CorruptShard:
+        pass
+    return offset == end
+
+
+def _stated_end(block: bytes, offset: int) -> int | None:
+    """Return where the member of a plain file ends, as its damaged header says; None: it says nothing of use."""
+    text = block[124:136].strip(b" \0")
+    if block[156:157] not in (b"0", b"\0") or not text.isdigit() or b"8" in text or b"9" in text:
+        return None
+    size = int(text, 8)
+    return offset + BLOCK + size + (-size & (BLOCK - 1))
+
+
+def _starts(window: bytes, first: int) -> list[int]:
+    """Return where headers may start: where the magic says so, and in blocks that have what may be a checksum."""
+    found = {match.start() - _USTAR_AT for match in re.finditer(_USTAR, window) if match.start() >= _USTAR_AT}
+    for at in range(first, len(window) - BLOCK + 1, BLOCK):
+        if _CHECKSUM.fullmatch(window, at + 148, at + 156):
+            found.add(at)
+    return sorted(found)
+
+
+def seeming_name(block: bytes) -> bytes:
+    """Return the name that a damaged header still seems to give."""
+    return block[:100].partition(b"\0")[0]
+
+
+def may_lack_its_name(name: bytes) -> bool:
+    """Tell whether a member may have had an extended header with its real name, which was lost before it."""
+    return len(name) >= 99 or b"?" in name  # noqa: PLR2004 - the field has 100 bytes, and tools put ? for other letters

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.fetch.options import shown_bytes
+from shardtool.fetch import shown_bytes
 from shardtool.format.sizes import NUMBERS, Payloads, heads_and_tails
 from shardtool.names import Names
 from shardtool.values import INLINE, SPAN, ShardContent, ShardSamples, ShardSpans, to_bytes

@@ -21,8 +21,7 @@ from shardtool.dataset.walk import walked_text
 from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, raise_if_machines
 from shardtool.fingerprint import crc32c
-from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
-from shardtool.format.tfrecord_read import bytes_of, features, numbers_of
+from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL, bytes_of, features, numbers_of
 from shardtool.read.files import REMEDY, read_at
 from shardtool.values import RESERVED
 from shardtool.wording import call

@@ -46,7 +46,7 @@ from shardtool.values import (
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from shardtool.fetch.options import FetchOptions
+    from shardtool.fetch import FetchOptions
     from shardtool.transform.steps import Transform
 
 
@@ -447,7 +447,7 @@ class CreateOptions(SelectingOptions):
         if find_spec("aiohttp") is None:
             remedy = "Run `pip install 'shardtool[urls]'`."
             raise InvalidRequest(option("urls"), "aiohttp is not installed here", remedy=remedy)
-        from shardtool.fetch.options import USER_AGENT, FetchOptions
+        from shardtool.fetch import USER_AGENT, FetchOptions
 
         return FetchOptions(
             connections=self.connections,

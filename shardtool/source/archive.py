@@ -16,7 +16,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import PackedFile, ShardFile
 from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, listing, printable
-from shardtool.format import tar_read, zip_read
+from shardtool.format import tar, zip_read
 from shardtool.names import Names
 from shardtool.pattern import is_packed_name
 from shardtool.skipped import SkipCode, Skipped
@@ -199,7 +199,7 @@ def _zip_problem(one: ZipMember) -> tuple[SkipCode, str] | None:
 
 
 def _tar_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
-    for one in tar_read.walk(file.read, file.path):
+    for one in tar.walk(file.read, file.path):
         if one.kind == _FOLDER or one.name.endswith(b"/"):
             continue
         problem: tuple[SkipCode, str] | None = None

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
-from shardtool.format.tfrecord import INT64_LIMIT, encode_number
-from shardtool.format.tfrecord_read import numbers_of
+from shardtool.format.tfrecord import INT64_LIMIT, encode_number, numbers_of
 
 if TYPE_CHECKING:
     from shardtool.dataset.shard_file import PackedFile

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage.remote import blob, objects
+from shardtool.storage.remote import blob, stores
 from shardtool.storage.remote.address import MEANT, SCHEMES, parse_address, shown
-from shardtool.storage.remote.blob import Blob, ObjectFact, object_blocks, read_object, version_number
-from shardtool.storage.remote.client import PIECE
-from shardtool.storage.remote.objects import BucketEntry
+from shardtool.storage.remote.blob import PIECE, Blob, ObjectFact, object_blocks, read_object, version_number
+from shardtool.storage.remote.stores import BucketEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,7 +108,7 @@ def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         StoreFailed: It fails.
     """
     if not is_other(address):
-        yield from objects.listed(address, below=below)
+        yield from stores.listed(address, below=below)
         return
     with _failures(address):
         files, path = _files(address)

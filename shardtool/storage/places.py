@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.errors import AccessRefused
 from shardtool.storage import other_schemes, reading
 from shardtool.storage.other_schemes import listed, read_end, read_small_object
-from shardtool.storage.remote import address, network, upload
+from shardtool.storage.remote import address, output
 from shardtool.storage.remote.blob import Blob, called, read_places, together
 from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
 
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
 
-is_url, is_web, use_endpoint, use_headers = address.is_url, address.is_web, _use_endpoint, network.use_headers
+is_url, is_web, use_endpoint, use_headers = address.is_url, address.is_web, _use_endpoint, address.use_headers
 refuse_near_url = address.refuse_near_url
 
 
@@ -110,7 +110,7 @@ def stored_crc(path: str) -> int | None:
         OSError: It is not there.
         ShardError: A store cannot be asked.
     """
-    return upload.stored_crc(path) if is_url(path) and not other_schemes.is_other(path) else None
+    return output.stored_crc(path) if is_url(path) and not other_schemes.is_other(path) else None
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:

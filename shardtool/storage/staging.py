@@ -12,7 +12,9 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import stat
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -22,10 +24,9 @@ from shardtool.storage.remote.address import is_url
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Self
-
 
 # A temporary file that several processes fill, each at its own places; `Folder.spool` makes it.
 
@@ -677,3 +678,143 @@ def _remedy(code: int) -> str:
         smaller = either(option("max_size"), "`create --max-size`")
         return f"Raise the file size limit (ulimit -f), or make smaller shards with {smaller}."
     return _REMEDIES.get(code, "")
+
+
+# Files written below a folder and nowhere else, whatever their names say.
+#
+# A path is walked part by part from the folder's descriptor, and links on the way are not followed.
+
+
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_IN_THE_WAY = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)
+
+
+class Tree:
+    """A folder and all below it; `close` it. The folder is made where it is missing: links in its path are the user's.
+
+    Raises:
+        OutputExists: Something else is in the way.
+        OutputFailed: It cannot be made.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        with _failures(folder):
+            os.makedirs(folder, exist_ok=True)
+            self._root = os.open(folder, _OPEN_FOLDER)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        os.close(self._root)
+
+    def write(self, parts: Sequence[bytes], blocks: Iterable[bytes], *, overwrite: bool) -> str:
+        """Write a file, whose folders are made on the way, and return its path; of one that fails nothing stays.
+
+        Args:
+            parts: The parts of its path below the folder: plain names.
+            blocks: Its bytes.
+            overwrite: Whether a file that is there is replaced.
+
+        Raises:
+            OutputExists: There is a file already, or something else where a folder must be.
+            OutputFailed: It cannot be written.
+        """
+        path = os.path.join(self._folder, *map(os.fsdecode, parts))
+        with _failures(path), _parent(self._root, parts[:-1]) as parent:
+            if overwrite:
+                check_replaceable(parts[-1], parent)
+                with suppress(FileNotFoundError):
+                    os.unlink(parts[-1], dir_fd=parent)
+            _write(parent, parts[-1], blocks)
+        return path
+
+
+@contextmanager
+def _failures(path: str) -> Iterator[None]:
+    """Turn what the operating system says into errors that a user understands."""
+    try:
+        yield
+    except OSError as error:
+        found = reason(error)
+        if error.errno in _IN_THE_WAY:
+            found = "there already" if error.errno == errno.EEXIST else f"in the way: {found}"
+            raise OutputExists(
+                path, found, remedy=f"Choose another folder, or {either('overwrite=True', '--overwrite files')}."
+            ) from None
+        raise OutputFailed(path, found) from None
+
+
+@contextmanager
+def _parent(root: int, names: Sequence[bytes]) -> Iterator[int]:
+    """Give the descriptor of the folder `names` below `root`, made on the way; no link is followed."""
+    folder = os.dup(root)
+    try:
+        for name in names:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=folder)
+            below = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = below
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _write(parent: int, name: bytes, blocks: Iterable[bytes]) -> None:
+    file = os.open(name, _CREATE, 0o666, dir_fd=parent)
+    try:
+        for block in blocks:
+            left = memoryview(block)
+            while left:
+                left = left[os.write(file, left) :]
+    except BaseException:
+        os.unlink(name, dir_fd=parent)
+        raise
+    finally:
+        os.close(file)
+
+
+# Second names for the files of a dataset, so that they can be brought back whatever happens to the first ones.
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFiles:
+    """Files of a folder that have a second name in a new folder below it.
+
+    Attributes:
+        folder: Where the files are.
+        below: The new folder.
+    """
+
+    folder: str
+    below: str
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Give those of the files that are there a second name.
+
+        Raises:
+            OutputFailed: The folder is there already, or the file system refuses.
+        """
+        made = False
+        try:
+            os.mkdir(self.below)
+            made = True
+            for name in names:
+                path = os.path.join(self.folder, name)
+                if os.path.lexists(path):
+                    os.link(path, os.path.join(self.below, name), follow_symlinks=False)
+        except OSError as error:
+            if made:
+                self.discard()
+            remedy = "" if made else "A repair was cut off? Look at it, move its files back, and remove the folder."
+            raise OutputFailed(self.below, f"cannot keep what is there: {reason(error)}", remedy=remedy) from None
+
+    def bring_back(self, last: str) -> None:
+        """Give the files their first names again; those that end in `last` come last."""
+        for name in sorted(list_folder(self.below), key=lambda name: name.endswith(last)):
+            os.replace(os.path.join(self.below, name), os.path.join(self.folder, name))
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the second names."""
+        shutil.rmtree(self.below, ignore_errors=True)

@@ -22,7 +22,7 @@ from shardtool.wording import option, typed_option
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardtool.fetch.options import FetchOptions
+    from shardtool.fetch import FetchOptions
     from shardtool.skipped import SkipCode
     from shardtool.transform.image import ImageFact, ImageOptions
 

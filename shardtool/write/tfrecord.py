@@ -15,8 +15,8 @@ from shardtool.format.tfrecord import (
     key_feature,
     put_frame_head,
     put_frame_tail,
+    single_int,
 )
-from shardtool.format.tfrecord_read import single_int
 from shardtool.write.packer import Packer, unreadable
 from shardtool.write.task import SourceFailed, numbers
 

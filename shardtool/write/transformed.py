@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
-from shardtool.fetch.options import FetchFailed, shown_bytes
+from shardtool.fetch import FetchFailed, shown_bytes
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, ChangedSample, Transform, Transformer
@@ -30,8 +30,8 @@ from shardtool.write.task import (
 )
 
 if TYPE_CHECKING:
+    from shardtool.fetch import FetchOptions
     from shardtool.fetch.fetcher import Fetcher
-    from shardtool.fetch.options import FetchOptions
     from shardtool.storage.staging import DurableFile
     from shardtool.values import Number
     from shardtool.write.packer import Output, Report

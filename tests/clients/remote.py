@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardtool.storage.remote import address, objects
+from shardtool.storage.remote import address, stores
 from shardtool.storage.remote.blob import Blob
 from tests import warm
 
@@ -54,7 +54,7 @@ def check_no_secret(text: str, server: Server | None) -> None:
 def stored(folder: str) -> dict[str, bytes]:
     """Return what lies below an address of a store, by name."""
     key = address.parse_address(folder).key
-    names = [one.key.removeprefix(key).lstrip("/") for one in objects.listed(folder, below=True)]
+    names = [one.key.removeprefix(key).lstrip("/") for one in stores.listed(folder, below=True)]
     blobs = {name: Blob(address.join(folder, name)) for name in names}
     return {name: blob.read(0, blob.size) for name, blob in blobs.items()}
 

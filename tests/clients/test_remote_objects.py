@@ -12,7 +12,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
 from shardtool.storage import places
-from shardtool.storage.remote import address, lock, objects, retry
+from shardtool.storage.remote import address, lock, retry, stores
 from shardtool.storage.remote.blob import Blob
 from tests.servers.faults import Fault
 
@@ -55,8 +55,8 @@ def test_objects(server: Server) -> None:
     """What is put is listed by its name, whatever that is, and read, whole or in part."""
     at = server.new_prefix()
     for name in NAMES:
-        objects.put(address.join(at, name), name.encode() + DATA)
-    found = {one.key.partition("/")[2]: one.size for one in objects.listed(at, below=True)}
+        stores.put(address.join(at, name), name.encode() + DATA)
+    found = {one.key.partition("/")[2]: one.size for one in stores.listed(at, below=True)}
     assert found == {name: len(name.encode() + DATA) for name in NAMES}
     assert {*places.list_folder(at)} == {name.partition("/")[0] for name in NAMES}
     for name in NAMES:
@@ -65,14 +65,14 @@ def test_objects(server: Server) -> None:
         assert blob.read(0, blob.size) == name.encode() + DATA
         assert blob.read(blob.size - 9, 100) == DATA[-9:]
         assert blob.read(blob.size, 5) == b""
-    objects.delete(at, [address.parse_address(address.join(at, name)).key for name in [*NAMES, "none"]])
+    stores.delete(at, [address.parse_address(address.join(at, name)).key for name in [*NAMES, "none"]])
     assert places.list_folder(at) == []
 
 
 def test_empty_object(server: Server) -> None:
     """An object of no bytes is one, and has none."""
     where = address.join(server.new_prefix(), "empty")
-    objects.put(where, b"")
+    stores.put(where, b"")
     assert (Blob(where).size, Blob(where).read(0, 5)) == (0, b"")
 
 
@@ -87,33 +87,33 @@ def test_nothing_there(server: Server) -> None:
     with pytest.raises((FileNotFoundError, ShardError), match=bucket):
         Blob(f"{bucket}/x")
     with pytest.raises((FileNotFoundError, ShardError), match=bucket):
-        objects.put(f"{bucket}/x", b"1")
+        stores.put(f"{bucket}/x", b"1")
     with pytest.raises((FileNotFoundError, ShardError), match=bucket):
-        list(objects.listed(f"{bucket}/x"))
+        list(stores.listed(f"{bucket}/x"))
 
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_conditions(name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> None:
     """Of two that create an object, or replace one version, the second is refused, and nothing of it is seen."""
     where = address.join(use(request.getfixturevalue(name)).new_prefix(), "lock")
-    first = objects.put(where, b"1", expected="")
+    first = stores.put(where, b"1", expected="")
     with pytest.raises(FileExistsError):
-        objects.put(where, b"2", expected="")
-    second = objects.put(where, b"3", expected=first)
+        stores.put(where, b"2", expected="")
+    second = stores.put(where, b"3", expected=first)
     with pytest.raises(FileExistsError):
-        objects.put(where, b"4", expected=first)
+        stores.put(where, b"4", expected=first)
     assert Blob(where).read(0, 9) == b"3"
-    objects.put(where, b"5", expected=second)
+    stores.put(where, b"5", expected=second)
 
 
 @pytest.mark.parametrize("name", CONDITIONAL)
 def test_object_that_changes(name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> None:
     """An object that is another one than before is not read on."""
     where = address.join(use(request.getfixturevalue(name)).new_prefix(), "x")
-    objects.put(where, DATA)
+    stores.put(where, DATA)
     blob = Blob(where)
     assert blob.read(0, 10) == DATA[:10]
-    objects.put(where, DATA[::-1])
+    stores.put(where, DATA[::-1])
     with pytest.raises(OSError, match="changed while it was read") as caught:
         blob.read(10, 10)
     assert (caught.value.errno, caught.value.filename) == (errno.ESTALE, where)
@@ -136,7 +136,7 @@ PASSING = [
 def test_faults_that_pass(faulty: FaultyProxy, fault: Fault) -> None:
     """What fails once or twice is asked for again, from where it broke off, and all bytes come."""
     where = address.join(faulty.server.new_prefix(), "a b#1.tar")
-    objects.put(where, DATA)
+    stores.put(where, DATA)
     blob = Blob(where)
     faulty.set(fault)
     assert blob.read(0, len(DATA)) == DATA
@@ -147,10 +147,10 @@ def test_faults_that_pass(faulty: FaultyProxy, fault: Fault) -> None:
 def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
     """What fails each time is an error that names the object and holds no secret, after a bounded time."""
     where = address.join(faulty.server.new_prefix(), "a b#1.tar")
-    objects.put(where, DATA)
+    stores.put(where, DATA)
     blob = Blob(where)
     asks: list[Callable[[], object]] = [lambda: blob.read(0, 9)]
-    asks += [lambda: objects.put(where, b"2"), lambda: list(objects.listed(where))] if do != "cut" else []
+    asks += [lambda: stores.put(where, b"2"), lambda: list(stores.listed(where))] if do != "cut" else []
     for ask in asks:
         faulty.set(Fault(do, times=None, at=0))
         with pytest.raises(StoreFailed) as caught:
@@ -162,16 +162,16 @@ def test_faults_that_stay(faulty: FaultyProxy, do: str) -> None:
 def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
     """A 403 ends it at once: one request, an error that names the object, and no secret in it."""
     where = address.join(faulty.server.new_prefix(), "x.tar")
-    objects.put(where, DATA)
+    stores.put(where, DATA)
     blob = Blob(where)
     body = f"<Error><Code>AccessDenied</Code><Message>{faulty.server.secrets[0]}</Message></Error>"
     for ask in (
         lambda: blob.read(0, 9),
         lambda: Blob(where),
-        lambda: objects.put(where, b"2"),
-        lambda: list(objects.listed(where)),
-        lambda: list(objects.listed(where, below=True)),
-        lambda: objects.delete(where, ["x"]),
+        lambda: stores.put(where, b"2"),
+        lambda: list(stores.listed(where)),
+        lambda: list(stores.listed(where, below=True)),
+        lambda: stores.delete(where, ["x"]),
     ):
         faulty.set(Fault("status", status=403, times=None, body=body))
         with pytest.raises(AccessRefused) as caught:
@@ -195,7 +195,7 @@ def test_no_request_after_a_refusal(faulty: FaultyProxy) -> None:
 def test_lies_are_noticed(faulty: FaultyProxy, fault: Fault, error: type[Exception]) -> None:
     """Other bytes than those that were asked for are never taken for them."""
     where = address.join(faulty.server.new_prefix(), "x.tar")
-    objects.put(where, DATA)
+    stores.put(where, DATA)
     blob = Blob(where)
     faulty.set(fault)
     with pytest.raises(error) as caught:
@@ -209,7 +209,7 @@ def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch
     use(rclone)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", wrong)
     where = f"{rclone.new_prefix()}/x"
-    for ask in (lambda: Blob(where), lambda: objects.put(where, b"1"), lambda: list(objects.listed(where))):
+    for ask in (lambda: Blob(where), lambda: stores.put(where, b"1"), lambda: list(stores.listed(where))):
         with pytest.raises(AccessRefused, match=where) as caught:
             ask()
         assert wrong not in repr(caught.value) + str(caught.value) + str(pickle.dumps(caught.value))
@@ -223,17 +223,17 @@ def test_a_listing_of_many_keys(
     at = use(proxy.server).new_prefix()
     names = [f"{number:04}" for number in range(1003)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: objects.put(f"{at}/{name}", b""), names))
+        list(pool.map(lambda name: stores.put(f"{at}/{name}", b""), names))
     proxy.set(Fault("status", first=2))
-    assert [one.key.rpartition("/")[2] for one in objects.listed(at, below=True)] == names
+    assert [one.key.rpartition("/")[2] for one in stores.listed(at, below=True)] == names
     assert [one.status for one in proxy.log().asked][:3] == [200, 503, 200]
 
 
 def test_prefix_that_is_an_object(moto: Server, use: Callable[[Server], Server]) -> None:
     """An object may be named as a folder of others: both are there."""
     at = use(moto).new_prefix()
-    objects.put(at, b"file")
-    objects.put(f"{at}/x", b"below")
+    stores.put(at, b"file")
+    stores.put(f"{at}/x", b"below")
     assert (places.is_file(at), places.is_folder(at), places.list_folder(at)) == (True, True, ["x"])
 
 
@@ -278,7 +278,7 @@ def test_a_lock_that_stays_is_named(
     folder = use(proxy.server).new_prefix()
     with lock.locked(folder, "out"):
         proxy.set(Fault("cut", path=r"\.lock", method="GET", times=2))
-    assert not [*objects.listed(folder)]
+    assert not [*stores.listed(folder)]
     assert not caplog.messages
     with lock.locked(folder, "out"):
         proxy.set(Fault("status", status=403, method="DELETE|POST", times=None))

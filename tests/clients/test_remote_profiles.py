@@ -9,8 +9,8 @@ import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, ShardError
 from shardtool.storage.places import list_folder, read_small
-from shardtool.storage.remote import client, stores
-from shardtool.storage.remote.objects import signed
+from shardtool.storage.remote import blob, stores
+from shardtool.storage.remote.stores import signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 
     def write(text: str | bytes) -> None:
         (tmp_path / "config").write_bytes(text.encode() if isinstance(text, str) else text)
-        for made in (stores._made, client._pool_of):  # noqa: SLF001
+        for made in (stores._made, blob._pool_of):  # noqa: SLF001
             made.cache_clear()
 
     yield write

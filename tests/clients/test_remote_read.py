@@ -13,7 +13,7 @@ import pytest
 
 import shardtool
 from shardtool.errors import AccessRefused, ShardError
-from shardtool.storage.remote import address, objects, retry
+from shardtool.storage.remote import address, retry, stores
 from shardtool.storage.remote import blob as together
 from tests.clients.packed import PHOTOS
 from tests.clients.remote import REPO, local, start, stored, tool
@@ -73,7 +73,7 @@ def _put(server: Server, files: Mapping[str, bytes]) -> str:
     at = server.new_prefix()
     if not server.bucket.startswith("http"):
         for name, data in files.items():
-            objects.put(address.join(f"{at}/{ODD}", name), data)
+            stores.put(address.join(f"{at}/{ODD}", name), data)
         return f"{at}/{ODD}"
     (folder := server.local(at) / ODD).mkdir()
     for name, data in files.items():
@@ -162,7 +162,7 @@ def test_a_dataset_that_is_written_anew(
     found = shardtool.open(f"{at}/out.json")
     assert dict(found[0]) == samples[0]
     shard = (dataset / "out-000000.tar").read_bytes()
-    objects.put(f"{at}/out-000000.tar", shard[:-1024] + b"\1" * 1024)
+    stores.put(f"{at}/out-000000.tar", shard[:-1024] + b"\1" * 1024)
     with pytest.raises((ShardError, OSError), match="out-000000"):
         dict(found[1])
 
@@ -240,7 +240,7 @@ def test_a_source_in_a_store(
     files |= {"plain/x.jpg": b"", "plain/x.txt": b"of an empty one", "日本語/写真.jpg": b"1", "日本語/写真.txt": b"2"}
     at = server.new_prefix()
     for path, data in files.items():
-        objects.put(address.join(at, path), data)
+        stores.put(address.join(at, path), data)
         (tmp_path / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / path).write_bytes(data)
     for source, folder in ((tmp_path / "tree", "here"), (at, "there")):

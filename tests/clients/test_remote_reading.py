@@ -12,7 +12,7 @@ import shardtool
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
 from shardtool.errors import CorruptShard, StoreFailed
 from shardtool.storage import places
-from shardtool.storage.remote import objects, retry
+from shardtool.storage.remote import retry, stores
 from tests.clients.packed import PHOTOS
 from tests.servers.faults import Fault
 
@@ -49,7 +49,7 @@ def stored(
         monkeypatch.setenv(name, value)
     at = proxy.server.new_prefix()
     for path in made.iterdir():
-        objects.put(places.join(at, path.name), path.read_bytes())
+        stores.put(places.join(at, path.name), path.read_bytes())
     return at, proxy
 
 
@@ -103,7 +103,7 @@ def test_faults_are_survived_or_named(stored: tuple[str, FaultyProxy], monkeypat
     assert list(data.stream(**_ORDER)) == wanted
     proxy.set()
     name = data.fetcher.catalog.shards[0].name
-    objects.put(places.join(at, name), b"\0" * 300_000)
+    stores.put(places.join(at, name), b"\0" * 300_000)
     with pytest.raises(CorruptShard, match=name):
         list(data.stream(**_ORDER))
 

@@ -15,7 +15,7 @@ from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, expor
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.storage import places
 from shardtool.storage.folders import open_folder
-from shardtool.storage.remote import lock, objects
+from shardtool.storage.remote import lock, stores
 from shardtool.storage.staging import write_whole
 from shardtool.verbs.create import parts
 from tests.clients.remote import start, tool
@@ -145,7 +145,7 @@ def test_two_runs(store: Server, source: Path) -> None:
         assert f"process {os.getpid()}" in said
     assert places.list_folder(prefix) == []
     other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
-    objects.put(where, other.encode(), "")
+    stores.put(where, other.encode(), "")
     with pytest.raises(OutputExists, match="ann@elsewhere"), lock.locked(prefix, "out"):
         pass
     assert json.loads(places.read_small(where))["who"].startswith("ann@")
@@ -155,7 +155,7 @@ def test_lock_is_taken_over(store: Server, monkeypatch: pytest.MonkeyPatch) -> N
     """A lock whose time is over by the store's clock is taken by one of those that try; the loser of it stops."""
     prefix = store.new_prefix()
     other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
-    objects.put(f"{prefix}/.out.lock", other.encode(), "")
+    stores.put(f"{prefix}/.out.lock", other.encode(), "")
     time.sleep(2.1)  # stores count whole seconds
     monkeypatch.setattr(lock, "LEASE_S", 1)
     with lock.locked(prefix, "out"):
@@ -171,7 +171,7 @@ def test_lost_lock(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix = store.new_prefix()
     other = lock.Holder("ann@elsewhere, process 1", "2026-01-01", "abc", "another machine", 1, "1")
     with lock.locked(prefix, "out"):
-        objects.put(f"{prefix}/.out.lock", other.encode())
+        stores.put(f"{prefix}/.out.lock", other.encode())
         with pytest.raises(OutputExists, match="another run has taken the lock"):  # noqa: PT012 - once it is renewed
             for _ in range(600):
                 lock.check_held(prefix)
@@ -335,7 +335,7 @@ def test_index(store: Server, source: Path, tmp_path: Path) -> None:
     for one in tmp_path.iterdir():
         if one.suffix != ".tar":
             one.unlink()
-            objects.delete(prefix, [f"{prefix}/{one.name}".split("/", 3)[3]])
+            stores.delete(prefix, [f"{prefix}/{one.name}".split("/", 3)[3]])
     for place in (prefix, str(tmp_path)):
         index(place, IndexOptions(checksum=True))
     assert _files(prefix) == _local(tmp_path)

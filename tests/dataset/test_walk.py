@@ -16,7 +16,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.walk import Survey, SurveyTask, survey
 from shardtool.errors import OutputFailed
 from shardtool.fingerprint import crc32c, show_fingerprint
-from shardtool.format import tar, tfrecord_read
+from shardtool.format import tar, tfrecord
 from shardtool.verbs.verify.worker import Task, examine
 from tests import tfrecords
 from tests.helpers import members, shards, write_tree
@@ -119,7 +119,7 @@ def test_records_too_large_to_hold(awkward: Path, tmp_path: Path, monkeypatch: p
     create(awkward, f"{tmp_path}/o-{{0..}}.tfrecord", CreateOptions(workers=1, label_from_folder=True))
     path = str(tmp_path / "o-0.tfrecord")
     held = [survey(SurveyTask(path, checksum=checksum)) for checksum in (False, True)]
-    monkeypatch.setattr(tfrecord_read, "HELD_LIMIT", 10)
+    monkeypatch.setattr(tfrecord, "HELD_LIMIT", 10)
     far = [survey(SurveyTask(path, checksum=checksum)) for checksum in (False, True)]
     assert [*map(rows, far)] == [*map(rows, held)]
     assert [one.digest for one in far] == [one.digest for one in held] != [None, None]
@@ -269,7 +269,7 @@ def test_a_large_record_of_a_compressed_shard(tmp_path: Path, monkeypatch: pytes
     features += [(b"m", tfrecords.BYTES, parts[1] * 2), (b"a", tfrecords.BYTES, parts[2])]
     data = _example(*features) + _example((b"n", tfrecords.INT64, tfrecords.part(b"\x07")))
     plain = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord", data * 2)), checksum=True))
-    monkeypatch.setattr(tfrecord_read, "HELD_LIMIT", 50)
+    monkeypatch.setattr(tfrecord, "HELD_LIMIT", 50)
     packed = survey(SurveyTask(str(_packed(tmp_path / "x.tfrecord.gz", data * 2)), checksum=True))
     assert (plain.error, packed.error) == (None, None)
     assert (rows(packed), packed.digest) == (rows(plain), plain.digest)
@@ -279,7 +279,7 @@ def test_a_large_record_of_a_compressed_shard(tmp_path: Path, monkeypatch: pytes
 
 def test_no_room_for_a_large_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no room for such a record, that is no damage of the shard."""
-    monkeypatch.setattr(tfrecord_read, "HELD_LIMIT", 50)
+    monkeypatch.setattr(tfrecord, "HELD_LIMIT", 50)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     path = _packed(tmp_path / "x.tfrecord.gz", _example((b"a", tfrecords.BYTES, tfrecords.part(bytes(100)))))
     with pytest.raises(OutputFailed, match="TMPDIR"):

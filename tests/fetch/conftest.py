@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from shardtool.fetch import FetchOptions
 from shardtool.fetch.fetcher import Fetcher
-from shardtool.fetch.options import FetchOptions
 from tests.fetch.server import WebServer, web_server
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import zlib
 import pytest
 from PIL import Image
 
-from shardtool.fetch.client import Unpacker, is_image, refused_by
-from shardtool.fetch.options import FetchFailed
+from shardtool.fetch import FetchFailed
+from shardtool.fetch.fetcher import Unpacker, is_image, refused_by
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000"])

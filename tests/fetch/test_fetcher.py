@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import OutputFailed
-from shardtool.fetch.options import FetchFailed, FetchOptions
+from shardtool.fetch import FetchFailed, FetchOptions
 from tests.faults.helpers import settles
 from tests.fetch.conftest import fetching
 from tests.fetch.server import BOMB, body, web_server
@@ -99,7 +99,7 @@ def test_a_host_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_service_that_is_busy(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is not known for now is asked for again."""
-    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("shardtool.fetch.fetcher._FIRST_WAIT_S", 0.01)
     asked, real = [], socket.getaddrinfo
 
     def busy(host: str, *more: Any, **how: Any) -> list[Any]:
@@ -120,7 +120,7 @@ def test_too_many_open_files_are_no_fault_of_a_server(web: WebServer, monkeypatc
         raise OSError(errno.EMFILE, "Too many open files")
 
     with fetching() as fetcher:
-        monkeypatch.setattr("shardtool.fetch.client.socket.socket", none_left)
+        monkeypatch.setattr("shardtool.fetch.fetcher.socket.socket", none_left)
         fetcher.begin([web.url("ok/a")])
         with pytest.raises(OutputFailed, match="too many open files") as caught:
             fetcher.take(0)
@@ -148,7 +148,7 @@ def test_private_addresses_are_refused(web: WebServer, host: str) -> None:
 
 def test_redirects_to_private_addresses_are_refused(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each address on the way is checked: a server of the web cannot send us to this machine."""
-    monkeypatch.setattr("shardtool.fetch.client.is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr("shardtool.fetch.fetcher.is_public", lambda address: address == "127.0.0.1")
     target = web.url("ok/a", "127.0.0.2").replace("/", "%2F")
     assert _one(web.url(f"to/{target}"), allow_private=False) == "refused-address"
     assert [*web.asked] == [f"/to/{target}"]
@@ -163,7 +163,7 @@ def test_the_address_that_is_connected_to_is_checked(web: WebServer, monkeypatch
         seen.append(address)
         return False
 
-    monkeypatch.setattr("shardtool.fetch.client.is_public", look)
+    monkeypatch.setattr("shardtool.fetch.fetcher.is_public", look)
     assert _one(web.url("ok/a", "localhost"), allow_private=False) == "refused-address"
     assert "127.0.0.1" in seen
     assert not web.asked
@@ -213,7 +213,7 @@ def test_a_hostile_answer_ends(web: WebServer, path: str, codes: set[str | bytes
 
 def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy server, and a body that was cut, are tried again as often as asked; what is for good is not."""
-    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("shardtool.fetch.fetcher._FIRST_WAIT_S", 0.01)
     paths = ["busy/2/a", "busy/3/a", "cut/once/a", "status/404"]
     with fetching(retries=2) as fetcher:
         found = _all(fetcher, [web.url(path) for path in paths])
@@ -224,7 +224,7 @@ def test_what_may_pass_is_tried_again(web: WebServer, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_a_server_that_asks_to_wait(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry-After is obeyed; where it asks for more than the time that is left, the file is given up at once."""
-    monkeypatch.setattr("shardtool.fetch.client._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("shardtool.fetch.fetcher._FIRST_WAIT_S", 0.001)
     begun = time.monotonic()
     assert _one(web.url("later_than/1"), retries=1) == "http-429"
     assert time.monotonic() - begun >= 1

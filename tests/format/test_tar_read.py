@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard
-from shardtool.format import tar, tar_read
+from shardtool.format import tar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,9 +30,9 @@ FILES = {
 }
 
 
-def walked(data: bytes) -> list[tar_read.Member]:
+def walked(data: bytes) -> list[tar.Member]:
     """Return the members in a tar's bytes."""
-    return list(tar_read.walk(lambda offset, length: data[offset : offset + length], "x.tar"))
+    return list(tar.walk(lambda offset, length: data[offset : offset + length], "x.tar"))
 
 
 def contents(data: bytes) -> dict[str, bytes]:
@@ -149,7 +149,7 @@ def test_sizes_in_base_256() -> None:
     """GNU's way to tell sizes of 8 GiB and more is read."""
     assert contents(_base_256(3) + b"abc" + bytes(509) + tar.TRAILER) == {"huge.bin": b"abc"}
     data = _base_256(2**40)
-    members = tar_read.walk(lambda offset, length: data[offset : offset + length], "x.tar")
+    members = tar.walk(lambda offset, length: data[offset : offset + length], "x.tar")
     assert next(members).size == 2**40
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardtool import VerifyOptions, verify
 from shardtool.errors import CorruptShard
-from shardtool.format import tar, tar_read
+from shardtool.format import tar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ _REFUSED = {
 
 def _walked(data: bytes) -> tuple[list[tuple[bytes, int]], list[str]]:
     notes: list[str] = []
-    found = tar_read.walk(lambda at, size: data[at : at + size], "x.tar", lambda _, what: notes.append(what))
+    found = tar.walk(lambda at, size: data[at : at + size], "x.tar", lambda _, what: notes.append(what))
     return [(one.name, one.size) for one in found if one.is_file], notes
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard
-from shardtool.format import tfrecord, tfrecord_read
-from shardtool.format.varint import encode_varint
+from shardtool.format import tfrecord
+from shardtool.format.tfrecord import encode_varint
 from tests import tfrecords
 
 if TYPE_CHECKING:
@@ -23,22 +23,22 @@ def record(key: bytes, fields: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join(map(bytes, tfrecord.encode_sample(key, [*fields], NUMBERS)))
 
 
-def walked(data: bytes) -> list[tfrecord_read.Record]:
+def walked(data: bytes) -> list[tfrecord.Record]:
     """Return the records in bytes."""
-    return list(tfrecord_read.walk(lambda offset, length: data[offset : offset + length], "x.tfrecord"))
+    return list(tfrecord.walk(lambda offset, length: data[offset : offset + length], "x.tfrecord"))
 
 
 def checked(data: bytes) -> None:
     """See that all records in bytes are what their checksums say."""
     for one in walked(data):
-        tfrecord_read.check_data(one, data[one.data : one.data + one.size], "x")
+        tfrecord.check_data(one, data[one.data : one.data + one.size], "x")
 
 
 def features(data: bytes) -> dict[str, tuple[str, bytes, int]]:
     """Return what lies in an Example: kind, bytes, and how many values."""
     return {
         one.name.decode(): (one.kind, data[one.offset : one.offset + one.size], one.values)
-        for one in tfrecord_read.features(data, 0, "x")
+        for one in tfrecord.features(data, 0, "x")
     }
 
 
@@ -57,13 +57,13 @@ def test_what_is_written_is_walked() -> None:
     assert [(one.offset, data[one.data : one.data + one.size]) for one in found] == tfrecords.records(data)
     for at, one in enumerate(found):
         payload = data[one.data : one.data + one.size]
-        tfrecord_read.check_data(one, payload, "x")
-        told = {feature.name: feature for feature in tfrecord_read.features(payload, one.data, "x")}
+        tfrecord.check_data(one, payload, "x")
+        told = {feature.name: feature for feature in tfrecord.features(payload, one.data, "x")}
         assert sorted(told) == [b"__key__", b"cls", b"jpg", b"score"]
         jpg = told[b"jpg"]
         assert data[jpg.offset : jpg.offset + jpg.size] == b"x" * 100 * at
         packed = data[told[b"cls"].offset :][: told[b"cls"].size]
-        assert tfrecord_read.numbers_of(b"\x0a" + encode_varint(len(packed)) + packed, "int64") == [at - 2]
+        assert tfrecord.numbers_of(b"\x0a" + encode_varint(len(packed)) + packed, "int64") == [at - 2]
 
 
 @given(st.dictionaries(st.text(max_size=20), st.binary(max_size=300), max_size=6))
@@ -74,7 +74,7 @@ def test_independent_reading(fields: dict[str, bytes]) -> None:
     [(start, example)] = tfrecords.records(data)
     assert start == 0
     wanted = {(one.name, one.start, one.stop - one.start) for one in tfrecords.parse_example(example)}
-    found = tfrecord_read.features(example, 0, "x")
+    found = tfrecord.features(example, 0, "x")
     assert {(one.name.decode(), one.offset, one.size) for one in found} == wanted
 
 
@@ -94,7 +94,7 @@ def test_lists_of_other_writers() -> None:
         "many": ("bytes", 2), "loose": ("int64", 2), "turned": ("bytes", 1), "none": ("bytes", 0), "more": ("bytes", 1),
     }  # fmt: skip
     assert (found["turned"][1], found["more"][1]) == (b"v", b"w")
-    told = tfrecord_read.features(field(1, several + loose + turned + empty + unknown), 0, "x")
+    told = tfrecord.features(field(1, several + loose + turned + empty + unknown), 0, "x")
     assert {one.name for one in told if one.whole} == {b"many", b"loose", b"none"}
 
 
@@ -102,10 +102,10 @@ def test_lists_of_other_writers() -> None:
 def test_a_single_number(values: list[int], junk: bytes) -> None:
     """Only what is just one whole number is told as one; any bytes give a number or none."""
     packed = b"".join(map(tfrecords.varint, values))
-    assert tfrecord_read.single_int(packed) == (values[0] if len(values) == 1 else None)
-    found = tfrecord_read.single_int(junk)
+    assert tfrecord.single_int(packed) == (values[0] if len(values) == 1 else None)
+    found = tfrecord.single_int(junk)
     if found is not None:
-        assert tfrecord_read.numbers_of(tfrecords.part(junk), "int64") == [found]
+        assert tfrecord.numbers_of(tfrecords.part(junk), "int64") == [found]
 
 
 def test_cut_at_every_byte() -> None:
@@ -134,9 +134,9 @@ def test_a_large_record_is_not_held() -> None:
     """What is read of a record that is too large to hold is the same, by pieces."""
     data = record(b"key", [(b"cls", tfrecord.encode_number(b"7", "int64")), (b"jpg", b"x" * 5000)])
     [one] = walked(data)
-    far = tfrecord_read.DistantBytes(lambda offset, length: data[offset : offset + length], one)
+    far = tfrecord.DistantBytes(lambda offset, length: data[offset : offset + length], one)
     near = data[one.data : one.data + one.size]
-    assert tfrecord_read.features(far, one.data, "x") == tfrecord_read.features(near, one.data, "x")
+    assert tfrecord.features(far, one.data, "x") == tfrecord.features(near, one.data, "x")
 
 
 def test_a_record_of_two_gigabytes_is_refused() -> None:
@@ -155,11 +155,11 @@ def test_any_bytes(data: bytes) -> None:
     with contextlib.suppress(CorruptShard):
         walked(tfrecords.frame(data))
     with contextlib.suppress(CorruptShard):
-        for one in tfrecord_read.features(data, 0, "x"):
+        for one in tfrecord.features(data, 0, "x"):
             assert 0 <= one.offset <= one.offset + one.size <= len(data)
     for kind in ("int64", "float"):
         with contextlib.suppress(ValueError):
-            tfrecord_read.numbers_of(data, kind)
+            tfrecord.numbers_of(data, kind)
 
 
 @given(st.data())
@@ -170,5 +170,5 @@ def test_a_damaged_example(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CorruptShard):
-        for one in tfrecord_read.features(bytes(damaged), 0, "x"):
+        for one in tfrecord.features(bytes(damaged), 0, "x"):
             assert 0 <= one.offset <= one.offset + one.size <= len(damaged)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool.format.varint import count_varints, encode_varint, read_varint, signed
+from shardtool.format.tfrecord import count_varints, encode_varint, read_varint, signed
 from tests import tfrecords
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.storage.remote import client
+from shardtool.storage.remote import blob
 from shardtool.storage.remote import stores as our_stores
 from tests.servers import stores
 from tests.servers.faults import FaultyProxy, behind
@@ -97,7 +97,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Server], Server]]
 
     def forget() -> None:
         our_stores._made.cache_clear()  # noqa: SLF001 - a user has one endpoint; the tests have many
-        client._pool_of.cache_clear()  # noqa: SLF001
+        blob._pool_of.cache_clear()  # noqa: SLF001
 
     yield reach
     forget()

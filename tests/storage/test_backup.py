@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardtool.errors import OutputFailed
-from shardtool.storage.backup import KeptFiles
+from shardtool.storage.staging import KeptFiles
 
 
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries.arrow import number_array
-from shardtool.fetch.options import LONGEST, shown_url
+from shardtool.fetch import LONGEST, shown_url
 from shardtool.table import arrays
 from shardtool.table.columns import is_wrapped_bytes
 from shardtool.table.open import readable

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable, reason
 from shardtool.storage.remote.address import join, parse_address, shown
-from shardtool.storage.remote.client import length_of, send
-from shardtool.storage.remote.failures import answering, writing
-from shardtool.storage.remote.objects import delete, listed, put, version_in
-from shardtool.storage.remote.retry import PassingFailure, RequestStopped, retried
+from shardtool.storage.remote.blob import length_of, send
+from shardtool.storage.remote.retry import PassingFailure, RequestStopped, answering, retried, writing
+from shardtool.storage.remote.stores import delete, listed, put, version_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedShard
     from shardtool.request.results import Observer
     from shardtool.storage.folders import Original
-    from shardtool.storage.locks import Lock
+    from shardtool.storage.shared import Lock
 
 _AGAIN_S = 60.0  # until a cache that could not be written is tried again
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.storage.folders import checked_copy
-from shardtool.storage.locks import take_lock
 from shardtool.storage.reading import plain_size
+from shardtool.storage.shared import take_lock
 from shardtool.storage.staging import Folder
 from shardtool.verbs.cache.names import COPIED, PART
 from shardtool.verbs.cache.residents import Pauses, room_path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shardtool.storage.folders import Original
-    from shardtool.storage.locks import Lock
+    from shardtool.storage.shared import Lock
     from shardtool.verbs.cache.residents import Space
 
 

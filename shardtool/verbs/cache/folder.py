@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, reason
-from shardtool.storage.locks import NO_LOCKS, take_lock
 from shardtool.storage.reading import READ_PLAIN, read_small
+from shardtool.storage.shared import NO_LOCKS, take_lock
 from shardtool.storage.staging import Folder, write_whole
 from shardtool.verbs.cache.names import FOLDERS, LOCK, MARK, VERSION, all_counts
 from shardtool.verbs.cache.residents import look

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.errors import AccessRefused, CorruptShard, OutputFailed
 from shardtool.storage.folders import Original
-from shardtool.storage.locks import Lock, take_lock
 from shardtool.storage.open_file import file_fact
 from shardtool.storage.places import is_url
 from shardtool.storage.reading import READ_PLAIN, names_in, read_small
+from shardtool.storage.shared import Lock, take_lock
 from shardtool.storage.staging import Folder, write_whole
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.pattern import sidecar_name
-from shardtool.storage.locks import Lock, take_lock
 from shardtool.storage.reading import READ_PLAIN, entries_in, read_small
+from shardtool.storage.shared import Lock, take_lock
 from shardtool.storage.staging import Folder
 from shardtool.verbs.cache.names import (
     COPIED,

@@ -11,7 +11,7 @@ from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import SummedFile
 from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.errors import CorruptShard, InvalidRequest, reason
-from shardtool.storage.locks import open_by, take_lock
+from shardtool.storage.shared import open_by, take_lock
 from shardtool.verbs.cache.folder import check_folder
 from shardtool.verbs.cache.names import all_counts, copy_facts
 from shardtool.verbs.cache.residents import Space, held, lock_alone, look, remove_shard

@@ -17,7 +17,7 @@ from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
 from shardtool.request.choices import check_choice
-from shardtool.storage.locks import take_lock
+from shardtool.storage.shared import take_lock
 from shardtool.storage.staging import Folder, write_whole
 from shardtool.values import parse_size, show_size
 from shardtool.verbs.cache.copying import CachedShard
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shardtool.dataset.opened import OpenedShard
-    from shardtool.storage.locks import Lock
+    from shardtool.storage.shared import Lock
     from shardtool.verbs.cache.residents import CacheContents, Resident, Space
 
 

@@ -17,10 +17,9 @@ from shardtool.dataset.dataset_file import ShardEntry
 from shardtool.dataset.sidecar import FORMAT_VERSION, MadeFact, ShardFact, ShardTally, tally_of, types_of, with_shard
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.dataset.sidecar_write import WrittenShard, encode, encode_table, index_of, string_lists
-from shardtool.entries.arrow import number_array
-from shardtool.entries.metadata import with_column, with_images
+from shardtool.entries.arrow import number_array, with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
-from shardtool.fetch.options import shown_bytes
+from shardtool.fetch import shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names

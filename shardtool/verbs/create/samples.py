@@ -122,7 +122,7 @@ def _settle_dots(request: Request, listed: Listing, notes: Notes) -> tuple[Listi
 
 def _divide(request: Request, source: Source, samples: Samples, notes: Notes) -> Samples:
     """Return the samples with the column `split`, and with what each split gets."""
-    from shardtool.entries.metadata import with_split
+    from shardtool.entries.arrow import with_split
     from shardtool.select.splits import divide
 
     options, entries, targets = request.dividing, samples.entries, samples.targets

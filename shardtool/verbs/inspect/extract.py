@@ -13,7 +13,7 @@ from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
-from shardtool.storage.tree import Tree
+from shardtool.storage.staging import Tree
 from shardtool.values import to_bytes
 from shardtool.wording import typed_name
 

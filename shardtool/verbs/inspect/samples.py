@@ -34,7 +34,7 @@ from shardtool.dataset.shard_file import open_shard, shard_format
 from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
-from shardtool.format import tfrecord_read
+from shardtool.format import tfrecord
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.read.catalog import asked_table
 from shardtool.select.query import matching
@@ -331,7 +331,7 @@ def _kinds(shard: OpenedShard, offset: int, size: int) -> dict[str, Number]:
     with open_shard(shard.path) as file:
         start = offset + FRAME_HEAD
         data = b"".join(payload(file, start, max(0, size - FRAME_HEAD - FRAME_TAIL), shard.path))
-        found = tfrecord_read.features(data, start, shard.path)
+        found = tfrecord.features(data, start, shard.path)
     return {to_name(one.name): one.kind for one in found if one.kind != "bytes"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.fetch.options import shown_url
+from shardtool.fetch import shown_url
 from shardtool.source.manifest import layout as urls
 from shardtool.source.manifest.layout import shown_column
 

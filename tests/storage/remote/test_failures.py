@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from shardtool.errors import AccessRefused, OutputFailed, StoreFailed
-from shardtool.storage.remote.failures import refusal, writing
-from shardtool.storage.remote.retry import PassingFailure
+from shardtool.storage.remote.retry import PassingFailure, refusal, writing
 
 
 class _Answer(NamedTuple):

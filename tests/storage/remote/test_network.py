@@ -9,10 +9,10 @@ import pytest
 
 from shardtool.errors import InvalidRequest, ShardError, StoreFailed
 from shardtool.storage.places import list_folder, read_small
-from shardtool.storage.remote import network
-from shardtool.storage.remote.objects import put
+from shardtool.storage.remote import address
+from shardtool.storage.remote.output import upload
 from shardtool.storage.remote.retry import SLICE_S
-from shardtool.storage.remote.upload import upload
+from shardtool.storage.remote.stores import put
 from tests.servers.between import Between, forwarding, tls
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _ASKS: dict[str, Callable[[str], object]] = {
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in network.DECIDING:
+    for name in address.DECIDING:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("SHARDTOOL_ENDPOINT")
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "1")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import OutputFailed
-from shardtool.storage.remote.client import stored_md5
+from shardtool.storage.remote.blob import stored_md5
 from shardtool.storage.remote.output import RemoteFolder
 from shardtool.storage.staging import DurableFile
 

@@ -13,7 +13,7 @@ import pytest
 from shardtool import CreateOptions, ReshardOptions, copy, create, inspect, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.storage.places import read_small, use_headers
-from shardtool.storage.remote.network import HEADERS
+from shardtool.storage.remote.address import HEADERS
 from tests.helpers import read_tree, write_tree
 
 if TYPE_CHECKING:

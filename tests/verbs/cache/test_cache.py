@@ -13,8 +13,8 @@ import pytest
 
 import shardtool
 from shardtool import Cache, CorruptShard, InvalidRequest
-from shardtool.storage import locks
-from shardtool.storage.locks import take_lock
+from shardtool.storage import shared
+from shardtool.storage.shared import take_lock
 from shardtool.verbs.cache import residents as space
 from shardtool.verbs.cache.names import Counter
 from tests.helpers import PATIENCE_S, flip
@@ -47,8 +47,8 @@ def test_the_interpreter_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     counter, lock = Counter(Cache(tmp_path / "cache").folder), take_lock(str(tmp_path / "cache" / "lock"), shared=True)
     assert lock is not None
     with monkeypatch.context() as ended:
-        ended.setattr(locks, "_exclusive", None)
-        ended.setattr(locks, "os", None)
+        ended.setattr(shared, "_exclusive", None)
+        ended.setattr(shared, "os", None)
         lock.__del__()
         counter.__del__()
     lock.close()

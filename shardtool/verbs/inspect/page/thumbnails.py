@@ -24,7 +24,7 @@ from shardtool.dataset.shard_file import open_shard
 from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
-from shardtool.format.varint import MORE
+from shardtool.format.tfrecord import MORE
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
 from shardtool.transform.image import BadImage, ImageOptions, change
