@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.stores import store_of, use_endpoint
+from shardtool.storage.remote.stores import endpoint_of_all, store_of, use_endpoint
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def test_good_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, addresses of both kinds, ports and paths are taken."""
     monkeypatch.setenv("SHARDTOOL_ENDPOINT", "")
     use_endpoint(endpoint)
+    assert endpoint_of_all() == endpoint
 
 
 def test_half_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
