@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.copy.copy import copy
     from shardtool.verbs.create.create import create, dry_run, reshard, reshard_dry_run
     from shardtool.verbs.index.index import export, index
-    from shardtool.verbs.inspect.inspect import inspect
-    from shardtool.verbs.inspect.summary import Summary
+    from shardtool.verbs.inspect.inspect import Summary, inspect
     from shardtool.verbs.verify.findings import Finding
     from shardtool.verbs.verify.look import Report
     from shardtool.verbs.verify.verify import verify

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from shardtool.execute import worker
 from shardtool.execute.local import LocalPool
+from shardtool.execute.pool import reported, what_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,13 +39,13 @@ class OwnWorker(LocalPool):
 
 def _served(function: Callable[..., Any], task: object, number: int, progress: Progress | None) -> object:
     """Return the result of a task; raise what a pool would."""
-    what = worker.what_of(function, task)
+    what = what_of(function, task)
     try:
         if progress is None:
             return function(task)
         return function(task, lambda *done: progress(number, *done))
     except Exception as error:  # noqa: BLE001 - as a worker does
-        raise _sent(worker.reported(what, error)) from None
+        raise _sent(reported(what, error)) from None
 
 
 def _sent(value: Any) -> Any:

@@ -25,7 +25,7 @@ from shardtool import (
     reshard,
 )
 from shardtool.request.options import InspectOptions
-from shardtool.verbs.cache.residents import Space
+from shardtool.verbs.cache.folder import Space
 from shardtool.verbs.cache.writer import CacheWriterOptions
 from shardtool.wording import (
     call,

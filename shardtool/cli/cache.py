@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from shardtool.verbs.cache.status import CacheChange, CacheStatus
+    from shardtool.verbs.cache.cache import CacheChange, CacheStatus
 
 _FOUND = 3  # the exit code of `verify`, too
 
@@ -33,7 +33,7 @@ def cache(action: str, folder: str, *, as_json: bool, quiet: bool) -> int:
       shardtool cache verify /fast/disk/cache --json
     """
     from shardtool.cli.output import show, show_json
-    from shardtool.verbs.cache.status import cache_clear, cache_status, cache_verify
+    from shardtool.verbs.cache.cache import cache_clear, cache_status, cache_verify
 
     if action == "status":
         status = cache_status(folder)

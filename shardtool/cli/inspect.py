@@ -220,8 +220,8 @@ def _write_pictures(
     from shardtool.cli.output import show, show_json
     from shardtool.errors import InvalidRequest, printable
     from shardtool.values import output_text
-    from shardtool.verbs.inspect.page.contact_sheet import write_contact_sheet
-    from shardtool.verbs.inspect.page.page import write_page
+    from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
+    from shardtool.verbs.inspect.page import write_page
 
     if len(datasets) > 1:
         where = "--contact-sheet" if html is None else "--html"
@@ -253,7 +253,7 @@ def _write_table(opened: list[OpenedDataset], path: str, where: str | None, *, o
 
 def _print_field(sample: FoundSample, field: str) -> None:
     from shardtool.cli.output import show_bytes
-    from shardtool.verbs.inspect.extract import field_bytes
+    from shardtool.verbs.inspect.samples import field_bytes
 
     show_bytes(field_bytes(sample, field))
 
@@ -281,8 +281,7 @@ def _print_samples(
     from shardtool.cli.output import show_json
     from shardtool.cli.summary_text import show_each, width
     from shardtool.values import output_text
-    from shardtool.verbs.inspect.extract import extract
-    from shardtool.verbs.inspect.samples import view
+    from shardtool.verbs.inspect.samples import extract, view
 
     seen = ((view(sample, text_limit=_BRIEF) if brief else view(sample), sample) for sample in found)
     shown = (

@@ -18,10 +18,10 @@ from shardtool.verbs.inspect.samples import plain
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from shardtool.verbs.inspect.inspect import ImageSummary, LabelSummary, Summary
+    from shardtool.verbs.inspect.overview import ColumnSummary, Spread
     from shardtool.verbs.inspect.read_speed import ReadSpeed
     from shardtool.verbs.inspect.samples import FieldView, SampleView
-    from shardtool.verbs.inspect.statistics import ColumnSummary, Spread
-    from shardtool.verbs.inspect.summary import ImageSummary, LabelSummary, Summary
 
 _WIDTH, _NARROWEST, _WIDEST = 100, 40, 160
 _LABELS = 8  # values that are shown; the JSON has more

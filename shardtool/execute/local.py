@@ -11,7 +11,9 @@ line does it before anything heavy is imported), and started afresh elsewhere.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
 import select
 import signal
 import sys
@@ -19,12 +21,12 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
-from shardtool.execute import worker
-from shardtool.storage.remote.retry import tell
+from shardtool.execute.pool import reported, what_of
+from shardtool.storage.remote.retry import hear, tell
 from shardtool.wording import option, speaks_command_line
 
 if TYPE_CHECKING:
@@ -158,18 +160,18 @@ class LocalPool:
             for fd, _ in poll.poll():
                 one = by_fd[fd]
                 try:
-                    kind, number, value = worker.receive(fd)
-                except worker.PipeClosed:
+                    kind, number, value = receive(fd)
+                except PipeClosed:
                     raise self._death(one) from None
-                if kind == worker.AGAIN:
+                if kind == AGAIN:
                     tell(value)
                     continue
-                if kind == worker.PROGRESS:
+                if kind == PROGRESS:
                     if progress is not None:
                         progress(number, *value)
                     continue
                 one.number = None
-                if kind == worker.FAILED:
+                if kind == FAILED:
                     raise value
                 # Before the result is used, so that no worker waits for that.
                 self._feed(one, function, queue, reports=reports)
@@ -181,7 +183,7 @@ class LocalPool:
         for number, task in queue:
             one.number = number
             try:
-                worker.send(one.tasks, (function, number, task, reports))
+                send(one.tasks, (function, number, task, reports))
             except BrokenPipeError:
                 raise self._death(one) from None
             return
@@ -208,7 +210,7 @@ class LocalPool:
                 for other in self._workers:
                     for fd in (other.tasks, other.results, other.lifeline):
                         os.close(fd)
-                worker.run(task_end, result_end, life_end)
+                run(task_end, result_end, life_end)
             except BaseException:  # noqa: BLE001 - nothing may run on into the parent's code
                 os._exit(1)
             os._exit(0)
@@ -224,8 +226,8 @@ class LocalPool:
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         path = sys.path if root in sys.path else [root, *sys.path]  # what can be imported here, can be there
         command = (
-            f"import sys; sys.path[:] = {path!r}; from shardtool import wording; from shardtool.execute import worker; "
-            f"wording.set_words(command_line={speaks_command_line()}); worker.run{ends}"
+            f"import sys; sys.path[:] = {path!r}; from shardtool import wording; from shardtool.execute import local; "
+            f"wording.set_words(command_line={speaks_command_line()}); local.run{ends}"
         )
         # The mask is inherited: a Ctrl-C while the new interpreter starts would make it print a traceback.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -343,3 +345,115 @@ def start_pool(asked: WorkerOptions, again: str = "Run the same command again.")
         remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
         raise InvalidRequest(option("executor", "ray"), "Ray is not installed here", remedy=remedy) from None
     return RayPool(asked.workers, asked.address, again)
+
+
+# The loop that a worker process runs.
+#
+# Messages are pickles, each behind its length (4 bytes, little-endian), over a pipe each way. A worker
+# ends when its parent closes its side. It does not outlive its parent even in the middle of a task: the
+# kernel sends SIGIO, whose default is to end the process, when the last holder of the other end of a
+# third pipe, the lifeline, is gone. So a worker needs no thread that waits for that.
+
+
+DONE, FAILED, PROGRESS, AGAIN = 0, 1, 2, 3
+_PROGRESS_S = 0.1
+_LENGTH = 4
+
+
+class PipeClosed(Exception):
+    """The other side closed the pipe."""
+
+
+def send(fd: int, message: object) -> None:
+    """Send one message, all of it."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    for part in (len(data).to_bytes(_LENGTH, "little"), data):
+        view = memoryview(part)
+        while view:
+            view = view[os.write(fd, view) :]
+
+
+def receive(fd: int) -> Any:
+    """Return the next message.
+
+    Raises:
+        Closed: The other side is gone.
+    """
+    return pickle.loads(_exactly(fd, int.from_bytes(_exactly(fd, _LENGTH), "little")))  # noqa: S301 - our own process
+
+
+def _exactly(fd: int, size: int) -> bytearray:
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    while done < size:
+        try:
+            got = os.readv(fd, (view[done:],))
+        except ConnectionError:
+            got = 0
+        if not got:
+            raise PipeClosed
+        done += got
+    return data
+
+
+def run(tasks: int, results: int, lifeline: int) -> None:
+    """Serve tasks until the parent closes its side; the arguments are file descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGIO):
+        if signum == signal.SIGIO or signal.getsignal(signum) != signal.SIG_IGN:  # nohup holds for workers too
+            signal.signal(signum, signal.SIG_DFL)
+    _spare_stdout({tasks, results, lifeline})
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        return  # the parent died before the kernel knew whom to signal
+    sending = threading.Lock()  # any thread tells of requests that it makes again; made here, so that no fork holds it
+
+    def answer(kind: int, number: int, value: object) -> None:
+        with sending:
+            send(results, (kind, number, value))
+
+    hear(lambda text: answer(AGAIN, 0, text))
+    try:
+        while True:
+            _serve(tasks, answer)
+    except (PipeClosed, BrokenPipeError):
+        return
+
+
+def _serve(tasks: int, answer: Callable[[int, int, object], None]) -> None:
+    """Take one task and send its result; where that cannot be read or sent, an error in its place."""
+    what = "a worker, taking its task"
+    try:
+        function, number, task, reports = receive(tasks)
+        what = what_of(function, task)
+        report = _reporter(answer, number) if reports else None
+        answer(DONE, number, function(task) if report is None else function(task, report))
+    except (PipeClosed, BrokenPipeError):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
+        answer(FAILED, 0, reported(what, error))  # it ends the run: no number is needed
+
+
+def _spare_stdout(pipes: set[int]) -> None:
+    """Let what a user's function prints go to stderr: stdout is for the parent's result."""
+    if pipes & {1, 2}:
+        return  # both were closed when the pipes were made
+    try:
+        os.dup2(2, 1)
+    except OSError:  # closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _reporter(answer: Callable[[int, int, object], None], number: int) -> Callable[..., None]:
+    last, done = time.monotonic(), [0, 0]
+
+    def report(*more: int) -> None:
+        nonlocal last, done
+        done = [one + other for one, other in zip_longest(done, more, fillvalue=0)]
+        if time.monotonic() - last > _PROGRESS_S:
+            answer(PROGRESS, number, done)
+            last, done = time.monotonic(), [0, 0]
+
+    return report

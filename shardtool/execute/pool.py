@@ -91,3 +91,22 @@ def folders_of(source: object) -> tuple[str | bytes, ...]:
 def a_few(paths: Sequence[str | bytes]) -> tuple[str | bytes, ...]:
     """Return the first, the middle and the last of many paths: enough to see whether a machine has the same files."""
     return tuple({paths[at]: None for at in (0, len(paths) // 2, -1)}) if paths else ()
+
+
+def what_of(function: Callable[..., object], task: object) -> str:
+    """Return what a worker does, for messages."""
+    on = getattr(task, "name", None) or getattr(task, "path", None)
+    does = function.__name__.strip("_").replace("_", " ")
+    return f"a worker, {does} {on}" if isinstance(on, str) else f"a worker, {does}"
+
+
+def reported(what: str, error: Exception) -> Exception:
+    """Return what the parent is to raise for an exception that ended a task."""
+    from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
+    from shardtool.wording import option
+
+    if isinstance(error, PlainError):
+        return error
+    if is_out_of_memory(error):
+        return OutOfMemory(what, "not enough memory", remedy=f"{MEMORY_REMEDY} Use fewer {option('workers')}.")
+    return Bug.of(what, error)

@@ -40,8 +40,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool._version import __version__
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
+from shardtool.execute.pool import what_of
 from shardtool.execute.ray_task import ATTEMPT_BYTES, Surroundings, TaskCounts, look, see, serve
-from shardtool.execute.worker import what_of
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import local_folder

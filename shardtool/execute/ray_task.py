@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardtool import wording
 from shardtool.errors import reason
-from shardtool.execute.worker import reported, what_of
+from shardtool.execute.pool import reported, what_of
 from shardtool.storage import staging
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 TRAILER = bytes(2 * BLOCK)
+PADDING = [bytes(size) for size in range(BLOCK)]  # by its length
 NAME_LIMIT = 100  # the ustar name field
 PREFIX_LIMIT = 155  # the ustar prefix field
 SIZE_LIMIT = 8**11 - 1  # what eleven octal digits can say: 8 GiB - 1

@@ -31,23 +31,24 @@ from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage import sources
 from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
-from shardtool.values import FILE, INLINE, LINK, SPAN, placed, to_text
+from shardtool.values import FILE, INLINE, LINK, SPAN, ShardContent, placed, to_text
 from shardtool.wording import option
-from shardtool.write.buffers import BUFFER_SIZE, packing_buffer
-from shardtool.write.spans import SpanReader
+from shardtool.write.spans import BUFFER_SIZE, SpanReader, packing_buffer
 from shardtool.write.task import ShardResult, ShardTask, SourceFailed, digest, numbers, split_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from shardtool.skipped import SkipCode
     from shardtool.storage.sources import FileFact
     from shardtool.storage.staging import DurableFile
+    from shardtool.values import Number
 
     Read = tuple[int, FileFact]
     ReadFile = Callable[[bytes, memoryview, int], Read]
     Report = Callable[..., None]
+    Parts = list[bytes | memoryview]
 
 
 # Reads the files of a shard several at a time, where opening one takes long: over a network, mostly.
@@ -462,3 +463,108 @@ def changed(path: bytes, planned: int, got: int, fact: sources.FileFact) -> Sour
         what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
         message = f"changed while it was packed: its {what} is another"
     return SourceFailed(path, "changed", message)
+
+
+# Samples that are in memory become records of a shard: their bytes, buffered, and columns of what they hold.
+
+
+_COPIED = 2**16  # bytes of a part, up to which copying it costs less than another write
+
+
+class Field(NamedTuple):
+    """A field of a sample, encoded.
+
+    Attributes:
+        name: Its name.
+        size: Bytes of its payload.
+        stored: What the shard holds of it: the payload, or the number that it stands for.
+        text: The payload where the plan of a table would carry it; empty otherwise.
+    """
+
+    name: bytes
+    size: int
+    stored: bytes | memoryview
+    text: bytes = b""
+
+
+class ShardRecords:
+    """The samples of a shard, in the order in which they are added.
+
+    Args:
+        write: Takes the bytes of the shard, some at a time.
+
+    Attributes:
+        keys: The samples' keys.
+        size: Bytes of all records so far.
+        crcs: CRC-32C of each field, as it is stored.
+    """
+
+    def __init__(self, write: Callable[[bytes | memoryview], None]) -> None:
+        self._write = write
+        self.keys: list[bytes] = []
+        self.size = 0
+        self.crcs = array("I")
+        self._places: dict[bytes, int] = {}  # field to its code
+        self._counts, self._codes, self._sizes, self._stored = array("H"), array("H"), array("q"), array("q")
+        self._texts: list[bytes] = []
+        self._pending: Parts = []
+        self._pending_size = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def add(self, key: bytes, parts: Parts, size: int, fields: list[Field]) -> None:
+        """Add a sample.
+
+        Args:
+            key: Its key.
+            parts: The bytes of its record.
+            size: How many there are.
+            fields: What is in it.
+        """
+        self.keys.append(key)
+        self._counts.append(len(fields))
+        places = self._places
+        for name, length, stored, text in fields:
+            self._codes.append(places.setdefault(name, len(places)))
+            self._sizes.append(length)
+            self._stored.append(len(stored))
+            self.crcs.append(crc32c(stored))
+            self._texts.append(text)
+        self._pending += parts
+        self._pending_size += size
+        self.size += size
+        if self._pending_size > BUFFER_SIZE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        run: Parts = []
+        for part in self._pending:
+            if len(part) < _COPIED:
+                run.append(part)
+            else:
+                self._write(b"".join(run))
+                self._write(part)
+                run = []
+        if run:
+            self._write(b"".join(run))
+        self._pending, self._pending_size = [], 0
+
+    def content(self, numbers: Mapping[bytes, Number], *, texts: bool) -> ShardContent:
+        """Return what the samples hold.
+
+        Args:
+            numbers: The fields that are stored as numbers, and of what kind.
+            texts: Whether the text of fields belongs to it.
+        """
+        return ShardContent(
+            keys=b"".join([key + b"\0" for key in self.keys]),
+            counts=self._counts.tobytes(),
+            fields=tuple(self._places),
+            codes=self._codes.tobytes(),
+            sizes=self._sizes.tobytes(),
+            stored=self._stored.tobytes(),
+            inline=b"\0".join(self._texts) + b"\0" if texts else b"",
+            numbers={self._places[name]: kind for name, kind in numbers.items() if name in self._places},
+        )

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from shardtool.fingerprint import crc32c
 from shardtool.storage.reading import PARTS
-from shardtool.write.buffers import GAP, arena, gap_buffer
 from shardtool.write.packer import unreadable
-from shardtool.write.spans import open_span_file
+from shardtool.write.spans import GAP, arena, gap_buffer, open_span_file
 from shardtool.write.task import SourceFailed, numbers
 
 if TYPE_CHECKING:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from shardtool.fingerprint import content_digest, crc32c
-from shardtool.values import ShardContent
-from shardtool.write.buffers import BUFFER_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from shardtool.skipped import SkipCode, Skipped
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import DurableFile
     from shardtool.transform.steps import Transform
-    from shardtool.values import Dots, Number, OnError, Oversize, ShardSamples
-
-    Parts = list[bytes | memoryview]
+    from shardtool.values import Dots, OnError, Oversize, ShardContent, ShardSamples
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,108 +193,3 @@ def digest(content: ShardContent, field_crcs: bytes, skipped: Collection[int], o
             lengths[row], crcs[row] = length, crc
         sizes, field_crcs = lengths.tobytes(), crcs.tobytes()
     return content_digest(keys, counts, content.fields, codes=codes, lengths=sizes, crcs=field_crcs)
-
-
-# Samples that are in memory become records of a shard: their bytes, buffered, and columns of what they hold.
-
-
-_COPIED = 2**16  # bytes of a part, up to which copying it costs less than another write
-
-
-class Field(NamedTuple):
-    """A field of a sample, encoded.
-
-    Attributes:
-        name: Its name.
-        size: Bytes of its payload.
-        stored: What the shard holds of it: the payload, or the number that it stands for.
-        text: The payload where the plan of a table would carry it; empty otherwise.
-    """
-
-    name: bytes
-    size: int
-    stored: bytes | memoryview
-    text: bytes = b""
-
-
-class ShardRecords:
-    """The samples of a shard, in the order in which they are added.
-
-    Args:
-        write: Takes the bytes of the shard, some at a time.
-
-    Attributes:
-        keys: The samples' keys.
-        size: Bytes of all records so far.
-        crcs: CRC-32C of each field, as it is stored.
-    """
-
-    def __init__(self, write: Callable[[bytes | memoryview], None]) -> None:
-        self._write = write
-        self.keys: list[bytes] = []
-        self.size = 0
-        self.crcs = array("I")
-        self._places: dict[bytes, int] = {}  # field to its code
-        self._counts, self._codes, self._sizes, self._stored = array("H"), array("H"), array("q"), array("q")
-        self._texts: list[bytes] = []
-        self._pending: Parts = []
-        self._pending_size = 0
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def add(self, key: bytes, parts: Parts, size: int, fields: list[Field]) -> None:
-        """Add a sample.
-
-        Args:
-            key: Its key.
-            parts: The bytes of its record.
-            size: How many there are.
-            fields: What is in it.
-        """
-        self.keys.append(key)
-        self._counts.append(len(fields))
-        places = self._places
-        for name, length, stored, text in fields:
-            self._codes.append(places.setdefault(name, len(places)))
-            self._sizes.append(length)
-            self._stored.append(len(stored))
-            self.crcs.append(crc32c(stored))
-            self._texts.append(text)
-        self._pending += parts
-        self._pending_size += size
-        self.size += size
-        if self._pending_size > BUFFER_SIZE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what waits."""
-        run: Parts = []
-        for part in self._pending:
-            if len(part) < _COPIED:
-                run.append(part)
-            else:
-                self._write(b"".join(run))
-                self._write(part)
-                run = []
-        if run:
-            self._write(b"".join(run))
-        self._pending, self._pending_size = [], 0
-
-    def content(self, numbers: Mapping[bytes, Number], *, texts: bool) -> ShardContent:
-        """Return what the samples hold.
-
-        Args:
-            numbers: The fields that are stored as numbers, and of what kind.
-            texts: Whether the text of fields belongs to it.
-        """
-        return ShardContent(
-            keys=b"".join([key + b"\0" for key in self.keys]),
-            counts=self._counts.tobytes(),
-            fields=tuple(self._places),
-            codes=self._codes.tobytes(),
-            sizes=self._sizes.tobytes(),
-            stored=self._stored.tobytes(),
-            inline=b"\0".join(self._texts) + b"\0" if texts else b"",
-            numbers={self._places[name]: kind for name, kind in numbers.items() if name in self._places},
-        )

@@ -17,10 +17,8 @@ from shardtool.skipped import Skipped
 from shardtool.transform.steps import BadSample, ChangedSample, Transform, Transformer
 from shardtool.values import URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
-from shardtool.write.packer import NullSink, Packer, no_report, unreadable
+from shardtool.write.packer import Field, NullSink, Packer, ShardRecords, no_report, unreadable
 from shardtool.write.task import (
-    Field,
-    ShardRecords,
     ShardResult,
     ShardTask,
     SourceFailed,
@@ -34,8 +32,7 @@ if TYPE_CHECKING:
     from shardtool.fetch.fetcher import Fetcher
     from shardtool.storage.staging import DurableFile
     from shardtool.values import Number
-    from shardtool.write.packer import Output, Report
-    from shardtool.write.task import Parts
+    from shardtool.write.packer import Output, Parts, Report
 
     Fields = list[tuple[bytes, bytes | memoryview]]
 

@@ -19,7 +19,8 @@ from shardtool.format.sizes import TRAILER_SIZE
 from shardtool.format.tar import TRAILER
 from shardtool.plan.shard_samples import fingerprint
 from shardtool.values import ShardContent, ShardSamples, ShardSpans
-from shardtool.write.task import ShardRecords, digest
+from shardtool.write.packer import ShardRecords
+from shardtool.write.task import digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

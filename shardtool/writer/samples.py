@@ -23,13 +23,12 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format import tfrecord
 from shardtool.format.sizes import NUMBERS
-from shardtool.format.tar import BLOCK, header
+from shardtool.format.tar import BLOCK, PADDING, header
 from shardtool.format.tfrecord import INT64_LIMIT
 from shardtool.table.columns import BAD_FIELD
 from shardtool.values import IMAGE_ENDINGS, NAME_LIMIT, Dots, ends_early, field_problem, name_problem, to_bytes
 from shardtool.wording import option
-from shardtool.write.tar import PADDING
-from shardtool.write.task import Field
+from shardtool.write.packer import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from shardtool.skipped import SkipCode
     from shardtool.values import Number
-    from shardtool.write.task import Parts
+    from shardtool.write.packer import Parts
 
 
 # A value of a sample becomes the payload of its field, as `create` writes that of a table's column.

@@ -33,7 +33,7 @@ from shardtool.storage.staging import write_whole
 from shardtool.values import ShardContent, counted, parse_size, show_size, to_text
 from shardtool.verbs.create.advice import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
-from shardtool.write.buffers import packing_buffer
+from shardtool.write.spans import packing_buffer
 from shardtool.writer.journal import skipped_rows
 from shardtool.writer.merge import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.open_shard import OpenShard

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool.dataset.opened import open_dataset
-from shardtool.verbs.inspect.page.page import write_page
+from shardtool.verbs.inspect.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.tied import tied
-from tests.verbs.inspect.page.made import HOSTILE_KEYS, hostile
+from tests.verbs.inspect.made import HOSTILE_KEYS, hostile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

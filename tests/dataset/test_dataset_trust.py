@@ -39,7 +39,7 @@ from shardtool.dataset.opened import open_dataset
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small
-from shardtool.verbs.inspect.page.page import write_page
+from shardtool.verbs.inspect.page import write_page
 from shardtool.verbs.verify.subject import TAKEN_AGAIN
 from tests.helpers import flip, identity, read_tree, write_tree
 

@@ -14,8 +14,7 @@ import pytest
 
 import shardtool
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.execute import worker
-from shardtool.execute.local import InProcessPool, LocalPool, start_pool
+from shardtool.execute.local import InProcessPool, LocalPool, send, start_pool
 from shardtool.execute.pool import Needs, a_few, folders_of
 
 if TYPE_CHECKING:
@@ -55,16 +54,16 @@ def test_pools_do_not_wait_for_each_other() -> None:
     reads, writes = os.pipe()
     ended = threading.Event()
 
-    def send() -> None:
+    def answer() -> None:
         with suppress(BrokenPipeError):
-            worker.send(writes, bytes(2**20))  # more than a pipe holds
+            send(writes, bytes(2**20))  # more than a pipe holds
         ended.set()
 
     def run() -> list[tuple[int, int]]:
         with LocalPool(1, "fork") as pool:
             return list(pool.map(halved, [2]))
 
-    threading.Thread(target=send, daemon=True).start()
+    threading.Thread(target=answer, daemon=True).start()
     select.select([reads], [], [])
     found: list[list[tuple[int, int]]] = []
     other = threading.Thread(target=lambda: found.append(run()), daemon=True)

@@ -17,9 +17,9 @@ from shardtool.plan.plan import make_plan
 from shardtool.plan.shard_samples import shard_samples
 from shardtool.storage.reading import READ_PLAIN, read_file
 from shardtool.storage.staging import Folder
-from shardtool.write.buffers import BUFFER_SIZE
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.packer import PlannedFile, ReadAhead, no_report
+from shardtool.write.spans import BUFFER_SIZE
 from shardtool.write.task import Compare, ShardTask
 from tests.made import flat_entries
 

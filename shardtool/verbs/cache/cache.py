@@ -6,29 +6,58 @@ import os
 import threading
 import time
 import warnings
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from errno import EMFILE
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, overload
 
+from shardtool.dataset.find import sidecar_path
+from shardtool.dataset.shard_file import SummedFile
+from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.cuts import NO_LIMIT
 from shardtool.request.choices import check_choice
+from shardtool.storage.folders import checked_copy
+from shardtool.storage.reading import plain_size
+from shardtool.storage.shared import open_by, take_lock
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import parse_size
-from shardtool.verbs.cache.copying import CachedShard, NoRoomError, StuckError, copied, leased_copy
-from shardtool.verbs.cache.folder import prepare
-from shardtool.verbs.cache.names import COPIED, Counter, Counts, all_counts, original_of
-from shardtool.verbs.cache.residents import Policy, Space, lock_alone
-from shardtool.verbs.cache.writer import CacheShards, CacheWriter, CacheWriterOptions, Format, default_size, take_shards
+from shardtool.verbs.cache.folder import (
+    COPIED,
+    PART,
+    WRITTEN,
+    Counter,
+    Counts,
+    Pauses,
+    Policy,
+    Space,
+    all_counts,
+    check_folder,
+    copy_facts,
+    held,
+    lock_alone,
+    look,
+    original_of,
+    prepare,
+    remove_shard,
+    room_path,
+)
+from shardtool.verbs.cache.writer import CacheWriter, CacheWriterOptions, Format, default_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from typing_extensions import Self
+
     from shardtool.dataset.opened import OpenedShard
     from shardtool.request.results import Observer
     from shardtool.storage.folders import Original
     from shardtool.storage.shared import Lock
+    from shardtool.verbs.cache.folder import CacheContents, Counts, Resident
+
 
 _AGAIN_S = 60.0  # until a cache that could not be written is tried again
 
@@ -290,3 +319,456 @@ class Cache:
 
 def _why(error: OSError | OutputFailed) -> str:
     return error.found if isinstance(error, OutputFailed) else f"cannot be used: {reason(error)}"
+
+
+# The shards that samplers wrote into a cache, as a trainer takes them for an epoch.
+
+
+_DOOMED = 2  # no more than one half of what is there makes room for writers at once
+
+
+class CacheShards(Sequence[str]):
+    """The paths of the finished shards of a cache, held until `close`, or until nothing refers to this any more.
+
+    Another process that gets it has the same paths, and holds those that are still there.
+
+    Args:
+        locks: The leases.
+        paths: Of the shards; None: of those that are leased.
+    """
+
+    def __init__(self, locks: Sequence[Lock], paths: Sequence[str] | None = None) -> None:
+        self._locks = [*locks]
+        self._paths = [lock.path for lock in locks] if paths is None else [*paths]
+
+    @overload
+    def __getitem__(self, which: int) -> str: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[str]: ...
+
+    def __getitem__(self, which: int | slice) -> str | list[str]:
+        return self._paths[which]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __repr__(self) -> str:
+        return f"CacheShards({self._paths!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _leased_again, (self._paths,)
+
+    def open(self, shard: OpenedShard) -> CachedShard:
+        """Return one of the shards, which is held already."""
+        return CachedShard(shard.path)
+
+    def used(self, now_ns: int) -> None:
+        """Note that the shards are used now."""
+        for lock in self._locks:
+            lock.used(now_ns)
+
+    def keep(self, max_bytes: int) -> None:
+        """Let shards go, the first ones, until the others have no more than so many bytes."""
+        size = sum(lock.fact.st_size for lock in self._locks)
+        while size > max_bytes:
+            size -= self._locks[0].fact.st_size
+            self._locks.pop(0).close()
+            self._paths.pop(0)
+
+    def close(self) -> None:
+        """Let the shards go: from now on they may be evicted."""
+        for lock in self._locks:
+            lock.close()
+
+
+def _leased(paths: Sequence[str]) -> list[Lock]:
+    locks = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            if lock := take_lock(path, shared=True):
+                locks.append(lock)
+    return locks
+
+
+def _leased_again(paths: Sequence[str]) -> CacheShards:
+    """Return the shards that another process took: of one that is gone since, who reads it is told."""
+    return CacheShards(_leased(paths), paths)
+
+
+def take_shards(space: Space, max_bytes: int | None) -> CacheShards:
+    """Return leases on the finished shards that samplers wrote, the oldest first.
+
+    Before that, the shards that the policy evicts first make room for writers that wait; those that a process holds
+    are not leased again, so that they can go when they are let go.
+
+    Args:
+        space: The cache's space.
+        max_bytes: Of how many bytes at most, the newest ones; None: all.
+
+    Raises:
+        OSError: The folder's lock cannot be had.
+    """
+    with space.locked():
+        found = look(space.folder)
+        doomed = _doomed(space, found)
+        if space.policy != "keep":
+            for one in doomed:
+                space.evict([one], one.size)
+        written = [one for one in space.in_order(found.residents) if one.folder == WRITTEN and one not in doomed]
+        paths = [os.path.join(space.folder, WRITTEN, one.name) for one in sorted(written, key=_age)]
+        shards = CacheShards(_leased(paths))
+        shards.used(time.time_ns())  # all of them, so that each may be evicted from now on
+        if max_bytes is not None:
+            shards.keep(max_bytes)
+        return shards
+
+
+def _age(one: Resident) -> tuple[int, str]:
+    return one.came_ns, one.name
+
+
+def _doomed(space: Space, found: CacheContents) -> set[Resident]:
+    """Return the shards that go first, as many as writers that wait need, and no more than half of what is there."""
+    over = min(space.over(found, found.wanted), found.size // _DOOMED)
+    doomed = set()
+    for one in space.in_order(found.residents):
+        if over <= 0 or not found.wanted:
+            break
+        if not one.unread:
+            doomed.add(one)
+            over -= one.size
+    return doomed
+
+
+# A shard is copied into a cache: once, whole and checked, while who wants it, too, waits.
+
+
+# Leases on shards of a cache: for as long as one is held, no process evicts the shard.
+
+
+_MOMENT_S = 1.0  # for a look at a shard's lock, or an eviction: system calls
+
+
+@dataclass(slots=True)
+class CachedShard:
+    """A shard to read: the copy in a cache, held until `close`, or the shard itself where there is no copy.
+
+    Attributes:
+        path: Where to read it.
+        lock: The lease on that; None: it is the shard itself.
+    """
+
+    path: str
+    lock: Lock | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the shard go: from now on it may be evicted. Closing twice is no error."""
+        if self.lock is not None:
+            self.lock.close()
+
+
+def lease(path: str) -> Lock | None:
+    """Return a lease on a shard in a cache, and note that it is used; None: it is not there.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    pauses = Pauses(_MOMENT_S)
+    while True:
+        try:
+            lock = take_lock(path, shared=True)
+        except FileNotFoundError:
+            return None
+        if lock is not None:
+            lock.used(time.time_ns())
+            return lock
+        if not pauses.wait():  # a process holds it alone and does nothing
+            return None
+
+
+class NoRoomError(Exception):
+    """What is there cannot be evicted: it is read, or the policy keeps it."""
+
+
+class StuckError(Exception):
+    """Another process holds the room of a shard, and writes nothing."""
+
+
+def leased_copy(space: Space, original: Original) -> Lock | None:
+    """Return a lease on the copy of a shard; None: there is none, or one of another size, which the next replaces.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    path = os.path.join(space.folder, COPIED, original.name)
+    lock = lease(path)
+    if lock is None or lock.fact.st_size == original.size:
+        return lock
+    lock.close()
+    return None
+
+
+def copied(space: Space, original: Original) -> tuple[Lock, int | None]:
+    """Return a lease on the copy of a shard, once a process has made it, and what had to be evicted for it.
+
+    Returns:
+        The lease, and how many shards were evicted; None: another process has made the copy.
+
+    Raises:
+        NoRoomError: It does not fit, for what is there cannot be evicted.
+        StuckError: Another process began to copy it, and goes on no more.
+        CorruptShard: The shard is not what its sidecar says.
+        OutputFailed: It cannot be written.
+        OSError: It cannot be read, or the cache's files cannot be opened.
+    """
+    folder = Folder(os.path.join(space.folder, COPIED))
+    part = folder.full_path(f".{original.name}{PART}")
+    pauses, seen = Pauses(), plain_size(part)
+    while True:
+        room = take_lock(room_path(folder, original.name), create=True)
+        if room is None:
+            if (lock := leased_copy(space, original)) is not None:
+                return lock, None
+            if (size := plain_size(part)) != seen:
+                seen = size
+                pauses.restart()
+            if not pauses.wait():
+                raise StuckError
+            continue
+        with room:
+            try:
+                if (lock := leased_copy(space, original)) is not None:
+                    return lock, None
+                return _copy(space, folder, original, room)
+            finally:
+                folder.discard(os.path.basename(room.path))
+
+
+def _copy(space: Space, folder: Folder, original: Original, room: Lock) -> tuple[Lock, int]:
+    """Copy a shard, whose room is held."""
+    with space.locked():
+        evicted = space.give(room, original.size)
+    if evicted is None:
+        raise NoRoomError
+    staged = checked_copy(folder, original)
+    try:
+        lock = take_lock(staged.token, shared=True)
+        with space.locked():  # a look at the folder sees the one name or the other
+            folder.publish(staged)
+    except BaseException:
+        folder.discard_staged([original.name])
+        raise
+    if lock is None:
+        raise StuckError
+    lock.used(time.time_ns())
+    lock.path = folder.full_path(original.name)
+    return lock, evicted
+
+
+# `cache`: what is in a cache, who holds what, what is damaged. The library twin of `shardtool cache`.
+
+
+_UNBOUNDED = 10**18
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """A shard in a cache.
+
+    Attributes:
+        path: From the cache's folder on.
+        size: Bytes, with its sidecar's.
+        came_ns: When it came, nanoseconds since 1970.
+        used_ns: When it was leased last.
+        held: Whether a process holds it.
+        pids: The processes that have it open, as far as the system shows.
+    """
+
+    path: str
+    size: int
+    came_ns: int
+    used_ns: int
+    held: bool
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """What is in a cache.
+
+    Attributes:
+        folder: Its folder.
+        shards: The finished shards, the least recently used one first.
+        taken: Bytes that are given to copies and writers at work.
+        readers: The processes that use it.
+        writers: Those that copy, write, or wait for room.
+        counts: How often shards were there, in all processes so far.
+        foreign: Paths of what is no file of a cache.
+    """
+
+    folder: str
+    shards: tuple[ShardStatus, ...]
+    taken: int
+    readers: tuple[int, ...]
+    writers: tuple[int, ...]
+    counts: Counts
+    foreign: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the finished shards."""
+        return sum(one.size for one in self.shards)
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as data, the way `--json` prints it."""
+        return {**asdict(self), "size": self.size, "hit_rate": self.counts.hit_rate}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChange:
+    """What was removed from a cache, and what stays since a process holds it.
+
+    Attributes:
+        folder: Its folder.
+        looked_at: How many shards were there.
+        removed: Path to why: damage, or empty.
+        held: The same of those that are held.
+        size: Bytes that were removed.
+        foreign: Paths of what is no file of a cache, and stays.
+    """
+
+    folder: str
+    looked_at: int
+    removed: dict[str, str]
+    held: dict[str, str]
+    size: int
+    foreign: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as data, the way `--json` prints it."""
+        return asdict(self)
+
+
+def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
+    """Return what is in a cache.
+
+    Raises:
+        InvalidRequest: It is none, or of another version.
+    """
+    space = _space(folder)
+    with _looked(space) as found:
+        counts, readers = all_counts(space.folder)
+    opened = open_by(space.folder)
+    shards = []
+    for one in space.in_order(found.residents):
+        path = os.path.join(space.folder, one.folder, one.name)
+        pids = tuple(opened.get(os.path.realpath(path), ()))
+        shards.append(ShardStatus(_shown(one), one.size, one.came_ns, one.used_ns, held(path), pids))
+    writers = tuple(sorted({*found.pids}))
+    return CacheStatus(
+        space.folder, tuple(shards), found.taken, tuple(readers), writers, counts, tuple(sorted(found.foreign))
+    )
+
+
+def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
+    """Remove all shards of a cache that no process holds.
+
+    Raises:
+        InvalidRequest: It is none, or of another version.
+    """
+    space = _space(folder)
+    with _looked(space) as found:
+        return _removed(space, found, {one: _Wrong("", None) for one in found.residents})
+
+
+def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
+    """Read all shards of a cache, and remove those that are not what their sidecars say; foreign files stay.
+
+    Raises:
+        InvalidRequest: It is none, or of another version.
+    """
+    space = _space(folder)
+    with _looked(space) as found:
+        pass
+    wrong = {}
+    for one in found.residents:
+        path = os.path.join(space.folder, one.folder, one.name)
+        with suppress(FileNotFoundError):  # evicted meanwhile
+            if lock := take_lock(path, shared=True):
+                with lock:
+                    if damage := _damage(path, one):
+                        wrong[one] = _Wrong(damage, lock.fact.st_ino)
+    with _looked(space):
+        return _removed(space, found, wrong)
+
+
+class _Wrong(NamedTuple):
+    """Why a shard is removed, and which file of its name is meant; None: any."""
+
+    why: str
+    inode: int | None
+
+
+def _removed(space: Space, found: CacheContents, wrong: Mapping[Resident, _Wrong]) -> CacheChange:
+    """Remove shards that no process holds; the folder's lock is held."""
+    removed, kept, size = {}, {}, 0
+    for one, (why, inode) in wrong.items():
+        lock = lock_alone(os.path.join(space.folder, one.folder, one.name))
+        if lock is None:
+            kept[_shown(one)] = why
+            continue
+        with lock:
+            if inode in (None, lock.fact.st_ino):
+                remove_shard(space.folder, one)
+                removed[_shown(one)] = why
+                size += one.size
+    return CacheChange(space.folder, len(found.residents), removed, kept, size, tuple(sorted(found.foreign)))
+
+
+def _damage(path: str, one: Resident) -> str:
+    """Return what is wrong with a shard, which a lease holds; empty: nothing that can be known."""
+    try:
+        if (facts := copy_facts(one.name)) is None:
+            fact = read_facts(read_bytes(sidecar_path(path, None)), one.sidecar)
+            facts = fact.size, fact.crc
+        size, crc = facts
+        with SummedFile(path) as shard:
+            if shard.size != size:
+                return f"{shard.size:,} bytes instead of {size:,}"
+            found = shard.crc()
+    except CorruptShard as error:
+        return error.found
+    except OSError as error:
+        return reason(error)
+    return "" if crc in (None, found) else f"the checksum {found:08x} instead of {crc:08x}"
+
+
+def _shown(one: Resident) -> str:
+    return f"{one.folder}/{one.name}"
+
+
+def _space(folder: str | os.PathLike[str]) -> Space:
+    path = os.path.abspath(os.fspath(folder))
+    if not check_folder(path):
+        remedy = "A `Cache` makes one."
+        raise InvalidRequest(os.fspath(folder), "no cache", expected="a folder that a cache has made", remedy=remedy)
+    return Space(path, _UNBOUNDED, "least-used")
+
+
+@contextmanager
+def _looked(space: Space) -> Iterator[CacheContents]:
+    """Look at a cache, and hold its lock where that is possible: on a read-only disk it is not, nor is it needed."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(space.locked())
+        try:
+            found = look(space.folder)
+        except OSError as error:
+            raise InvalidRequest(space.folder, f"cannot be listed: {reason(error)}") from None
+        yield found

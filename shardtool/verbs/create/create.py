@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # the parent imports what the plan and the sidecars need, and never need it themselves.
 
 
-_OF_WORKERS = ("shardtool.write.pack_shard", "shardtool.write.tar")
+_OF_WORKERS = ("shardtool.write.pack_shard", "shardtool.write.pack_shard")
 
 
 def write_dataset(

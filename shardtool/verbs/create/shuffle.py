@@ -26,9 +26,8 @@ from shardtool.storage.staging import spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
 from shardtool.verbs.create.read_cost import PROBES, REMOTE_BYTE_S, REQUEST_S, Cost, probe, show_time
 from shardtool.wording import option
-from shardtool.write.buffers import BUFFER_SIZE, GAP
 from shardtool.write.scatter import LEAST, ROW_SHARE, ScatterResult, ScatterTask, scatter_rows
-from shardtool.write.spans import OPEN_FILES
+from shardtool.write.spans import BUFFER_SIZE, GAP, OPEN_FILES
 from shardtool.write.task import SourceFailed
 
 if TYPE_CHECKING:

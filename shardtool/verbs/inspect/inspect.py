@@ -6,21 +6,32 @@ without a sidecar are walked.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.opened import open_dataset
+import numpy as np
+
+from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.opened import file_size, open_dataset
+from shardtool.dataset.payload import content_of, is_label
 from shardtool.dataset.several import given_datasets
-from shardtool.errors import CorruptShard, current_folder
+from shardtool.errors import CorruptShard, current_folder, listing, printable, reason, without_secrets
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
 from shardtool.request.choices import given_options
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
-from shardtool.verbs.inspect.overview import Overview
-from shardtool.verbs.inspect.summary import ShardSpreads, summarize, together
+from shardtool.storage.places import base_name, for_each, is_url, join, names_in, plain_size, read_small
+from shardtool.storage.reading import file_stat
+from shardtool.values import output_text
+from shardtool.verbs.inspect.overview import Overview, Sizes, by_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from shardtool.dataset.opened import OpenedDataset
     from shardtool.values import Given
-    from shardtool.verbs.inspect.summary import Summary
+    from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Spread
 
 
 @current_folder()
@@ -55,3 +66,382 @@ def _summary(dataset: OpenedDataset, options: InspectOptions, observer: Observer
         raise CorruptShard(where, found, remedy="Get the shards again.")
     spreads.add(overview)
     return summary
+
+
+# What is in a dataset, as one value that the terminal, `--json` and the page show.
+#
+# What is missing or damaged is a problem in it, as long as something can be read: to prove that a dataset is whole is
+# the work of `verify`.
+
+
+MOST_VALUES = 100  # of a label, in a summary
+_MOST_OF_COLUMN = 10  # values
+_SUMMARY_VERSION = 1
+_OF_ALL = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")  # of several datasets
+_MOST_CLASSES = 1000  # values of what is not called a label
+_NAME = 32  # characters of the name of a class, on average
+_MOST = 2**62  # what a file of another tool may say
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is missing or damaged: `code` is for programs, `where` a file."""
+
+    code: str
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSummary:
+    """A field: what it holds by its name, how it is stored (`kind`), how many samples have it, bytes of payloads."""
+
+    kind: str
+    content: str
+    samples: int
+    size: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSummary:
+    """Images: where the numbers are from (`columns`, or `sampled` headers), how many, and what they are.
+
+    Attributes:
+        source: `columns` or `sampled`.
+        images: How many the numbers are about.
+        width: As a viewer shows them.
+        height: As a viewer shows them.
+        modes: Pillow's mode to how many images have it.
+        unreadable: (key, what is wrong) of those that are no image.
+    """
+
+    source: str
+    images: int
+    width: Spread
+    height: Spread
+    modes: Mapping[str, int]
+    unreadable: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A value of a label: what it is called, its number where it is a class's, and how many samples have it."""
+
+    name: str
+    number: int | float | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSummary:
+    """The distribution of a label.
+
+    Attributes:
+        source: `field` or `column`.
+        samples: How many were counted.
+        sampled: Whether these are only some.
+        distinct: How many values there are.
+        values: The most frequent ones, most frequent first.
+    """
+
+    source: str
+    samples: int
+    sampled: bool
+    distinct: int
+    values: tuple[Label, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsScope:
+    """The scope of the statistics: how many samples and shards of all, and how many shards had to be walked."""
+
+    samples: int
+    shards: int
+    walked: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The content of a dataset.
+
+    Attributes:
+        dataset: What was given; of a dataset file, its path.
+        dataset_file: Its path; None where there is none.
+        name: The name of the dataset; None without a dataset file.
+        format: `tar` or `tfrecord`.
+        samples: In all shards.
+        size: Bytes of all shards that are there, or are listed.
+        field_bytes: Bytes of all payloads; None where only some sidecars were read and there is no dataset file.
+        skipped: What was left out, when it was made.
+        complete: Whether all that the dataset file lists is there; None without one.
+        problems: What is missing or damaged.
+        fingerprint: The hash of the content; None where unknown.
+        made: How it was made, as the dataset file has it.
+        looked: What the statistics below are about.
+        shard_sizes: Bytes.
+        shard_samples: Counts.
+        fields: By name.
+        images: By field, or by the columns they are from.
+        labels: By field or column, the likeliest first.
+        splits: Split to how many samples have it.
+        siblings: The other splits' dataset files, beside this one: split to file name.
+        columns: The metadata.
+        part_of: How many shards the dataset has of which some were named; None: all of it was.
+        datasets: Where several were given, the summary of each. Of what is above, all of them have sizes and counts,
+            `complete` and `problems`; the rest is in `datasets`.
+    """
+
+    dataset: str
+    dataset_file: str | None
+    name: str | None
+    format: str
+    samples: int
+    size: int
+    field_bytes: int | None
+    skipped: int
+    complete: bool | None
+    problems: tuple[Problem, ...]
+    fingerprint: str | None
+    made: Mapping[str, object] | None
+    looked: StatisticsScope
+    shard_sizes: Spread
+    shard_samples: Spread
+    fields: Mapping[str, FieldSummary]
+    images: Mapping[str, ImageSummary] = field(default_factory=dict)
+    labels: Mapping[str, LabelSummary] = field(default_factory=dict)
+    splits: Mapping[str, int] = field(default_factory=dict)
+    siblings: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, ColumnSummary] = field(default_factory=dict)
+    part_of: int | None = None
+    datasets: tuple[Summary, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the summary as data, the way `--json` prints it (docs/cli.md)."""
+        if self.datasets:
+            found: dict[str, object] = {name: getattr(self, name) for name in _OF_ALL}
+            found |= {"problems": [asdict(one) for one in self.problems]}
+            return {"summary_version": _SUMMARY_VERSION, **found, "datasets": [one.to_json() for one in self.datasets]}
+        found = asdict(self)
+        for name in ("datasets", *(("part_of",) if self.part_of is None else ())):
+            del found[name]
+        return {"summary_version": _SUMMARY_VERSION, **found}
+
+
+def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
+    """Return what the indexes of a dataset say.
+
+    Args:
+        overview: What was read.
+        most_values: How many values of a label are named.
+    """
+    opened = overview.dataset
+    file, found = opened.file, opened.found
+    problems = (*_missing(opened), *_damaged(overview))
+    spreads = ShardSpreads()
+    spreads.add(overview)
+    sizes, counts = spreads.sizes.spread(), spreads.counts.spread()
+    fields = _fields(overview)
+    payloads = None if overview.partial else sum(one.size.total for one in fields.values())
+    return Summary(
+        dataset=without_secrets(output_text(found.dataset_file or found.folder or ".")),
+        dataset_file=None if found.dataset_file is None else without_secrets(output_text(found.dataset_file)),
+        name=file.name if file else None,
+        format=file.format if file else opened.format,
+        samples=counts.total,
+        size=sizes.total,
+        field_bytes=file.field_bytes if file and not file.part_of else payloads,
+        skipped=file.skipped if file else 0,
+        complete=not problems if file else None,
+        problems=problems,
+        fingerprint=(file.fingerprint or None) if file else None,
+        made=file.made.document if file else None,
+        looked=StatisticsScope(overview.samples, len(overview.counts), overview.walked),
+        shard_sizes=sizes,
+        shard_samples=counts,
+        fields=fields,
+        images=_images(overview),
+        labels=_labels(overview, most_values),
+        splits=_splits(overview),
+        siblings=_siblings(opened),
+        columns={name: column.summary(_MOST_OF_COLUMN) for name, column in overview.columns.items()},
+        part_of=(file.part_of or None) if file else None,
+    )
+
+
+def _missing(opened: OpenedDataset) -> Iterator[Problem]:
+    """Yield what the dataset file lists and is not there, or not of the size that it lists."""
+    if opened.file is None:
+        return
+    listed = {shard.path for shard in opened.shards}
+    for path in opened.found.shards:
+        if path not in listed:  # a range found it beside those of the dataset
+            yield Problem("extra-shard", shown(path), "not in the dataset file")
+    sizes = for_each(_size, [path for shard in opened.shards for path in (shard.path, shard.sidecar)])
+    for shard, entry in zip(opened.shards, opened.file.shards, strict=True):
+        for what, path, size in (("shard", shard.path, entry.size), ("sidecar", shard.sidecar, entry.sidecar_size)):
+            found = next(sizes)
+            if isinstance(found, str):
+                yield Problem(f"missing-{what}", shown(path), found)
+            elif found != size:
+                yield Problem(f"{what}-size", shown(path), f"{found:,} bytes; the dataset file says {size:,}")
+
+
+def _size(path: str) -> int | str:
+    """Return the size of a file, or why it has none."""
+    if is_url(path):
+        size = plain_size(path)
+        return "no such object" if size is None else size
+    try:
+        return file_stat(path).st_size
+    except OSError as error:
+        return reason(error)
+
+
+def _damaged(overview: Overview) -> Iterator[Problem]:
+    for shard, samples, known in overview.torn:
+        found = f"{samples:,} samples, but only {known:,} keys: fields of one sample do not lie next to each other"
+        yield Problem("torn-samples", shown(shard.path), found)
+    for error in overview.damage:
+        code = "damaged-sidecar" if error.where.endswith(SIDECAR_SUFFIX) else "damaged-shard"
+        yield Problem(code, error.where, error.found)
+
+
+def shown(path: str) -> str:
+    """Return a path as people and programs get to see it."""
+    return without_secrets(printable(output_text(path)))
+
+
+class ShardSpreads:
+    """The sizes of the shards of datasets, and how many samples they hold."""
+
+    def __init__(self) -> None:
+        self.sizes, self.counts = Sizes(), Sizes()
+
+    def add(self, overview: Overview) -> None:
+        """Take the shards of a dataset."""
+        opened = overview.dataset
+        if opened.file is not None:
+            self.sizes.add(np.array([min(entry.size, _MOST) for entry in opened.file.shards], np.uint64))
+            self.counts.add(np.array([min(entry.samples, _MOST) for entry in opened.file.shards], np.uint64))
+            return
+        found = [size for shard in opened.shards if (size := file_size(shard.path)) is not None]
+        self.sizes.add(np.array(found, np.uint64))
+        self.counts.add(np.array([*overview.counts.values()], np.uint64))
+
+
+def together(summaries: Sequence[Summary], spreads: ShardSpreads) -> Summary:
+    """Return the summary of several datasets."""
+    sizes, counts = spreads.sizes.spread(), spreads.counts.spread()
+    bytes_of = [one.field_bytes for one in summaries]
+    known = [one.complete for one in summaries]
+    looked = [one.looked for one in summaries]
+    return Summary(
+        dataset=listing([one.dataset for one in summaries], 3),
+        dataset_file=None,
+        name=None,
+        format=", ".join(sorted({one.format for one in summaries})),
+        samples=counts.total,
+        size=sizes.total,
+        field_bytes=None if None in bytes_of else sum(one or 0 for one in bytes_of),
+        skipped=sum(one.skipped for one in summaries),
+        complete=False if False in known else None if None in known else True,
+        problems=tuple(problem for one in summaries for problem in one.problems),
+        fingerprint=None,
+        made=None,
+        looked=StatisticsScope(
+            *(sum(getattr(one, name) for one in looked) for name in ("samples", "shards", "walked"))
+        ),
+        shard_sizes=sizes,
+        shard_samples=counts,
+        fields={},
+        datasets=tuple(summaries),
+    )
+
+
+def _fields(overview: Overview) -> dict[str, FieldSummary]:
+    file = overview.dataset.file
+    listed = file.fields if file else {}
+    found = {}
+    for name, tally in overview.fields.items():
+        kind, size = overview.kinds.get(name, "bytes"), tally.sizes.spread()
+        count = listed.get(name)
+        samples = count if isinstance(count, int) else size.count
+        found[name] = FieldSummary(kind, content_of(name, kind), samples, size)
+    return dict(sorted(found.items()))
+
+
+def _images(overview: Overview) -> dict[str, ImageSummary]:
+    width, height = (sizes.spread() for sizes in overview.pixels)
+    found = {}
+    if width.count and height.count:
+        mode = overview.columns.get("mode")
+        modes = {str(value): count for value, count in mode.counts.most()[:MOST_VALUES]} if mode else {}
+        found["width, height"] = ImageSummary("columns", width.count, width, height, modes)
+    for name, tally in overview.images.items():
+        width, height = tally.width.spread(), tally.height.spread()
+        modes = dict(sorted(tally.modes.items(), key=lambda one: (-one[1], one[0])))
+        found[name] = ImageSummary("sampled", tally.images, width, height, modes, tuple(tally.unreadable))
+    return found
+
+
+def _labels(overview: Overview, most: int) -> dict[str, LabelSummary]:
+    """Return what looks like labels: fields with classes first, then what is called so, then columns of few values."""
+    found = {name: _field_label(overview, name, tally, most) for name, tally in overview.fields.items()}
+    found |= {name: _column_label(overview, name, one, most) for name, one in overview.label_columns().items()}
+    labels = {name: label for name, label in found.items() if label is not None}
+    return dict(sorted(labels.items(), key=lambda item: (overview.rank(item[0]), item[0])))
+
+
+def _column_label(overview: Overview, name: str, column: Column, most: int) -> LabelSummary | None:
+    """Return the distribution of a column; None where it is no label."""
+    values = column.counts.values
+    if not values:
+        return None
+    few = len(values) <= min(_MOST_CLASSES, column.filled // 2)
+    if not is_label(name) and not (few and column.type in ("string", "bool") and _is_short(values)):
+        return None
+    shown = tuple(Label(str(value), None, count) for value, count in column.counts.most()[:most])
+    return LabelSummary("column", column.filled, overview.partial, len(values), shown)
+
+
+def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) -> LabelSummary | None:
+    """Return the distribution of a field's payloads; None where it is no label."""
+    if tally.unknown:
+        if not tally.labels:
+            return None
+        values = tuple(Label(*one) for one in by_count(tally.labels.items())[:most])
+        return LabelSummary("field", tally.labels.total(), sampled=True, distinct=len(tally.labels), values=values)
+    groups, samples, called = tally.groups.values, tally.sizes.spread().count, overview.is_label_field(name)
+    if not groups or (not called and not 1 < len(groups) <= min(_MOST_CLASSES, samples // 2)):
+        return None
+    values = tuple(Label(*one) for one in overview.labels(name, most))
+    if not called and all(value.number is not None for value in values):
+        return None  # numbers that are not called a label are measurements
+    return LabelSummary("field", samples, overview.partial, len(groups), values)
+
+
+def _is_short(values: Mapping[object, int]) -> bool:
+    """Tell whether texts are names, not sentences."""
+    return sum(len(str(value)) for value in values) <= _NAME * len(values)
+
+
+def _splits(overview: Overview) -> dict[str, int]:
+    column = overview.columns.get("split")
+    return {str(value): count for value, count in column.counts.most()[:MOST_VALUES]} if column else {}
+
+
+def _siblings(opened: OpenedDataset) -> dict[str, str]:
+    """Return the dataset files beside this one that the same run made, for other splits."""
+    if opened.file is None or not opened.file.made.split:
+        return {}
+    found: dict[str, str] = {}
+    folder = opened.found.folder or "."
+    for name in names_in(folder):
+        path = join(folder, name)
+        if not name.endswith(DATASET_SUFFIX) or name == base_name(opened.found.dataset_file or ""):
+            continue
+        with suppress(OSError, CorruptShard):
+            other = read_dataset(read_small(path), path)
+            if opened.file.made.is_split_with(other.made):
+                found[other.made.split] = output_text(name)
+    return found

@@ -17,8 +17,8 @@ from shardtool.dataset.sidecar import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.storage.staging import Folder, check_target, write_whole
 from shardtool.values import output_text
+from shardtool.verbs.inspect.overview import is_plain
 from shardtool.verbs.inspect.samples import pieces, plain, texts_of
-from shardtool.verbs.inspect.statistics import is_plain
 from shardtool.wording import flag, typed_name
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import shardtool
 from shardtool.dataset.opened import open_dataset
-from shardtool.verbs.cache.names import COPIED, FOLDERS, WRITTEN
-from shardtool.verbs.cache.residents import Space
-from shardtool.verbs.cache.status import cache_status, cache_verify
+from shardtool.verbs.cache.cache import cache_status, cache_verify
+from shardtool.verbs.cache.folder import COPIED, FOLDERS, WRITTEN, Space
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess

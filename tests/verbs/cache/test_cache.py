@@ -15,15 +15,15 @@ import shardtool
 from shardtool import Cache, CorruptShard, InvalidRequest
 from shardtool.storage import shared
 from shardtool.storage.shared import take_lock
-from shardtool.verbs.cache import residents as space
-from shardtool.verbs.cache.names import Counter
+from shardtool.verbs.cache import folder as space
+from shardtool.verbs.cache.folder import Counter
 from tests.helpers import PATIENCE_S, flip
 from tests.verbs.cache.conftest import SHARD, made_shards
 from tests.verbs.cache.helpers import KILLING, copies, python, read_all
 
 if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedShard
-    from shardtool.verbs.cache.residents import Policy
+    from shardtool.verbs.cache.folder import Policy
     from tests.verbs.cache.conftest import Noting
 
 Shards = tuple["OpenedShard", ...]
@@ -288,7 +288,7 @@ _KILLED = (
     + """
 import sys
 from shardtool import Cache
-from shardtool.verbs.cache import copying
+from shardtool.verbs.cache import cache as caching
 from shardtool.dataset.opened import open_dataset
 from shardtool.storage.staging import Folder, StagedFile
 
@@ -297,7 +297,7 @@ shards = open_dataset(dataset).shards
 cache = Cache(folder, 2 * 11776)
 cache.open(shards[5]).close()
 instants = [
-    (copying, "_copy", killed), (copying, "checked_copy", killed), (StagedFile, "write", after(StagedFile.write)),
+    (caching, "_copy", killed), (caching, "checked_copy", killed), (StagedFile, "write", after(StagedFile.write)),
     (Folder, "publish", killed), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
 ]
 for number, (place, name, function) in enumerate(instants):

@@ -246,7 +246,7 @@ _KILLED = (
     + """
 import sys
 from shardtool import Cache
-from shardtool.verbs.cache import residents as space
+from shardtool.verbs.cache import folder as space
 from shardtool.verbs.cache import writer
 from shardtool.storage.staging import Folder, StagedFile
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.verbs.inspect.page.contact_sheet import write_contact_sheet
-from tests.verbs.inspect.page.made import HOSTILE_KEYS, hostile, labelled, write_shard
+from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
+from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, labelled, write_shard
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest
 from shardtool.values import counted
-from shardtool.verbs.inspect.page.thumbnails import Budget, dataset_name, gather, label_text, shorten, show_samples
 from shardtool.verbs.inspect.table import check_report, write_target
+from shardtool.verbs.inspect.thumbnails import Budget, dataset_name, gather, label_text, shorten, show_samples
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont, ImageFont
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.dataset.opened import OpenedDataset
-    from shardtool.verbs.inspect.page.thumbnails import ChosenSamples, ShownSample
+    from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample
 
 _EDGE = 160
 _MARGIN, _GAP, _PAD = 24, 14, 8

@@ -29,10 +29,9 @@ from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
 from shardtool.transform.image import BadImage, ImageOptions, change
 from shardtool.values import IMAGE_ENDINGS
-from shardtool.verbs.inspect.overview import SHORT, Overview, draw
+from shardtool.verbs.inspect.inspect import summarize
+from shardtool.verbs.inspect.overview import SHORT, Overview, draw, is_plain
 from shardtool.verbs.inspect.samples import text_of
-from shardtool.verbs.inspect.statistics import is_plain
-from shardtool.verbs.inspect.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.opened import OpenedDataset
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.dataset.sidecar import FieldRow
+    from shardtool.verbs.inspect.inspect import Summary
     from shardtool.verbs.inspect.overview import ReadShard
-    from shardtool.verbs.inspect.summary import Summary
 
 
 # Which samples are shown: the first of all by (place among those of its label, a random number).

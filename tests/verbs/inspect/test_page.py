@@ -23,11 +23,11 @@ from shardtool.cli.summary_text import summary_text
 from shardtool.dataset.opened import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.values import show_size
-from shardtool.verbs.inspect.page import thumbnails
-from shardtool.verbs.inspect.page.page import script_json, write_page
+from shardtool.verbs.inspect import thumbnails
+from shardtool.verbs.inspect.page import script_json, write_page
 from tests.helpers import PHOTOS, typed, write_tree
 from tests.transform.test_image import DEPTHS
-from tests.verbs.inspect.page.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
+from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
 
 if TYPE_CHECKING:
     from pathlib import Path

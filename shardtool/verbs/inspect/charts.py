@@ -11,7 +11,7 @@ from shardtool.values import show_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardtool.verbs.inspect.statistics import Sizes
+    from shardtool.verbs.inspect.overview import Sizes
 
 _WIDTH, _HEIGHT = 360, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 16, 24  # room around the plot: the counts stand above, the ticks below
