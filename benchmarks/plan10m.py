@@ -17,9 +17,8 @@ import numpy as np
 from shardtool.entries.entries import Entries, FieldRows
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import make_plan
-from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.order import Bounds
+from shardtool.plan.plan import make_plan, shard_samples
 
 
 def made_entries(samples: int) -> Entries:

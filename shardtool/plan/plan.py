@@ -18,159 +18,37 @@ import numpy as np
 
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, sample_sizes
+from shardtool.fetch import shown_bytes
+from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, heads_and_tails, sample_sizes
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
-from shardtool.plan.cuts import NO_LIMIT, Bounds, Limits, Runs, ShardsAsked, bounded, check_multiple, exactly, running
-from shardtool.plan.shuffle import shuffled
+from shardtool.names import Names
+from shardtool.plan.order import NO_LIMIT, Bounds, HashedSamples, Limits, ShardsAsked, cut, running, shuffled
 from shardtool.skipped import Skipped
-from shardtool.values import INLINE, Oversize, counted, show_size, source_name, to_text
+from shardtool.values import (
+    INLINE,
+    SPAN,
+    ShardContent,
+    ShardSamples,
+    ShardSpans,
+    counted,
+    show_size,
+    source_name,
+    to_bytes,
+    to_text,
+)
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
-    from shardtool.names import Names
+    from shardtool.entries.entries import Entries, FieldSpans
     from shardtool.pattern import ShardPattern
+    from shardtool.values import Oversize
 
-
-# Which samples go into which shard by the hash of their keys: one sample more or less changes one shard.
-#
-# Source: docs/format.md, "Shards by hash".
-
-
-_HEADROOM = 0.8  # of the bounds is used where the number of shards is free, so that it stays while a dataset grows
-_STEPS = 16  # numbers of shards are tried in steps of this part of them
-_FEW = 100  # shards: up to so many, all are tried
-
-
-class HashedSamples:
-    """The samples of a plan, each of which goes into the shard that the hash of its key says.
-
-    Args:
-        keys: Their keys.
-        sizes: int64[samples]: bytes of their records.
-        limits: What a shard may hold.
-        bounds: What was asked for.
-    """
-
-    def __init__(self, keys: Names, sizes: NDArray[np.int64], limits: Limits, bounds: Bounds) -> None:
-        self._keys, self._sizes, self._limits, self._bounds = keys, sizes, limits, bounds
-        self._hashes = keys.hashes(b"shardtool place")
-        self._max_count = NO_LIMIT if limits.max_count is None else limits.max_count
-
-    def divide(
-        self, asked: ShardsAsked | None, seed: int | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
-        """Return the samples in the order of their shards, the place after each shard's last sample, and notes.
-
-        Within a shard they stand in the order of the bytes of their keys, or of hashes that the seed decides.
-
-        Raises:
-            InvalidRequest: So many shards, or any number where none is asked for, cannot hold them.
-        """
-        count, notes = self._choose() if asked is None else self._check(asked)
-        if seed is None:
-            order = self._keys.sorted_order()
-        else:
-            salt = blake2b(b"%d" % seed, digest_size=16).digest()
-            order = np.argsort(self._keys.hashes(b"shardtool order", salt), kind="stable")
-        shard = self._shard_of(count)
-        counts, _ = self._loads(count)
-        return order[np.argsort(shard[order], kind="stable")], np.cumsum(counts), notes
-
-    def _check(self, asked: ShardsAsked) -> tuple[int, tuple[str, ...]]:
-        """Return the number of shards that is asked for, unless one of them would be over the bounds, or empty."""
-        check_multiple(asked, self._bounds)
-        samples, count = len(self._keys), asked.count
-        if count > samples:
-            self._refuse(asked, f"{count:,} shards for {counted(samples, 'sample')}", "a sample in each", fewer=True)
-        counts, sizes = self._loads(count)
-        if empty := int(np.count_nonzero(counts == 0)):
-            found = f"{empty:,} of {count:,} shards by hash without one of {counted(samples, 'sample')}"
-            self._refuse(asked, found, "a sample in each", fewer=True)
-        if counts.max() > self._max_count:
-            found = f"{counted(int(counts.max()), 'sample')} in one of {counted(count, 'shard')} by hash"
-            self._refuse(asked, found, f"at most {self._max_count:,}", fewer=False)
-        if sizes.max() > self._limits.planned:
-            found = f"{show_size(int(sizes.max()))} in one of {counted(count, 'shard')} by hash"
-            self._refuse(asked, found, f"at most {show_size(self._bounds.max_size or 0)}", fewer=False)
-        return count, ()
-
-    def _choose(self) -> tuple[int, tuple[str, ...]]:
-        """Return how many shards hold the samples, and a note if it cannot be as many as before."""
-        before = self._bounds.before
-        if before is not None and self._holds(before, 1):
-            return before, ()
-        count = self._first(self._upward(1, _HEADROOM), _HEADROOM) or self._first(self._upward(1, 1), 1)
-        if not count:
-            found = f"{counted(len(self._keys), 'sample')}: any number of shards leaves one empty, or over the bounds"
-            raise InvalidRequest(option("place", "hash"), found, remedy=_remedy())
-        if before is None:
-            return count, ()
-        gone = f"{counted(before, 'shard')} by hash cannot hold the samples any more"
-        return count, (f"{gone}: now {count:,}, and all are written again",)
-
-    def _shard_of(self, count: int) -> NDArray[np.int64]:
-        shard: NDArray[np.int64] = (self._hashes % np.uint64(count)).astype(np.int64)
-        return shard
-
-    def _loads(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return how many samples each shard gets, and their bytes."""
-        shard = self._shard_of(count)
-        counts = np.bincount(shard, minlength=count).astype(np.int64)
-        return counts, np.asarray(np.bincount(shard, weights=self._sizes, minlength=count), np.float64)
-
-    def _holds(self, count: int, share: float) -> bool:
-        """Tell whether so many shards all get a sample, and none more than a share of the bounds."""
-        if count > len(self._keys) or count % self._bounds.multiple_of:
-            return False
-        counts, sizes = self._loads(count)
-        room, most = self._limits.planned * share, self._max_count * share
-        return bool(counts.min() > 0 and counts.max() <= most and sizes.max() <= room)
-
-    def _first(self, numbers: Iterator[int], share: float) -> int:
-        """Return the first number of shards that hold the samples; 0 where none does."""
-        return next((count for count in numbers if self._holds(count, share)), 0)
-
-    def _upward(self, start: int, share: float) -> Iterator[int]:
-        """Yield numbers of shards, from the least that can hold the samples until most shards would be empty."""
-        samples, multiple = len(self._keys), self._bounds.multiple_of
-        of_size = int(self._sizes.sum() / (self._limits.planned * share))
-        start = max(start, of_size, int(samples / (self._max_count * share)), 1)
-        count = -(-start // multiple) * multiple
-        while count <= (samples if samples < _FEW else samples // 2):
-            yield count
-            count += _step(count, multiple)
-
-    def _downward(self, start: int) -> Iterator[int]:
-        multiple = self._bounds.multiple_of
-        count = min(start, len(self._keys)) // multiple * multiple
-        while count > 0:
-            yield count
-            count -= _step(count, multiple)
-
-    def _refuse(self, asked: ShardsAsked, found: str, expected: str, *, fewer: bool) -> None:
-        numbers = self._downward(asked.count - 1) if fewer else self._upward(asked.count + 1, 1)
-        other = self._first(numbers, 1)
-        raise InvalidRequest(asked.where, found, expected=expected, remedy=_remedy(other))
-
-
-def _step(count: int, multiple: int) -> int:
-    """Return how far the next number of shards to try is from one."""
-    return multiple if count <= _FEW else max(1, count // _STEPS // multiple) * multiple
-
-
-def _remedy(count: int = 0) -> str:
-    """Return what to do about a number of shards: `count` is one that would do, if there is any."""
-    order = option("place", "order")
-    if count:
-        return f"Choose {option('shards', count)}, or {order}."
-    return f"Choose {order}, or larger shards: {option('max_size')}, {option('max_count')}."
-
+    _RowsOf = NDArray[np.int64] | slice  # of a shard
 
 DEFAULT_MAX_SIZE = 10**9
 _ESTIMATED_SHARE = 0.97  # of the bound is filled where sizes are estimates: few shards leave a remainder then
@@ -247,7 +125,7 @@ class Plan:
         """Return the plan for the samples at some places of this one's order, in that order, by the same limits."""
         order = places if self.order is None else self.order[places]
         total = running(np.diff(self.total), places)
-        ends = Runs(total, self.limits.planned, self.limits.max_count).fill()
+        ends = self.limits.fill(total)
         sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[self.format]
         return replace(self, order=order, total=total, ends=ends, sizes=sizes, skipped=(), notes=())
 
@@ -304,8 +182,7 @@ def make_plan(
         held = rows.size if stored is None else stored
         payloads = Payloads(entries.keys, entries.first, entries.fields, rows.code, held, whole)
         sizes = sample_sizes(shard_format, payloads)
-        fit = _Room(room, SAMPLE_LIMIT[shard_format], trailer)
-        which, skipped, notes = _fit(entries, sizes, fit, bounds.oversize, which)
+        which, skipped, notes = _fit(entries, sizes, shard_format, room, bounds.oversize, which)
     chosen = sizes if which is None else sizes[which]
     order: NDArray[np.int64] | None = None
     if bounds.by_hash:
@@ -315,7 +192,7 @@ def make_plan(
     else:
         order = None if shuffle_seed is None else shuffled(len(chosen), shuffle_seed)
         total = running(chosen, order)
-        ends = bounded(total, limits, bounds) if asked is None else exactly(total, asked, limits, bounds)
+        ends = cut(total, asked, limits, bounds)
     order = which if order is None else order if which is None else which[order]
     notes = (*notes, *_check_names(pattern, bounds, len(ends), len(chosen)))
     starts = np.concatenate(([0], ends[:-1]))
@@ -403,29 +280,22 @@ def _no_number(entries: Entries, name: str, number: str, texts: list[tuple[int, 
 _CHUNK = 2**16  # texts at a time
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """Bytes: a shard's room for records, the most that a sample may take by its format, and the end of a shard."""
-
-    shard: int
-    sample: int
-    trailer: int
-
-
 def _fit(
-    entries: Entries, sizes: NDArray[np.int64], room: _Room, oversize: Oversize, which: NDArray[np.int64] | None
-) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:
+    entries: Entries, sizes: NDArray[np.int64], shard_format: str, room: int, oversize: Oversize,
+    which: NDArray[np.int64] | None,
+) -> tuple[NDArray[np.int64] | None, tuple[Skipped, ...], tuple[str, ...]]:  # fmt: skip
     """Apply the rule for samples that fit in no shard; return which stay (None: all), what is left out, and notes."""
-    limit = min(room.shard, room.sample)
+    trailer, most = TRAILER_SIZE[shard_format], SAMPLE_LIMIT[shard_format]
+    limit = min(room, most)
     too_large = np.flatnonzero(sizes > limit) if which is None else which[sizes[which] > limit]
     if not len(too_large):
         return which, (), ()
-    total, never = sizes + room.trailer, too_large[sizes[too_large] > room.sample]
+    total, never = sizes + trailer, too_large[sizes[too_large] > most]
     if len(never) and oversize != "skip":
         found = _named(entries, total, never, "a TFRecord")
         remedy = f"Write tar shards, or leave them out with {option('oversize', 'skip')}."
-        raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({room.sample:,} bytes)", remedy=remedy)
-    found = _named(entries, total, too_large, f"a shard of {show_size(min(limit, room.shard) + room.trailer)}")
+        raise InvalidRequest("TFRecord", found, expected=f"less than 2 GiB ({most:,} bytes)", remedy=remedy)
+    found = _named(entries, total, too_large, f"a shard of {show_size(limit + trailer)}")
     if oversize == "error":
         remedy = f"Raise {option('max_size')}, or choose {option('oversize', 'alone')} (a shard of its own) or skip."
         raise InvalidRequest(option("max_size"), found, remedy=remedy)
@@ -447,3 +317,161 @@ def _named(entries: Entries, total: NDArray[np.int64], which: NDArray[np.int64],
     """Say which samples are larger than `what` may be."""
     names = [f"{printable(entries.key(at))} ({show_size(int(total[at]))})" for at in which[:5].tolist()]
     return f"{counted(len(which), 'sample')} larger than {what} may be: {listing(names, total=len(which))}"
+
+
+# What a worker must know of a shard's samples, taken out of the plan, and the hash of it.
+
+
+FORMAT_VERSION = 1  # of the hash
+_WORTH_READING = 0.25  # of a region must be wanted: then reading it whole beats reading its spans one by one
+
+
+def shard_samples(plan: Plan, shard: int) -> ShardSamples:
+    """Return what a worker must know to write a shard: plain bytes, no arrays."""
+    e, rows = plan.entries, plan.rows(shard)
+    first, last = plan.span(shard)
+    paths = b""
+    if isinstance(rows, slice):
+        keys, counts = e.keys.span(first, last), np.diff(e.first[first : last + 1])
+        if e.rows.paths is not None:
+            paths = e.rows.paths.span(rows.start, rows.stop)
+    else:
+        which = plan.which(shard)
+        keys, counts = e.keys.gather(which), e.counts_of(which)
+        if e.rows.paths is not None:
+            paths = e.rows.paths.gather(rows)
+    sizes = e.rows.size[rows].tobytes()
+    content = ShardContent(
+        keys=keys,
+        counts=counts.astype(np.uint16).tobytes(),
+        fields=tuple(map(to_bytes, e.fields)),
+        codes=e.rows.code[rows].tobytes(),
+        sizes=sizes,
+        stored=sizes if plan.stored is None else plan.stored[rows].tobytes(),
+        inline=_inline(plan, shard, rows, counts) if e.values.inline else b"",
+    )
+    if NUMBERS[plan.format]:
+        whole = None if e.spans is None else e.spans.whole
+        content = replace(
+            content,
+            whole=b"" if whole is None else whole[rows].tobytes(),
+            numbers={e.fields.index(name): number for name, number in e.values.numbers.items()},
+            lists={e.fields.index(name): kind for name, kind in e.values.lists.items()},
+        )
+    return ShardSamples(
+        content=content,
+        needs=np.diff(plan.total[first : last + 1]).tobytes(),
+        root=e.root,
+        kinds=e.rows.kind[rows].tobytes(),
+        mtimes=e.rows.mtime_ns[rows].tobytes(),
+        paths=paths,
+        folders=e.folders,
+        spans=ShardSpans() if e.spans is None else _shard_spans(plan, e.spans, shard, rows),
+    )
+
+
+def _shard_spans(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> ShardSpans:
+    """Return where the SPAN rows of a shard lie."""
+    kinds, expected = plan.entries.rows.kind[rows], spans.expected[rows]
+    used, file = _used(spans.file[plan.which(shard)])
+    regions, runs = _regions(plan, spans, shard, rows), b""
+    is_zip = any(spans.files[at].form == "zip" for at in used) if spans.files else False
+    if plan.format == "tar" and spans.files and not is_zip and np.isin(kinds, (SPAN, INLINE)).all():
+        runs = _each(len(kinds)) if regions else _runs(plan, spans, shard, rows, file)
+    return ShardSpans(
+        files=tuple(spans.files[at] for at in used) if spans.files else (),
+        file=file.astype(np.uint32).tobytes(),
+        offsets=spans.offset[rows].tobytes(),
+        expected=expected.tobytes() if np.any(expected >= 0) else b"",
+        runs=runs,
+        regions=regions,
+    )
+
+
+def _regions(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> bytes:
+    """Return the regions of which a shard wants enough to read them whole."""
+    e = plan.entries
+    if plan.regions is None:
+        return b""
+    which = plan.which(shard)
+    spooled = (e.rows.kind[rows] == SPAN) & np.repeat(spans.file[which] == 0, e.counts_of(which))
+    offset, size = spans.offset[rows][spooled], e.rows.size[rows][spooled]
+    at = np.searchsorted(plan.regions[:, 0], offset, "right") - 1
+    inside = (at >= 0) & (offset < plan.regions[at, 1])
+    used, place = np.unique(at[inside], return_inverse=True)
+    wanted = np.bincount(place, weights=size[inside], minlength=len(used))
+    found: NDArray[np.int64] = plan.regions[used]
+    return found[wanted >= _WORTH_READING * (found[:, 1] - found[:, 0])].tobytes()
+
+
+def _runs(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf, file: NDArray[np.int64]) -> bytes:
+    """Return where each run of rows ends that one read can copy: same file, same spacing in source and shard."""
+    e, which = plan.entries, plan.which(shard)
+    counts, kinds, codes = e.counts_of(which), e.rows.kind[rows], e.rows.code[rows]
+    first = np.concatenate(([0], np.cumsum(counts)))
+    size = e.rows.size[rows] if plan.stored is None else plan.stored[rows]
+    keys = Names.parse(e.keys.gather(which))
+    heads, tails = heads_and_tails(plan.format, Payloads(keys, first, e.fields, codes, size))
+    place = np.cumsum(heads + size + tails) - size - tails
+    breaks = (np.diff(spans.offset[rows] - place) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
+    breaks |= np.diff(np.repeat(file, counts)) != 0
+    return np.append(np.flatnonzero(breaks) + 1, len(size)).astype(np.uint32).tobytes()
+
+
+def _inline(plan: Plan, shard: int, rows: _RowsOf, counts: NDArray[np.int64]) -> bytes:
+    """Return the payload of each row of a shard that is INLINE, nothing for others, a NUL after each."""
+    e, (first, last) = plan.entries, plan.span(shard)
+    code, inline = e.rows.code[rows], e.rows.kind[rows] == INLINE
+    owners = np.repeat(np.arange(last - first), counts)
+    texts = [b""] * len(code)
+    for name, column in e.values.inline.items():
+        at = np.flatnonzero(inline & (code == e.fields.index(name)))
+        data = column.span(first, last) if plan.order is None else column.gather(plan.which(shard))
+        found = data[:-1].split(b"\0")
+        for row, owner in zip(at.tolist(), owners[at].tolist(), strict=True):
+            texts[row] = found[owner]
+    return b"\0".join(texts) + b"\0"
+
+
+def _each(rows: int) -> bytes:
+    """Return runs of one row each."""
+    return np.arange(1, rows + 1, dtype=np.uint32).tobytes()
+
+
+def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str:
+    """Return a hash of what the plan says of a shard: another one means other bytes.
+
+    Neither the source's root nor times are in it, so that the same tree elsewhere gives the same sidecars.
+
+    Args:
+        shard_format: `tar` or `tfrecord`.
+        samples: The shard's samples.
+        work: A digest of the transform of the samples; empty for none.
+    """
+    # Only the fields that this shard has: another one elsewhere in the source changes nothing here.
+    content = samples.content
+    used, codes = _used(np.frombuffer(content.codes, np.uint16))
+    names = b"\0".join(content.fields[code] for code in used)
+    digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
+    if shard_format != "tar":
+        digest.update(shard_format.encode())
+    if work:
+        digest.update(f" {work}".encode())
+    local = codes.astype(np.uint16).tobytes()
+    paths = samples.shown_paths(shown_bytes)  # another signature of a URL makes no other file of it
+    paths = paths if paths.strip(b"\0") else b""  # bytes of a table are in no file, as those of a program
+    columns = [content.keys, content.counts, names, local, content.sizes, paths, content.inline]
+    kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
+    if any(kinds):
+        columns += [" ".join(kinds).encode(), content.whole]
+    for column in columns:
+        digest.update(b"%d:" % len(column))
+        digest.update(column)
+    return digest.hexdigest()
+
+
+def _used(numbers: NDArray[np.unsignedinteger]) -> tuple[list[int], NDArray[np.int64]]:
+    """Return which numbers occur, ascending, and the place of each among them: `np.unique` imports half of NumPy."""
+    seen = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
+    seen[numbers] = True
+    return np.flatnonzero(seen).tolist(), (np.cumsum(seen) - 1)[numbers]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 import numpy as np
 
 from shardtool.errors import InvalidRequest
-from shardtool.plan.shuffle import permuted, random_at, random_numbers, random_start
+from shardtool.plan.order import permuted, random_at, random_numbers, random_start
 from shardtool.request.choices import check_choice, check_least
 
 if TYPE_CHECKING:

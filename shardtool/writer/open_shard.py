@@ -17,7 +17,7 @@ from shardtool.errors import InvalidRequest, OutputFailed
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import TRAILER_SIZE
 from shardtool.format.tar import TRAILER
-from shardtool.plan.shard_samples import fingerprint
+from shardtool.plan.plan import fingerprint
 from shardtool.values import ShardContent, ShardSamples, ShardSpans
 from shardtool.write.packer import ShardRecords
 from shardtool.write.task import digest

@@ -24,7 +24,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import check_written, parse_pattern, sidecar_name
-from shardtool.plan.cuts import NO_LIMIT
+from shardtool.plan.order import NO_LIMIT
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.publish.old_dataset import check_old
 from shardtool.request.results import Notes, Observer

@@ -26,9 +26,8 @@ from shardtool.format.tfrecord import (
 )
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import Plan, make_plan
-from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.order import Bounds
+from shardtool.plan.plan import Plan, make_plan, shard_samples
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.pack_shard import TFRecordPacker

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import ShardPattern, parse_pattern
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import Plan, make_plan
-from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.order import Bounds
+from shardtool.plan.plan import Plan, make_plan, shard_samples
 from tests.made import made_entries
 
 OPEN = parse_pattern("out-{000..}.tar")

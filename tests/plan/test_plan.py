@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from shardtool.errors import InvalidRequest
 from shardtool.format.tar import TRAILER, header, padding
 from shardtool.pattern import parse_pattern
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import Plan, make_plan
-from shardtool.plan.shard_samples import fingerprint, shard_samples
-from shardtool.plan.shuffle import shuffled
+from shardtool.plan.order import Bounds, shuffled
+from shardtool.plan.plan import Plan, fingerprint, make_plan, shard_samples
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, REPO
 from tests.made import FIELDS, made_entries
@@ -410,9 +408,9 @@ def test_plan_fingerprints_tell_plans_apart(one: Sizes, two: Sizes) -> None:
 _NO_FILES = """
 import sys
 from shardtool.pattern import parse_pattern
-from shardtool.plan.cuts import Bounds
+from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan
-from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.plan import shard_samples
 from tests.made import made_entries
 entries = made_entries([[7, 100_000 + at] for at in range(20_000)])
 sys.addaudithook(lambda event, _: sys.exit(event) if event in {"open", "os.listdir", "os.scandir"} else None)

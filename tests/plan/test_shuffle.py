@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from shardtool.plan.shuffle import permuted, random_at, random_numbers, random_start
+from shardtool.plan.order import permuted, random_at, random_numbers, random_start
 
 KEY = np.uint64(random_start("a test", 1))
 

@@ -41,7 +41,7 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.plan.cuts import Bounds
+from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.exporter import export_notes, exports_beside

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from shardtool import InvalidRequest
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import make_plan
-from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.order import Bounds
+from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.select import fields as inline
 from shardtool.select import join
 from shardtool.select.join import set_fields

@@ -12,9 +12,8 @@ import pytest
 
 from shardtool.errors import SampleFailed
 from shardtool.pattern import parse_pattern
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import make_plan
-from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.order import Bounds
+from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.storage.reading import READ_PLAIN, read_file
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard

@@ -17,7 +17,7 @@ from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import SummedFile
 from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
-from shardtool.plan.cuts import NO_LIMIT
+from shardtool.plan.order import NO_LIMIT
 from shardtool.request.choices import check_choice
 from shardtool.storage.folders import checked_copy
 from shardtool.storage.reading import plain_size

@@ -13,10 +13,8 @@ from shardtool.dataset.sidecar_read import most_metadata
 from shardtool.dataset.sidecar_write import WrittenShard, encode, index_of
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.interop.indexes import check_timm_splits
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import make_plan
-from shardtool.plan.shard_samples import shard_samples
-from shardtool.plan.shuffle import shuffled
+from shardtool.plan.order import Bounds, shuffled
+from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.publish.old_dataset import EndedAppend
 from shardtool.request.options import CreateOptions, share
 from shardtool.source.base import check_some, skipped_notes

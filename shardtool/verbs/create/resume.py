@@ -20,7 +20,7 @@ from shardtool.dataset.sidecar_write import encode_table
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
-from shardtool.plan.shard_samples import fingerprint, shard_samples
+from shardtool.plan.plan import fingerprint, shard_samples
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import Changes
 from shardtool.storage.sources import identity

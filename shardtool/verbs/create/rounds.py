@@ -24,7 +24,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.interop.portability import misread_keys
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
-from shardtool.plan.shard_samples import shard_samples
+from shardtool.plan.plan import shard_samples
 from shardtool.publish.old_dataset import EndedAppend
 from shardtool.request.options import CreateOptions, share
 from shardtool.skipped import reasons

@@ -26,10 +26,8 @@ from shardtool.execute.local import LocalPool
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.plan.cuts import Bounds
-from shardtool.plan.plan import Plan, make_plan
-from shardtool.plan.shard_samples import shard_samples
-from shardtool.plan.shuffle import shuffled
+from shardtool.plan.order import Bounds, shuffled
+from shardtool.plan.plan import Plan, make_plan, shard_samples
 from shardtool.request.results import Observer
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
