@@ -98,15 +98,14 @@ def plan_file(folder: Path, samples: int = 10_000_000) -> None:
         f"import sys; sys.path.insert(0, {str(here)!r}); import json, os, time, numpy as np; import plan10m as p\n"
         "from dataclasses import replace\n"
         "from shardtool import CreateOptions; from shardtool.source.base import Listing\n"
-        "from shardtool.source.planned.plan_file import Planned, write_plan\n"
-        "from shardtool.source.planned.plan_file import asked_of\n"
+        "from shardtool.source.plan_file import asked_of, write_plan\n"
         f"e = p.made_entries({samples})\n"
         f"for at in range(0, {samples}, {step}):\n"  # a plan of which no file is there is refused
         f"    path = {str(source)!r} + '/' + e.path(at).decode(); os.makedirs(os.path.dirname(path), exist_ok=True)\n"
         "    open(path, 'wb').truncate(int(e.rows.size[at])); os.utime(path, ns=(0, 0))\n"
         f"asked = asked_of({str(source)!r}, CreateOptions(shuffle=True, workers=1), 'tar'); t = time.perf_counter()\n"
-        "planned = Planned(Listing(e, (), 'made'), None, by_key=True)\n"
-        f"size = write_plan({str(folder / 'plan.parquet')!r}, planned, asked, overwrite=False)\n"
+        f"where, listed = {str(folder / 'plan.parquet')!r}, Listing(e, (), 'made')\n"
+        "size = write_plan(where, listed, None, asked, by_key=True, overwrite=False)\n"
         "print(f'{size / 1e6:,.0f} MB in {time.perf_counter() - t:.1f} s')"
     )
     head()

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.wording import typed_words
+from shardtool.wording import option, typed_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,3 +119,21 @@ def command_line(run: RunRecord) -> str:
 def _quoted(word: str) -> str:
     """Return a word as a shell takes it."""
     return f'"{word}"' if "'" in word and not _NOT_IN_QUOTES.search(word) else shlex.quote(word)
+
+
+# How two runs differ, for messages.
+
+
+def differing_options(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the options in which two runs differ, with what each was given."""
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    return [f"{_named(name)} {_given(then.get(name))} then, {_given(now.get(name))} now" for name in names]
+
+
+def _named(name: str) -> str:
+    return name if name == "format" else option(name)  # no option says it, but the shards' names
+
+
+def _given(value: object) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "not given" if value is None else "given" if value is True else text[:80]

@@ -36,12 +36,12 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
         return ShardSource(source, options, outputs[0].format)
     if options.plan is not None:
-        from shardtool.source.planned.plan_file import PlannedSource, asked_of
+        from shardtool.source.plan_file import PlannedSource, asked_of
 
         return PlannedSource(os.fspath(options.plan), asked_of(source, options, outputs[0].format))
     if options.plan_only is None:
         return _open_listed(source, options, outputs)
-    from shardtool.source.planned.plan_file import RecordedSource, asked_of
+    from shardtool.source.plan_file import RecordedSource, asked_of
 
     asked = asked_of(source, options, outputs[0].format)
     return RecordedSource(_open_listed(source, options, outputs), asked, options)

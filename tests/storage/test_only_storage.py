@@ -20,8 +20,7 @@ _ALLOWED = {
     "source/folder/scan.py": {"os.lstat", "os.open", "os.readlink", "os.scandir", "os.stat"},
     "source/manifest/stat.py": {"os.lstat", "os.stat"},
     # A few files of a planned listing are looked at; a plan file that is open already becomes a file of Python's.
-    "source/planned/columns.py": {"os.stat"},
-    "source/planned/plan_file.py": {"open"},
+    "source/plan_file.py": {"open", "os.stat"},
     # What the kernel says of processors and threads lies in files of its own; stdout is pointed at the null device.
     "execute/local.py": {"open", "os.listdir", "os.open"},
     # What a node of a cluster has, compared with what the parent's machine has.

@@ -24,8 +24,7 @@ from shardtool.dataset.sidecar_write import WrittenShard, encode, index_of
 from shardtool.fingerprint import show_fingerprint
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
-from shardtool.plan.plan import make_plan
-from shardtool.plan.plan import shard_samples
+from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.source.shards import list_datasets
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard

@@ -125,14 +125,14 @@ def plan_dataset(
         request = read_request(output, options, dry=True)
         opened, samples = _open_and_list(request, source, pool, notes)
 
-        from shardtool.source.planned.plan_file import RecordedSource
+        from shardtool.source.plan_file import RecordedSource
         from shardtool.verbs.create.plans import check_output, plan_shards
         from shardtool.verbs.create.result import dry_result
 
         samples = check_output(request, samples, notes)
         plans = plan_shards(request, samples, pool, notes)
         if isinstance(opened, RecordedSource):
-            notes.add(opened.write())
+            notes.add(opened.write_plan())
     return dry_result(request, samples, plans, notes)
 
 

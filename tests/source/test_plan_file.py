@@ -414,7 +414,7 @@ def test_a_manifests_paths_stay_below_its_root(place: Path) -> None:
 def test_a_small_file_takes_little_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that unfold to more than their bytes can account for are refused before they are decoded."""
     plan = _sound(place)
-    monkeypatch.setattr("shardtool.source.planned.plan_file._SLACK", 2**16)
+    monkeypatch.setattr("shardtool.source.plan_file._SLACK", 2**16)
     for rows, writing in ((_set(__key__=b"k" * 4_000_000), {}), (len, {"use_dictionary": True})):
         other = _reseal(plan, place / "bomb.parquet", rows=rows, writing=writing)
         assert other.stat().st_size < 10_000

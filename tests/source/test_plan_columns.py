@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.names import Names
-from shardtool.source.planned import columns
-from shardtool.source.planned.place import SourcePlace
+from shardtool.source import plan_file
 from tests.made import changed, flat_entries
 
 _FIELDS = ("cls", "jpg", "json")
@@ -34,14 +33,14 @@ def test_what_is_written_is_read(samples: list[tuple[bytes, dict[int, Any]]], *,
     numbers = {name: [row[at] for row in flat] for at, name in enumerate(names)}
     paths = Names.of([b"a/%d" % at for at in range(len(flat))]) if with_paths else None
     entries = changed(entries, **numbers, paths=paths)
-    shape, sink = columns.shape_of(entries, None), io.BytesIO()
+    schema, sink = plan_file.schema_of(entries, None), io.BytesIO()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(columns, "_LEAST_ROWS", 3)  # several row groups
+        patched.setattr(plan_file, "_LEAST_ROWS", 3)  # several row groups
         pq.write_table(
-            pa.concat_tables([shape.schema().empty_table(), *columns.tables(entries, None)]), sink, row_group_size=3
+            pa.concat_tables([schema.empty_table(), *plan_file.tables(entries, None)]), sink, row_group_size=3
         )
     with pq.ParquetFile(sink) as file:
-        found = columns.read_entries(file, shape, _FIELDS, entries.values, SourcePlace("folder", ("in",)))
+        found = plan_file.read_entries(file, schema, _FIELDS, entries.values, plan_file.PlanRequest("folder", ("in",)))
     assert found.keys.data == entries.keys.data
     assert found.first.tolist() == entries.first.tolist()
     for name in names:
