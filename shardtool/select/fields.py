@@ -206,6 +206,24 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
     return columns.set_column(at, columns.schema.field(at), pc.cast(found, lists.type))
 
 
+def paths_of(entries: Entries) -> Names:
+    """Return the source's path of each row; empty for what is no file."""
+    endings = [b"." + to_bytes(name) for name in entries.fields]
+    counts, chunks = entries.counts(), []
+    for first in range(0, len(entries), _CHUNK):
+        last = min(first + _CHUNK, len(entries))
+        rows = slice(int(entries.first[first]), int(entries.first[last]))
+        if entries.rows.paths is not None:
+            chunks.append(entries.rows.paths.span(rows.start, rows.stop))
+            continue
+        keys = entries.keys.span(first, last)[:-1].split(b"\0")
+        owners = np.repeat(np.arange(last - first), counts[first:last]).tolist()
+        columns = zip(owners, entries.rows.code[rows].tolist(), entries.rows.kind[rows].tolist(), strict=True)
+        paths = [b"" if kind == INLINE else keys[owner] + endings[code] for owner, code, kind in columns]
+        chunks.append(b"\0".join(paths) + b"\0")
+    return Names.parse(b"".join(chunks))
+
+
 def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[Entries, tuple[Skipped, ...]]:
     """Return the samples that have fields, and the others, which are left out.
 

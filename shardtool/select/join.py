@@ -18,22 +18,25 @@ from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.select.fields import Field, with_fields
-from shardtool.select.portable import paths_of
+from shardtool.select.fields import Field, paths_of, with_fields
 from shardtool.table import arrays
 from shardtool.table.columns import (
     Rows,
+    broken_numbers,
     check_fields,
     check_labels,
     check_names,
     check_sidecar_names,
     heavy_columns,
     is_index,
+    is_key,
     is_text,
+    key_texts,
     no_such,
+    places_among,
+    repeated,
     rows_text,
 )
-from shardtool.table.keys import broken_numbers, is_key, key_texts, places_among, repeated
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.values import (
     ColumnTexts,

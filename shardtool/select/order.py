@@ -20,8 +20,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
 from shardtool.table import arrays
-from shardtool.table.columns import is_text, no_such
-from shardtool.table.keys import repeated
+from shardtool.table.columns import is_text, no_such, repeated
 from shardtool.values import counted, to_text
 from shardtool.wording import option
 

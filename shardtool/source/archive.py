@@ -20,8 +20,8 @@ from shardtool.format import tar, zip_read
 from shardtool.names import Names
 from shardtool.pattern import is_packed_name
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.source.folder.scan import ScanPart, ScanRules, pass_over
-from shardtool.source.folder.source import FolderSource, left_behind_notes
+from shardtool.source.folder import FolderSource, left_behind_notes
+from shardtool.source.scan import ScanPart, ScanRules, pass_over
 from shardtool.storage.reading import file_stat, identity
 from shardtool.values import SPAN, SpanFile, counted, is_utf8, split_name, to_bytes, to_text
 from shardtool.wording import flag, option, typed_option
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
     from shardtool.source.base import Listing, Writable
-    from shardtool.source.folder.source import Found
+    from shardtool.source.folder import Found
 
 
 # The members of a zip or a tar, by the rules of a folder: hidden names, globs, keys and fields.
@@ -292,7 +292,7 @@ class ArchiveSource(FolderSource):
         import numpy as np
 
         from shardtool.entries.entries import FieldSpans
-        from shardtool.source.folder.samples import collect
+        from shardtool.source.folder_samples import collect
 
         options = self._options
         dots = options.dots or "first"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import glob
 import os
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from shardtool.errors import InvalidRequest
+from shardtool.dataset.find import is_dataset_file
+from shardtool.errors import InvalidRequest, ShardError
+from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern, read_name, sidecar_name
 from shardtool.request.options import ReshardOptions
-from shardtool.source.advice import check_archive, check_folder, check_not_shards
-from shardtool.source.kinds import archive_in, is_table
-from shardtool.storage.places import is_url
+from shardtool.source.folder import EXPECTED, FolderSource, FoldersSource, again, only
+from shardtool.storage.places import base_name, is_url, is_web, refuse_near_url
+from shardtool.storage.sources import check_scheme
+from shardtool.table.kinds import archive_in, is_table
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -66,11 +71,9 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
     is_manifest = is_table(source)
     options.check_for(manifest=is_manifest)
     if is_manifest:
-        from shardtool.source.manifest.manifest import ManifestSource
+        from shardtool.source.manifest import ManifestSource
 
         return ManifestSource(source, options)
-    from shardtool.source.folder.source import FolderSource
-
     check_folder(os.fspath(source))
     return FolderSource(os.fspath(source), options, outputs)
 
@@ -95,8 +98,6 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
     if len(sources) == 1:
         return _open_listed(sources[0], options, outputs)
     options.check_for(manifest=False)
-    from shardtool.source.folder.source import FoldersSource
-
     return FoldersSource([os.fspath(one) for one in sources], options, outputs)
 
 
@@ -105,3 +106,107 @@ def _may_be_folder(path: str) -> bool:
         return os.path.isdir(path)
     check_folder(path)
     return True
+
+
+# What a source is that is neither a folder nor a manifest, and what to give instead.
+
+
+_FROM_COMMAND = "`shardtool create 'pipe:COMMAND' OUTPUT`"
+_TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")  # of other programs
+_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
+
+
+def check_folder(source: str) -> None:
+    """Check that a source is a folder.
+
+    Raises:
+        InvalidRequest: It is not; the remedy depends on what it is instead.
+    """
+    if is_url(source):
+        _check_address(source)
+        return
+    if os.path.isdir(source):
+        return
+    if what := _shards(source):
+        raise InvalidRequest(source, what, expected=EXPECTED, remedy=f"{again()}.")
+    if os.path.isfile(source):
+        raise InvalidRequest(source, "a file that is no table", expected=_OR_TABLE, remedy=_of_file(source))
+    if os.path.lexists(source):
+        raise InvalidRequest(source, "no folder", expected=EXPECTED)
+    if any(mark in source for mark in "*?[") and glob.glob(source):
+        raise InvalidRequest(source, "a glob", expected=EXPECTED, remedy=_of_glob(source))
+    refuse_near_url(source)
+    expected = _OR_TABLE if os.path.splitext(source)[1] else EXPECTED
+    raise InvalidRequest(source, "no such file or folder", expected=expected)
+
+
+def _check_address(source: str) -> None:
+    """Check that an address may be that of a folder; whether something lies below it is seen when it is listed."""
+    check_scheme(source)
+    if is_web(source):
+        expected = f"{_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
+        raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)
+    if read_name(base_name(source)):
+        other = f"A tar of files is taken from a command: {_FROM_COMMAND}."
+        raise InvalidRequest(source, "a shard", expected=EXPECTED, remedy=f"{again()}. {other}")
+    if source.lower().endswith(".zip"):
+        remedy = f"Copy it to this machine, or let a command write it: {_FROM_COMMAND}."
+        raise InvalidRequest(source, "an archive that is not on this machine", expected=EXPECTED, remedy=remedy)
+
+
+def check_archive(path: str) -> None:
+    """Check that an archive is no shard with its index, which has more to go by than its files.
+
+    Raises:
+        InvalidRequest: It is one.
+    """
+    folder, name = os.path.split(path)
+    if read_name(name) and os.path.isfile(os.path.join(folder, sidecar_name(name))):
+        raise InvalidRequest(path, "a shard", expected=EXPECTED, remedy=f"{again()}.")
+
+
+def check_not_shards(sources: Sequence[Any]) -> None:
+    """Check that several sources are not all shards, as of a glob that the shell made names of.
+
+    Raises:
+        InvalidRequest: They are.
+    """
+    names = [os.path.basename(one) for one in sources if isinstance(one, str | os.PathLike) and os.path.isfile(one)]
+    if len(names) > 1 and len(names) == len(sources) and all(map(is_shard_name, names)):
+        found = f"one of {len(names)} shards"
+        raise InvalidRequest(os.fspath(sources[0]), found, expected=EXPECTED, remedy=f"{again()}.")
+
+
+def _shards(source: str) -> str:
+    """Return what a source is if it is shards; empty: it is not."""
+    if source.endswith(DATASET_SUFFIX):
+        return "a dataset file" if is_dataset_file(source) else ""
+    if os.path.isfile(source):
+        return "a shard" if read_name(os.path.basename(source)) else ""
+    if any(mark in source for mark in "*?["):
+        found = glob.glob(source)
+        return "a glob of shards" if found and all(read_name(os.path.basename(one)) for one in found) else ""
+    try:
+        pattern = parse_pattern(source)
+    except ShardError:
+        return ""
+    first = os.path.join(pattern.folder, pattern.shard(0))
+    return "a shard pattern" if first != source and os.path.isfile(first) else ""
+
+
+def _of_file(source: str) -> str:
+    if source.endswith(DATASET_SUFFIX):
+        return "JSON, such as COCO's, or a list of rows, becomes a table first: docs/examples.md shows how."
+    if source.endswith(_TABLES):
+        return "Save it as CSV or Parquet."
+    if source.endswith(".txt"):
+        return f"A list of paths, one a line, goes to standard input: `shardtool create - OUTPUT < {quote(source)}`."
+    folder, name = os.path.split(source)
+    return f"Give the folder that it lies in, {folder or '.'}, with {only(name)}."
+
+
+def _of_glob(source: str) -> str:
+    folder, name = os.path.split(source)
+    if any(mark in folder for mark in "*?[") or not os.path.isfile(glob.glob(source)[0]):
+        return f"Give the folder above, with {option('include')} or {option('exclude')}."
+    return f"Give the folder, {folder or '.'}, with {only(name)}."

@@ -46,12 +46,11 @@ from shardtool.names import Names
 from shardtool.request.run_record import differing_options
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
-from shardtool.source.folder.source import label
-from shardtool.source.kinds import archive_in, is_table
+from shardtool.source.folder import label
 from shardtool.storage.places import is_url
 from shardtool.storage.reading import file_stat, identity, open_plain, source_root
 from shardtool.storage.staging import Folder, check_target
-from shardtool.table.kinds import parquet_files
+from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
 from shardtool.values import FILE, INLINE, LINK, SPAN, Number, SpanFile, show_size, to_bytes
 from shardtool.wording import option

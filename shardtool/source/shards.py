@@ -45,7 +45,8 @@ from shardtool.source.shard_columns import (
 )
 from shardtool.storage.open_file import file_fact
 from shardtool.storage.places import base_name, folder_of, for_each, is_url, join, names_in
-from shardtool.table import arrays, keys
+from shardtool.table import arrays
+from shardtool.table import columns as keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, output_text, to_bytes, to_text
 from shardtool.wording import call, flag, option
 

@@ -25,7 +25,7 @@ from shardtool.request.results import IndexResult, Observer
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder, write_whole
-from shardtool.table.keys import repeated
+from shardtool.table.columns import repeated
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.verbs.create.append import existing_keys, joined
 from shardtool.verbs.create.parts import check_all_ended, merge_parts

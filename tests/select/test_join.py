@@ -25,8 +25,8 @@ from shardtool.select import fields as inline
 from shardtool.select import join
 from shardtool.select.join import set_fields
 from shardtool.select.query import matching
-from shardtool.source.manifest.manifest import Manifest
-from shardtool.source.manifest.options import ManifestOptions
+from shardtool.source.manifest import Manifest
+from shardtool.source.manifest_columns import ManifestOptions
 from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
 from tests.made import changed, flat_entries, metadata_of
 

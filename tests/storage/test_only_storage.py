@@ -17,8 +17,7 @@ _OF_MODULES = {"os": _OF_PATHS, "shutil": {"copy", "copyfile", "copytree", "move
 # Module to the calls that it may make, each for the reason given.
 _ALLOWED = {
     # Loops that run once for each file of a source: another layer of calls would show in the time of a listing.
-    "source/folder/scan.py": {"os.lstat", "os.open", "os.readlink", "os.scandir", "os.stat"},
-    "source/manifest/stat.py": {"os.lstat", "os.stat"},
+    "source/scan.py": {"os.lstat", "os.open", "os.readlink", "os.scandir", "os.stat"},
     # A few files of a planned listing are looked at; a plan file that is open already becomes a file of Python's.
     "source/plan_file.py": {"open", "os.stat"},
     # What the kernel says of processors and threads lies in files of its own; stdout is pointed at the null device.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shardtool import InvalidRequest, SampleFailed
 from shardtool.select.join import join, set_fields
-from shardtool.source.manifest.manifest import Manifest
-from shardtool.source.manifest.options import ManifestOptions
-from shardtool.source.manifest.stat import stat_listed
+from shardtool.source.manifest import Manifest
+from shardtool.source.manifest_columns import ManifestOptions
+from shardtool.source.scan import stat_listed
 from tests.select.test_join import _entries as joinable
 from tests.table.odd_tables import ENDINGS, odd_file, odd_table
 

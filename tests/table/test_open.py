@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import InvalidRequest, SampleFailed
-from shardtool.source.manifest.options import is_manifest
 from shardtool.table import text as textfile
+from shardtool.table.kinds import is_manifest
 from shardtool.table.open import open_table
 from shardtool.table.text import numbers_of
 from tests.helpers import ENVIRONMENT
@@ -153,7 +153,7 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
 def test_nothing_heavy_for_the_question() -> None:
     """Asking whether a source is a manifest, and looking at files, imports neither NumPy, pyarrow nor pandas."""
     code = (
-        "import sys, shardtool.source.manifest.stat; from shardtool.source.manifest.options import is_manifest; "
+        "import sys, shardtool.source.scan; from shardtool.table.kinds import is_manifest; "
         "assert not is_manifest('.'); print({'numpy', 'pyarrow', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, r
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.names import Names
 from shardtool.publish.old_dataset import EndedAppend
-from shardtool.table.keys import among, hashes, places_among
+from shardtool.table.columns import among, hashes, places_among
 from shardtool.values import INLINE, counted, to_bytes, to_text
 from shardtool.wording import option
 

@@ -24,7 +24,7 @@ from shardtool.plan.plan import fingerprint, shard_samples
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import Changes
 from shardtool.storage.sources import identity
-from shardtool.table.keys import among, hashes
+from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, counted, output_text, to_bytes
 from shardtool.wording import either, option
 from shardtool.write.task import Compare, Keep, Write

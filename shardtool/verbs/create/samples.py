@@ -144,7 +144,7 @@ def _divide(request: Request, source: Source, samples: Samples, notes: Notes) ->
 
 def _with_safe_names(request: Request, source: Source, samples: Samples) -> Entries:
     """Return the samples with the names that they get."""
-    from shardtool.select.portable import check_case, make_portable
+    from shardtool.source.naming import check_case, make_portable
 
     entries, dividing = samples.entries, request.dividing
     if request.options.portable:

@@ -24,7 +24,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.publish.records import read_skipped
-from shardtool.source.folder.source import FolderSource
+from shardtool.source.folder import FolderSource
 from shardtool.storage.places import base_name, join, read_small
 from shardtool.values import FILE, INLINE, URL, counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding, Findings
@@ -195,7 +195,7 @@ class Comparison:
                 )
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
-            from shardtool.select.portable import make_portable
+            from shardtool.source.naming import make_portable
 
             entries = make_portable(entries)
         return replace(listed, entries=entries)

@@ -9,21 +9,22 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import permutations
+from shlex import quote
 from typing import TYPE_CHECKING
 
+from shardtool.dataset.find import listed_by, sidecar_path, usual_names
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.pattern import is_shard_name
 from shardtool.request.options import TOP_FOLDER
 from shardtool.skipped import Skipped
-from shardtool.source.advice import shards_note
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
-from shardtool.source.folder.scan import ObjectTree, ScanPart, ScanRules, scan, share_out
-from shardtool.source.selecting import Selection
+from shardtool.source.scan import ObjectTree, ScanPart, ScanRules, scan, share_out
 from shardtool.storage import sources
-from shardtool.storage.places import is_url
+from shardtool.storage.places import base_name, folder_of, is_file, is_url, join
 from shardtool.storage.reading import source_root
 from shardtool.storage.sources import identity
-from shardtool.values import counted, to_bytes, to_text
-from shardtool.wording import flag, option
+from shardtool.values import counted, output_text, to_bytes, to_text
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,7 +63,7 @@ class FolderSource(Source):
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples of the tree."""
-        from shardtool.source.folder import samples as folder
+        from shardtool.source import folder_samples as folder
 
         entries, skipped, notes = self._list(pool, observer)
         options = self._options
@@ -70,6 +71,8 @@ class FolderSource(Source):
         notes += filter(None, [shards_note(entries, named=bool(options.include))])
         if options.dots is None and not entries.folders:
             folder.check_torn(entries)
+        from shardtool.source.selecting import Selection
+
         selection = Selection(options, _table)
         listed = selection.with_fields(Listing(entries, skipped, self._name, tuple(notes)), pool)
         if options.label_from_folder:  # a class has its number whether its samples are chosen or not
@@ -90,7 +93,7 @@ class FolderSource(Source):
     def _list(self, pool: Pool, observer: Observer) -> Found:
         """Return the samples that files make."""
         parts = self._tree.scan(pool, observer)
-        from shardtool.source.folder.samples import collect
+        from shardtool.source.folder_samples import collect
 
         entries, skipped = collect(self._tree.root, parts)
         return entries, skipped, left_behind_notes(parts)
@@ -101,7 +104,7 @@ class FolderSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of metadata, `key`, `path`, `folder` or `size` of each sample, or the label of `cls`."""
-        from shardtool.source.folder import samples as folder
+        from shardtool.source import folder_samples as folder
 
         table = _table(listed)
         labelled = name == "cls" and self._options.label_from_folder and name not in table.column_names
@@ -116,7 +119,7 @@ class FolderSource(Source):
 
 def _table(listed: Listing) -> pa.Table:
     """Return what a query sees of samples."""
-    from shardtool.source.folder import samples as folder
+    from shardtool.source import folder_samples as folder
 
     return folder.table_of(listed.entries)
 
@@ -204,7 +207,7 @@ class FoldersSource(FolderSource):
 
     def _list(self, pool: Pool, observer: Observer) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
-        from shardtool.source.folder.samples import check_torn, collect
+        from shardtool.source.folder_samples import check_torn, collect
         from shardtool.source.naming import find_groups, grouped
 
         trees, skipped = [], list[Skipped]()
@@ -379,3 +382,55 @@ def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
     import numpy as np
 
     return np.array([*values], np.int64)
+
+
+# Files of a folder that are shards.
+
+
+EXPECTED = "a folder of samples"
+_LOOKED_AT = 8  # shards of a kind that show whether they are of a dataset
+
+
+def shards_note(entries: Entries, *, named: bool) -> str:
+    """Return what the user should know of files in a folder that are shards; empty where there are none.
+
+    Args:
+        entries: The files.
+        named: Whether the user has said which files are meant.
+
+    Raises:
+        InvalidRequest: They are those of a dataset, or all that there is, and nobody has said that they are meant.
+    """
+    counts = entries.code_counts()
+    codes = [code for code, field in enumerate(entries.fields) if counts[code] and is_shard_name(f"x.{field}")]
+    if not codes:
+        return ""
+    total = sum(counts[code] for code in codes)
+    rows = [row for code in codes for row in (entries.rows.code == code).nonzero()[0][:_LOOKED_AT].tolist()]
+    first = printable(entries.path(rows[0]))
+    alone = total == len(entries.rows.code)
+    for path in () if named else (os.fsdecode(entries.place(row)) for row in rows):
+        if alone or _is_of_dataset(path):
+            found = "a shard, as all files here are" if alone else "a shard of a dataset"
+            remedy = f"{again()}; {option('exclude')} leaves them out; {only('*')} packs the files as they are."
+            raise InvalidRequest(path, found, expected=EXPECTED, remedy=remedy)
+    files = f"{counted(total, 'file')} that {'is a shard' if total == 1 else 'are shards'}"
+    return f"{files}, such as {first}, packed as any file: {again()}"
+
+
+def _is_of_dataset(path: str) -> bool:
+    """Tell whether a shard has its index beside it, or a dataset file of the usual name that lists it."""
+    folder, shard = folder_of(path), base_name(path)
+    names = usual_names([shard]) if is_shard_name(shard) else ()
+    listed = any(output_text(shard) in listed_by(join(folder, name)) for name in names)
+    return listed or is_file(sidecar_path(path, None))
+
+
+def again() -> str:
+    """Return what to do with shards instead."""
+    return f"{either('`reshard`', '`shardtool reshard`')} packs the samples of shards into other shards"
+
+
+def only(name: str) -> str:
+    """Return the option that takes one name."""
+    return either(f"include=({name!r},)", f"--include {quote(name)}")

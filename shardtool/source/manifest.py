@@ -23,19 +23,17 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import InvalidRequest, SampleFailed, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
+from shardtool.source import manifest_columns as checks
+from shardtool.source import manifest_rows as places
+from shardtool.source import manifest_rows as spool
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
-from shardtool.source.folder.scan import ALWAYS
-from shardtool.source.manifest import columns as checks
-from shardtool.source.manifest import layout as spool
-from shardtool.source.manifest import paths as places
-from shardtool.source.manifest.columns import META, choose, ending_of
-from shardtool.source.manifest.layout import FieldColumn, ListedFiles, lay_out, shown_column
-from shardtool.source.manifest.options import ManifestOptions, manifest_options
-from shardtool.source.manifest.stat import ListedTask, look_at_objects, stat_listed
+from shardtool.source.manifest_columns import META, ManifestOptions, choose, ending_of, manifest_options
+from shardtool.source.manifest_rows import FieldColumn, ListedFiles, lay_out, shown_column
 from shardtool.source.naming import find_groups, grouped
+from shardtool.source.scan import ALWAYS, ListedTask, look_at_objects, stat_listed
 from shardtool.storage.places import is_url
 from shardtool.storage.sources import check_scheme, is_place, source_root
-from shardtool.table import keys
+from shardtool.table import columns as keys
 from shardtool.table.columns import Rows, check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.open import open_table, read_columns, readable
 from shardtool.table.values import ColumnTexts, number_of, numbered, render_rows, render_values
@@ -51,8 +49,8 @@ if TYPE_CHECKING:
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
     from shardtool.source.base import Writable
-    from shardtool.source.manifest.layout import Layout
-    from shardtool.source.manifest.stat import ListedPart
+    from shardtool.source.manifest_rows import Layout
+    from shardtool.source.scan import ListedPart
     from shardtool.values import Number
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.classes import Classes
     from shardtool.skipped import Skipped
-    from shardtool.source.folder.scan import ScanPart
+    from shardtool.source.scan import ScanPart
 
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")

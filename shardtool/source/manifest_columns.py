@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,10 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.source.manifest import paths as places
-from shardtool.table import arrays, keys
+from shardtool.request.choices import pairs
+from shardtool.source import manifest_rows as places
+from shardtool.table import arrays
+from shardtool.table import columns as keys
 from shardtool.table.columns import (
     NAME_APART,
     PATH_NAMES,
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.entries.classes import Classes
     from shardtool.names import Names
-    from shardtool.source.manifest.options import ManifestOptions
+    from shardtool.request.options import CreateOptions
     from shardtool.source.naming import Groups
 
 
@@ -54,6 +57,77 @@ _FORMATS = frozenset({
     "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
     "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
 })  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestOptions:
+    """The options that say what a manifest's columns are for.
+
+    Attributes:
+        key: The column of keys; None: one with a usual name, or the paths without their endings. The path column
+            itself means the latter.
+        path: The column of paths whose endings name the field.
+        files: (field, column): paths whose field is named.
+        binary: (field, column): the bytes themselves, or `struct<bytes, path>` with the bytes there, or text that is
+            too long to be held; read a batch at a time.
+        urls: (field, column): URLs whose files are the field; a worker fetches them.
+        fields: (field, column): the value itself is the payload; the column is held.
+        classes: Those of `fields` whose values are numbered, in the order of their bytes.
+        known_classes: The numbers that classes have already; None: none has.
+        meta: The columns that go into the field `json`, and into the sidecars.
+        root: What relative paths count from; None: the manifest's folder.
+        allow_outside: Paths may lead out of `root`.
+        size: A column with the bytes of the file, for plans of files that are not there, or that lie in the web.
+        stat: Look at the files; False: plan with what `size` says.
+        dots: Where a file's name ends and its field begins.
+    """
+
+    key: str | None = None
+    path: str | None = None
+    files: tuple[tuple[str, str], ...] = ()
+    binary: tuple[tuple[str, str], ...] = ()
+    urls: tuple[tuple[str, str], ...] = ()
+    fields: tuple[tuple[str, str], ...] = ()
+    classes: tuple[str, ...] = ()
+    known_classes: Classes | None = None
+    meta: Literal["all", "none"] | tuple[str, ...] = "all"
+    root: str | None = None
+    allow_outside: bool = False
+    size: str | None = None
+    stat: bool = True
+    dots: Dots = "first"
+
+    def named(self) -> list[tuple[str, str]]:
+        """Return (option, column) for every column that is asked for."""
+        found = [("key", self.key), ("path", self.path), ("size", self.size)]
+        given = ("files", self.files), ("binary", self.binary), ("urls", self.urls), ("values", self.fields)
+        for name, named in given:
+            found += [(name, column) for _, column in named]
+        if isinstance(self.meta, tuple):
+            found += [("meta", column) for column in self.meta]
+        return [(option(name), column) for name, column in found if column is not None]
+
+
+def manifest_options(options: CreateOptions) -> ManifestOptions:
+    """Return what is asked of a manifest."""
+    from shardtool.dataset.dataset_file import open_classes
+
+    return ManifestOptions(
+        key=options.key,
+        path=options.path,
+        files=pairs("files", options.files),
+        binary=pairs("binary", options.binary),
+        urls=pairs("urls", options.urls),
+        fields=pairs("values", options.values),
+        classes=tuple(options.classes),
+        known_classes=open_classes(options.classes_from),
+        meta=options.meta if options.meta in ("all", "none") else tuple(options.meta.split(",")),  # type: ignore[arg-type]
+        root=None if options.root is None else os.fspath(options.root),
+        allow_outside=options.allow_outside,
+        size=options.size,
+        stat=options.stat,
+        dots=options.dots or "first",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 
 from shardtool import InvalidRequest, SampleFailed
 from shardtool.names import Names
-from shardtool.source.folder.scan import ALWAYS
-from shardtool.source.manifest import layout as spool
-from shardtool.source.manifest import paths as places
-from shardtool.source.manifest.layout import lay_out
-from shardtool.source.manifest.manifest import Manifest
-from shardtool.source.manifest.options import ManifestOptions
-from shardtool.source.manifest.stat import stat_listed
-from shardtool.table import keys
+from shardtool.source import manifest_rows as places
+from shardtool.source import manifest_rows as spool
+from shardtool.source.manifest import Manifest
+from shardtool.source.manifest_columns import ManifestOptions
+from shardtool.source.manifest_rows import lay_out
+from shardtool.source.scan import ALWAYS, stat_listed
+from shardtool.table import columns as keys
 from shardtool.table.open import MemoryTable
 from shardtool.values import FILE, INLINE, LINK, SPAN, split_name, to_bytes
 from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
@@ -593,8 +592,8 @@ def test_without_pandas(tmp_path: Path) -> None:
     path = _table(tmp_path / "t.csv", _THREE)
     code = (
         "import sys\n"
-        "from shardtool.source.manifest.manifest import Manifest\n"
-        "from shardtool.source.manifest.stat import stat_listed\n"
+        "from shardtool.source.manifest import Manifest\n"
+        "from shardtool.source.scan import stat_listed\n"
         "for source in sys.argv[1:]:\n"
         "    m = Manifest(source); m.check(); e, _ = m.entries([stat_listed(t) for t in m.tasks(2)])\n"
         "    e.rows.paths.span(0, 2), e.values.inline['json'].span(0, 2), m.column('n')\n"
