@@ -21,11 +21,12 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
-from shardtool.execute.pool import reported, what_of
+from shardtool.execute.pool import Pool, reported, reporter, what_of
 from shardtool.storage.remote.retry import hear, tell
 from shardtool.wording import option, speaks_command_line
 
@@ -33,13 +34,9 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
 
-    from typing_extensions import Self
-
-    from shardtool.execute.pool import Needs, Pool, Progress
+    from shardtool.execute.pool import Progress, Result
     from shardtool.values import Executor, StartMethod
 
-
-Result = TypeVar("Result")
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
 
@@ -62,6 +59,11 @@ class _Worker:
     number: int | None = None  # the task that it works on
     status: int | None = None  # once it has ended
 
+    @property
+    def pipes(self) -> tuple[int, int, int]:
+        """This process's ends of the pipes."""
+        return self.tasks, self.results, self.lifeline
+
     def kill(self) -> None:
         """End the process, if it still runs: a pid that was waited for may be another process's by now."""
         if self.status is None:
@@ -80,7 +82,7 @@ class _Worker:
         return self.status
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Worker processes, to be used in a `with` block; leaving it ends them all.
 
     At once there are as many as there are cores; more only where there are tasks for them.
@@ -109,7 +111,7 @@ class LocalPool:
     def _start_one(self) -> _Worker:
         fork = self._start == "fork" or (self._start == "auto" and _may_fork())
         try:
-            self._workers.append(self._fork() if fork else self._spawn())
+            self._workers.append(self._begun(fork=fork))
         except OSError as error:
             where, found = f"worker {len(self._workers) + 1} of {self.most}", reason(error)
             self.close()
@@ -123,24 +125,15 @@ class LocalPool:
             raise
         return self._workers[-1]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Kill the workers and wait for them; what they have staged is the caller's to discard."""
         for one in self._workers:
             one.kill()
         for one in self._workers:
-            for fd in (one.tasks, one.results, one.lifeline):
+            for fd in one.pipes:
                 os.close(fd)
             one.wait()
         self._workers = []
-
-    def check(self, needs: Needs) -> None:
-        """Refuse nothing: the workers see what this process sees."""
 
     def map(  # noqa: C901 - one loop over what workers say
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
@@ -200,44 +193,40 @@ class LocalPool:
             remedy += f" Fewer {option('workers')} use less memory."
         return WorkerDied(f"worker process {one.pid}", died, remedy=remedy)
 
-    def _fork(self) -> _Worker:
+    def _begun(self, *, fork: bool) -> _Worker:
         (task_end, tasks), (results, result_end), (life_end, lifeline) = os.pipe(), os.pipe(), os.pipe()
-        pid = os.fork()
+        ends = task_end, result_end, life_end
+        process = None if fork else _spawned(ends)
+        pid = os.fork() if process is None else process.pid
         if pid == 0:
             try:
-                for fd in (tasks, results, lifeline):
+                for fd in (tasks, results, lifeline, *(fd for other in self._workers for fd in other.pipes)):
                     os.close(fd)
-                for other in self._workers:
-                    for fd in (other.tasks, other.results, other.lifeline):
-                        os.close(fd)
-                run(task_end, result_end, life_end)
+                run(*ends)
             except BaseException:  # noqa: BLE001 - nothing may run on into the parent's code
                 os._exit(1)
             os._exit(0)
-        for fd in (task_end, result_end, life_end):
-            os.close(fd)
-        return _Worker(pid, tasks, results, lifeline, None)
-
-    def _spawn(self) -> _Worker:
-        import subprocess
-
-        (task_end, tasks), (results, result_end), (life_end, lifeline) = os.pipe(), os.pipe(), os.pipe()
-        ends = (task_end, result_end, life_end)
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        path = sys.path if root in sys.path else [root, *sys.path]  # what can be imported here, can be there
-        command = (
-            f"import sys; sys.path[:] = {path!r}; from shardtool import wording; from shardtool.execute import local; "
-            f"wording.set_words(command_line={speaks_command_line()}); local.run{ends}"
-        )
-        # The mask is inherited: a Ctrl-C while the new interpreter starts would make it print a traceback.
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         for fd in ends:
             os.close(fd)
-        return _Worker(process.pid, tasks, results, lifeline, process)
+        return _Worker(pid, tasks, results, lifeline, process)
+
+
+def _spawned(ends: tuple[int, int, int]) -> subprocess.Popen[bytes]:
+    """Start a worker afresh, with its ends of the pipes."""
+    import subprocess
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    path = sys.path if root in sys.path else [root, *sys.path]  # what can be imported here, can be there
+    command = (
+        f"import sys; sys.path[:] = {path!r}; from shardtool import wording; from shardtool.execute import local; "
+        f"wording.set_words(command_line={speaks_command_line()}); local.run{ends}"
+    )
+    # The mask is inherited: a Ctrl-C while the new interpreter starts would make it print a traceback.
+    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.DEVNULL, pass_fds=ends)  # noqa: S603
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
 
 
 def _fewer() -> str:
@@ -252,37 +241,6 @@ def _may_fork() -> bool:
         return len(os.listdir("/proc/self/task")) == 1
     except OSError:
         return False
-
-
-# This process in place of a pool of workers: where one worker is asked for, none is started.
-
-
-class InProcessPool:
-    """Does the work of a pool in this process."""
-
-    most = most_together = 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def check(self, needs: Needs) -> None:
-        """Refuse nothing: the tasks see what this process sees."""
-
-    def map(
-        self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
-    ) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each task, in order."""
-        for number, task in enumerate(tasks):
-            if progress is None:
-                yield number, function(task)
-            else:
-                yield number, function(task, lambda *done, number=number: progress(number, *done))
-
-    def close(self) -> None:
-        """End nothing: there is no worker."""
 
 
 # The one place that decides where tasks run: on this machine, or on a Ray cluster.
@@ -428,7 +386,7 @@ def _serve(tasks: int, answer: Callable[[int, int, object], None]) -> None:
     try:
         function, number, task, reports = receive(tasks)
         what = what_of(function, task)
-        report = _reporter(answer, number) if reports else None
+        report = reporter(partial(answer, PROGRESS, number), _PROGRESS_S, in_all=False) if reports else None
         answer(DONE, number, function(task) if report is None else function(task, report))
     except (PipeClosed, BrokenPipeError):
         raise
@@ -444,16 +402,3 @@ def _spare_stdout(pipes: set[int]) -> None:
         os.dup2(2, 1)
     except OSError:  # closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _reporter(answer: Callable[[int, int, object], None], number: int) -> Callable[..., None]:
-    last, done = time.monotonic(), [0, 0]
-
-    def report(*more: int) -> None:
-        nonlocal last, done
-        done = [one + other for one, other in zip_longest(done, more, fillvalue=0)]
-        if time.monotonic() - last > _PROGRESS_S:
-            answer(PROGRESS, number, done)
-            last, done = time.monotonic(), [0, 0]
-
-    return report

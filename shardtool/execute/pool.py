@@ -1,10 +1,15 @@
-"""What every pool of workers offers, wherever they run: a function and its tasks go out, results come back."""
+"""Where tasks run: in this process, as `Pool` does them, or in workers; the pools of those offer the same."""
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from itertools import zip_longest
+from typing import TYPE_CHECKING, TypeVar
+
+from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,32 +36,29 @@ class Needs:
     function: str = ""
 
 
-class Pool(Protocol):
-    """Workers, to be used in a `with` block; leaving it ends them all.
+class Pool:
+    """Does tasks in this process; to be used in a `with` block, as those are that have workers, which it then ends.
 
     Attributes:
         most: How many tasks run at the same time at most.
         most_together: How many of them run on one machine.
     """
 
-    most: int
-    most_together: int
+    most = most_together = 1
 
     def __enter__(self) -> Self:
-        """Return the pool."""
-        ...
+        return self
 
     def __exit__(self, *_: object) -> None:
-        """End the workers."""
-        ...
+        self.close()
 
     def check(self, needs: Needs) -> None:
-        """Refuse machines that lack what tasks will need.
+        """Refuse machines that lack what tasks will need; this one sees what this process sees.
 
         Raises:
             InvalidRequest: One does; it is named, with what it has.
+            WorkerDied: One does not answer.
         """
-        ...
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
@@ -72,13 +74,16 @@ class Pool(Protocol):
             WorkerDied: A worker was killed, or crashed; on a cluster, a task was lost too often.
             ShardError: What `function` raised.
             OutOfMemory: There was no memory for a task.
-            Bug: `function` raised something else.
+            Bug: `function` raised something else, in a worker.
         """
-        ...
+        for number, task in enumerate(tasks):
+            if progress is None:
+                yield number, function(task)
+            else:
+                yield number, function(task, lambda *done, number=number: progress(number, *done))
 
     def close(self) -> None:
         """Kill the workers and wait for them; what they have staged is the caller's to discard."""
-        ...
 
 
 def folders_of(source: object) -> tuple[str | bytes, ...]:
@@ -93,6 +98,9 @@ def a_few(paths: Sequence[str | bytes]) -> tuple[str | bytes, ...]:
     return tuple({paths[at]: None for at in (0, len(paths) // 2, -1)}) if paths else ()
 
 
+# What is said of a task, wherever a worker does it.
+
+
 def what_of(function: Callable[..., object], task: object) -> str:
     """Return what a worker does, for messages."""
     on = getattr(task, "name", None) or getattr(task, "path", None)
@@ -102,11 +110,22 @@ def what_of(function: Callable[..., object], task: object) -> str:
 
 def reported(what: str, error: Exception) -> Exception:
     """Return what the parent is to raise for an exception that ended a task."""
-    from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory
-    from shardtool.wording import option
-
     if isinstance(error, PlainError):
         return error
     if is_out_of_memory(error):
         return OutOfMemory(what, "not enough memory", remedy=f"{MEMORY_REMEDY} Use fewer {option('workers')}.")
     return Bug.of(what, error)
+
+
+def reporter(tell: Callable[[list[int]], object], pause_s: float, *, in_all: bool) -> Callable[..., None]:
+    """Return what a task reports to: now and then, `tell` gets what was done since it was called, or `in_all`."""
+    last, done = time.monotonic(), [0, 0]
+
+    def report(*more: int) -> None:
+        nonlocal last, done
+        done = [one + other for one, other in zip_longest(done, more, fillvalue=0)]
+        if time.monotonic() - last > pause_s:
+            tell(done)
+            last, done = time.monotonic(), done if in_all else [0, 0]
+
+    return report

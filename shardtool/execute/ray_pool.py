@@ -20,7 +20,6 @@ import time
 import warnings
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import islice
 from queue import Empty, SimpleQueue
 from secrets import token_hex
@@ -40,7 +39,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool._version import __version__
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
-from shardtool.execute.pool import what_of
+from shardtool.execute.pool import Pool, what_of
 from shardtool.execute.ray_task import ATTEMPT_BYTES, Surroundings, TaskCounts, look, see, serve
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
@@ -50,10 +49,8 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
-    from typing_extensions import Self
-
-    from shardtool.execute.pool import Needs, Progress
-    from shardtool.execute.ray_task import Answer, FileSeen, NodeView
+    from shardtool.execute.pool import Needs, Progress, Result
+    from shardtool.execute.ray_task import Answer
 
 
 # A connection to a Ray cluster, and whether each of its nodes can do the work.
@@ -172,11 +169,10 @@ class Cluster:
         """
         if needs.output is not None and is_url(needs.output):
             return  # a store is the same from everywhere
-        here = [seen for seen in (see(os.path.abspath(path)) for path in needs.paths) if seen.is_there]
-        paths = tuple(one.path for one in here)
+        paths = [os.path.abspath(path) for path in needs.paths if os.path.isfile(path) or os.path.isdir(path)]
         with _marker(needs.output) as marker:
-            views = self._ask(look, Surroundings.here(), replace(needs, paths=paths), marker)
-        problems = [(node.name, *problem) for node, view in views for problem in _problems(view, here, needs)]
+            found = self._ask(look, Surroundings.here(), needs, {path: see(path) for path in paths}, marker)
+        problems = [(node.name, *problem) for node, said in found for problem in said]
         _refuse(problems, "What is read and written must be reachable from all nodes under the same names.")
 
     def _ask(self, function: Callable[..., Said], *given: object) -> list[tuple[Node, Said]]:
@@ -216,26 +212,6 @@ def _version_probe() -> Callable[[], tuple[str, str, str]]:
         return installed, ".".join(map(str, sys.version_info[:2])), ray.__version__
 
     return versions
-
-
-def _problems(view: NodeView, here: list[FileSeen], needs: Needs) -> Iterator[tuple[str, str]]:
-    """Yield what a node has, and what it should have."""
-    for seen, wanted in zip(view.files, here, strict=True):
-        if seen != wanted:
-            yield f"{os.fsdecode(seen.path)}: {_shown(seen)}", f"{_shown(wanted)}, as here"
-    if not view.marker:
-        yield f"{needs.output or '.'}: another folder, or none", "the folder that this process writes to"
-    elif not view.writable:
-        yield f"{needs.output or '.'}: no permission to write", "a folder that every node may write to"
-    if view.function:
-        expected = "a module that is installed on each node, or lies in a folder that all of them share"
-        yield f"{needs.function}: {view.function}", expected
-
-
-def _shown(seen: FileSeen) -> str:
-    if seen.kind != "a file":
-        return seen.kind
-    return f"{seen.size:,} bytes, changed at {seen.mtime_ns / 10**9:.9f}"
 
 
 def _refuse(problems: list[tuple[str, str, str]], remedy: str) -> None:
@@ -307,7 +283,6 @@ def _own_signals() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-Result = TypeVar("Result")
 _ATTEMPTS = 5
 _LOOK_S = 0.5  # between looks at what tasks have reported
 _COUNT_S = 5.0  # between looks at how many slots there are: nodes come and go
@@ -315,7 +290,7 @@ _END_S = 10.0  # for tasks to end that are cancelled
 _AHEAD = 8  # so many slots have one task more waiting, so that none is free while this process is busy
 
 
-class RayPool:
+class RayPool(Pool):
     """Slots of a Ray cluster, to be used in a `with` block; leaving it ends the tasks that still run.
 
     Args:
@@ -352,12 +327,6 @@ class RayPool:
             raise InvalidRequest(option("executor", "ray"), "a cluster without cores", expected="one or more")
         self.most = min(self._slots, self._asked or self._slots)
         self.most_together = min(self.most, max((node.slots for node in nodes), default=1))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End what runs, and wait until it has ended, so that nothing is staged any more; then the connection."""

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from secrets import token_hex
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shardtool import wording
 from shardtool.errors import reason
-from shardtool.execute.pool import reported, what_of
+from shardtool.execute.pool import reported, reporter, what_of
 from shardtool.storage import staging
 
 if TYPE_CHECKING:
@@ -64,20 +63,6 @@ class Surroundings:
         wording.set_words(command_line=self.command_line)
 
 
-class TaskTally(Protocol):
-    """An actor that counts what tasks have done so far."""
-
-    add: Remote
-
-
-class Remote(Protocol):
-    """A method of an actor."""
-
-    def remote(self, number: int, samples: int, size: int) -> object:
-        """Call it, and wait for nothing."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The result of a task, or the error that ended it: exceptions that Ray raises for a task would have its type."""
@@ -86,35 +71,25 @@ class Answer:
     error: Exception | None = None
 
 
-def serve(
-    surroundings: Surroundings, function: Callable[..., object], number: int, task: object, tally: TaskTally | None
-) -> Answer:
-    """Do one task, in the process of a Ray worker."""
+def serve(surroundings: Surroundings, function: Callable[..., object], number: int, task: object, tally: Any) -> Answer:
+    """Do one task, in the process of a Ray worker; `tally` is an actor that counts, `TaskCounts`, or None."""
     surroundings.enter()
     staging.set_attempt(token_hex(ATTEMPT_BYTES))
     what = what_of(function, task)
     try:
-        return Answer(function(task) if tally is None else function(task, _reporter(tally, number)))
+        if tally is None:
+            return Answer(function(task))
+
+        def tell(done: list[int]) -> None:  # all of this attempt, and what failed is told at the task's end
+            tally.add.remote(number, *done[:2])
+
+        return Answer(function(task, reporter(tell, _REPORT_S, in_all=True)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent must hear of it
         return Answer(error=reported(what, error))
 
 
-def _reporter(tally: TaskTally, number: int) -> Callable[..., None]:
-    """Return what reports all that this attempt has done so far: a second attempt begins at nothing again."""
-    last, samples, size = time.monotonic(), 0, 0
-
-    def report(more_samples: int, more_bytes: int, *_: int) -> None:  # what failed is told at the task's end
-        nonlocal last, samples, size
-        samples, size = samples + more_samples, size + more_bytes
-        if time.monotonic() - last > _REPORT_S:
-            tally.add.remote(number, samples, size)
-            last = time.monotonic()
-
-    return report
-
-
 class TaskCounts:
-    """What tasks have done so far, by number; the actor behind `TaskTally`."""
+    """What tasks have done so far, by number: an actor, to which each attempt tells what it has done in all."""
 
     def __init__(self) -> None:
         self._done: dict[int, tuple[int, int]] = {}
@@ -129,73 +104,44 @@ class TaskCounts:
         return done
 
 
-@dataclass(frozen=True, slots=True)
-class FileSeen:
-    """A file or folder as a process sees it.
-
-    Attributes:
-        path: Where.
-        kind: `a file`, `a folder`; or what is wrong.
-        size: Bytes of a file, otherwise 0.
-        mtime_ns: When a file was changed, otherwise 0.
-    """
-
-    path: str | bytes
-    kind: str
-    size: int = 0
-    mtime_ns: int = 0
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is something to compare with."""
-        return self.kind in ("a file", "a folder")
-
-
-def see(path: str | bytes) -> FileSeen:
-    """Return what this process sees at a path."""
+def see(path: str | bytes) -> str:
+    """Return what this process sees at a path: a folder, a file with its size and time, or what is wrong."""
     try:
         fact = os.stat(path)
     except OSError as error:
-        return FileSeen(path, reason(error))
+        return reason(error)
     if stat.S_ISDIR(fact.st_mode):
-        return FileSeen(path, "a folder")
-    return (
-        FileSeen(path, "a file", fact.st_size, fact.st_mtime_ns)
-        if stat.S_ISREG(fact.st_mode)
-        else FileSeen(path, "special")
-    )
+        return "a folder"
+    seconds, rest = divmod(fact.st_mtime_ns, 10**9)
+    return f"{fact.st_size:,} bytes, changed at {seconds}.{rest:09}" if stat.S_ISREG(fact.st_mode) else "special"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """What a node sees of what was asked for.
-
-    Attributes:
-        files: Of each path.
-        marker: Whether the parent's marker lies in the output folder.
-        writable: Whether this node may write there.
-        function: What is wrong with the function; empty: nothing.
-    """
-
-    files: tuple[FileSeen, ...]
-    marker: bool = True
-    writable: bool = True
-    function: str = ""
-
-
-def look(surroundings: Surroundings, needs: Needs, marker: str) -> NodeView:
-    """Return what this node sees.
+def look(
+    surroundings: Surroundings, needs: Needs, wanted: dict[str | bytes, str], marker: str
+) -> list[tuple[str, str]]:
+    """Return what this node has and should not, or lacks, and what was expected.
 
     Args:
         surroundings: Those of the parent.
-        needs: What is looked at.
+        needs: What is looked at, but for its paths.
+        wanted: What the parent sees at each path.
         marker: The path of a file that the parent has just made in the output folder.
     """
     surroundings.enter()
-    files = tuple(map(see, needs.paths))
-    if needs.output is not None:
-        return NodeView(files, os.path.exists(marker), os.access(needs.output or ".", os.W_OK | os.X_OK))
-    return NodeView(files, function=_problem(needs.function) if needs.function else "")
+    problems = [
+        (f"{os.fsdecode(path)}: {found}", f"{there}, as here")
+        for path, there in wanted.items()
+        if (found := see(path)) != there
+    ]
+    where = needs.output or "."
+    if needs.output is not None and not os.path.exists(marker):
+        problems.append((f"{where}: another folder, or none", "the folder that this process writes to"))
+    elif needs.output is not None and not os.access(where, os.W_OK | os.X_OK):
+        problems.append((f"{where}: no permission to write", "a folder that every node may write to"))
+    if needs.function and (problem := _problem(needs.function)):
+        expected = "a module that is installed on each node, or lies in a folder that all of them share"
+        problems.append((f"{needs.function}: {problem}", expected))
+    return problems
 
 
 def _problem(function: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from shardtool.errors import Bug, SampleFailed
 from shardtool.execute.local import LocalPool
 from shardtool.execute.pool import Needs
-from shardtool.execute.ray_task import NodeView, Surroundings, TaskCounts, look, see, serve
+from shardtool.execute.ray_task import Surroundings, TaskCounts, look, see, serve
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def served(task: tuple[Surroundings, Callable[..., object], Any]) -> Any:
     return serve(surroundings, function, 0, given, None)
 
 
-def looked(task: tuple[Surroundings, Needs, str]) -> NodeView:
+def looked(task: tuple[Surroundings, Needs, dict[str | bytes, str], str]) -> list[tuple[str, str]]:
     """Look as a node does."""
     return look(*task)
 
@@ -76,26 +76,33 @@ def test_what_fails_is_an_answer(pool: LocalPool) -> None:
 
 
 def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
-    """A node says of each path what is there, whether it is the parent's folder, and whether a function is there."""
+    """A node says what is there otherwise than here, of a path, the parent's folder, or a function; else nothing."""
     (tmp_path / "a").write_bytes(b"123")
     (tmp_path / "mine.py").write_text("")
-    here = Surroundings.here()
-    needs = Needs((str(tmp_path), str(tmp_path / "a"), str(tmp_path / "b")), function="mine:same")
+    os.utime(tmp_path / "a", ns=(0, 10**9 + 1))
+    here, function, output = Surroundings.here(), Needs(function="mine:same"), Needs(output=str(tmp_path))
     with_path = replace(here, path=(*here.path, str(tmp_path)))
-    output = Needs(output=str(tmp_path))
+    marker = str(tmp_path / "a")
+    same: dict[str | bytes, str] = {str(tmp_path): see(tmp_path.as_posix()), marker: see(marker)}
+    assert list(same.values()) == ["a folder", "3 bytes, changed at 1.000000001"]
+    other: dict[str | bytes, str] = {str(tmp_path): same[marker], str(tmp_path / "b"): "a folder"}
     tasks = [
-        (here, needs, ""),
-        (with_path, needs, ""),
-        (here, output, "no marker"),
-        (here, output, str(tmp_path / "a")),
+        (here, function, other, ""),
+        (with_path, function, same, ""),
+        (here, output, same, "no marker"),
+        (here, output, same, marker),
     ]
-    one, other, third, fourth = (view for _, view in pool.map(looked, tasks))
-    assert [(seen.kind, seen.size) for seen in one.files] == [
-        ("a folder", 0), ("a file", 3), ("no such file or directory", 0),
-    ]  # fmt: skip
-    assert one.files[1] == see(str(tmp_path / "a"))
-    assert (one.function, other.function) == ("no module mine", "")
-    assert [(view.marker, view.writable) for view in (third, fourth)] == [(False, True), (True, True)]
+    first, *rest = (found for _, found in pool.map(looked, tasks))
+    assert first == [
+        (f"{tmp_path}: a folder", "3 bytes, changed at 1.000000001, as here"),
+        (f"{tmp_path}/b: no such file or directory", "a folder, as here"),
+        (
+            "mine:same: no module mine",
+            "a module that is installed on each node, or lies in a folder that all of them share",
+        ),
+    ]
+    gone = (f"{tmp_path}: another folder, or none", "the folder that this process writes to")
+    assert rest == [[], [gone], []]
 
 
 def test_counts_keep_the_latest() -> None:

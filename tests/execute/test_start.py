@@ -14,14 +14,12 @@ import pytest
 
 import shardtool
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.execute.local import InProcessPool, LocalPool, send, start_pool
-from shardtool.execute.pool import Needs, a_few, folders_of
+from shardtool.execute.local import LocalPool, send, start_pool
+from shardtool.execute.pool import Needs, Pool, a_few, folders_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from shardtool.execute.pool import Pool
 
 
 def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
@@ -36,7 +34,7 @@ def halved(task: int, report: Callable[[int, int], None] | None = None) -> int:
 @pytest.fixture(params=["here", "local"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """Give a pool of each kind that this machine has."""
-    with InProcessPool() if request.param == "here" else LocalPool(2, "fork") as found:
+    with Pool() if request.param == "here" else LocalPool(2, "fork") as found:
         yield found
 
 
@@ -79,7 +77,7 @@ def test_pools_do_not_wait_for_each_other() -> None:
 def test_progress_has_the_numbers_of_tasks() -> None:
     """What a task reports comes with its number, in this process too."""
     told: list[tuple[int, int, int]] = []
-    assert list(InProcessPool().map(halved, [4, 8], lambda *one: told.append(one))) == [(0, 2), (1, 4)]
+    assert list(Pool().map(halved, [4, 8], lambda *one: told.append(one))) == [(0, 2), (1, 4)]
     assert told == [(0, 1, 4), (1, 1, 8)]
 
 

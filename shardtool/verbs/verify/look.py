@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.walk import Survey
 from shardtool.errors import printable, without_secrets
-from shardtool.execute.local import InProcessPool, cores, start_pool
-from shardtool.execute.pool import Needs, a_few
+from shardtool.execute.local import cores, start_pool
+from shardtool.execute.pool import Needs, Pool, a_few
 from shardtool.request.options import share
 from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import counted, output_text, show_size
@@ -31,7 +31,6 @@ from shardtool.wording import flag, option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.execute.pool import Pool
     from shardtool.request.options import VerifyOptions
     from shardtool.request.results import Observer
     from shardtool.values import Given
@@ -184,7 +183,7 @@ def open_pool(options: VerifyOptions) -> Iterator[Pool]:
     """Give the workers that read shards; where one is enough, this process."""
     workers = options.workers or cores()
     if options.quick or (workers == 1 and options.source is None and options.executor == "local"):
-        yield InProcessPool()
+        yield Pool()
         return
     with start_pool(options) as pool:  # forked before anything heavy is imported
         yield pool
