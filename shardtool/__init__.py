@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from shardtool.storage.places import use_endpoint
     from shardtool.verbs.cache.cache import Cache
-    from shardtool.verbs.copy.copy import copy
+    from shardtool.verbs.copy import copy
     from shardtool.verbs.create.create import create, dry_run, reshard, reshard_dry_run
     from shardtool.verbs.index.index import export, index
     from shardtool.verbs.inspect.inspect import Summary, inspect
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.look import Report
     from shardtool.verbs.verify.verify import verify
     from shardtool.writer.merge import merge
-    from shardtool.writer.options import WriterOptions
+    from shardtool.writer.output import WriterOptions
     from shardtool.writer.writer import ShardWriter
 
 
@@ -131,8 +131,8 @@ _MODULES = {
     "Stream": "read.stream",
     "Summary": "verbs.inspect.summary",
     "VerifyOptions": "request.options",
-    "WriterOptions": "writer.options",
-    "copy": "verbs.copy.copy",
+    "WriterOptions": "writer.output",
+    "copy": "verbs.copy",
     "create": "verbs.create.create",
     "dry_run": "verbs.create.create",
     "export": "verbs.index.index",

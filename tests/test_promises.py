@@ -46,7 +46,7 @@ from shardtool.storage.remote.retry import POLICY
 from shardtool.table import columns as limits
 from shardtool.transform import image
 from shardtool.values import NAME_LIMIT
-from shardtool.verbs.copy.goal import _LIST_LIMIT as BESIDE_LIST_LIMIT
+from shardtool.verbs.copy import _LIST_LIMIT as BESIDE_LIST_LIMIT
 from shardtool.verbs.verify import worker
 from shardtool.verbs.verify.findings import _MOST as FINDINGS_MOST
 

@@ -63,7 +63,7 @@ def copy(
 
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
-    from shardtool.verbs.copy.copy import copy as run
+    from shardtool.verbs.copy import copy as run
 
     *dataset, dest = arguments
     if not dataset:

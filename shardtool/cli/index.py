@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardtool.cli.options import chosen, common
-from shardtool.interop.export_formats import EXPORTS
+from shardtool.interop.indexes import EXPORTS
 from shardtool.request.options import OF_WORKERS, ExportOptions, IndexOptions
 
 if TYPE_CHECKING:

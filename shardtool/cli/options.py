@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import click
 
 from shardtool.errors import InvalidRequest
-from shardtool.interop.export_formats import EXPORTS
+from shardtool.interop.indexes import EXPORTS
 from shardtool.request.choices import RANGES, choices
 from shardtool.request.options import OutputOptions
 from shardtool.storage.places import use_endpoint, use_headers

@@ -23,7 +23,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import parse_pattern
-from shardtool.publish.old_dataset import names_left
+from shardtool.publish.destination import names_left
 from shardtool.writer.writer import ShardWriter as Writer
 
 if TYPE_CHECKING:

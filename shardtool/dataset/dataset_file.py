@@ -23,7 +23,7 @@ from shardtool.dataset.feature import Feature
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.interop.export_types import SplitShards
+from shardtool.interop.indexes import SplitShards
 from shardtool.pattern import FORMATS, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.reading import read_small

@@ -1,26 +1,196 @@
-"""The indexes of Megatron-Energon: offsets beside each shard, and once a folder what to read as which split.
-
-With them energon opens the folder as it is: no `energon prepare`, no question asked. Samples are crude, a dict of
-bytes and what its decoder makes of them; a `dataset.yaml` of the user's says otherwise, and stays.
-
-Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`;
-docs/format.md, "Exported indexes".
-"""
+"""What an index of another tool is made of, and how it is made."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import struct
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha1, sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, printable
-from shardtool.wording import exporting, flag
+from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
+from shardtool.fingerprint import crc32c
+from shardtool.pattern import SIDECAR_SUFFIX, format_of, sidecar_name
+from shardtool.storage.open_file import open_file
+from shardtool.values import to_bytes
+from shardtool.wording import either, exporting, flag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from shardtool.interop.export_types import IndexedShard, SplitShards
+    import pyarrow as pa
+
+
+# The hashes that other tools want of a shard and of every payload in it: one pass over its bytes, in a worker.
+
+
+_BLOCK = 2**20
+_SHA256_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DigestTask:
+    """A shard to be hashed.
+
+    Attributes:
+        path: Where it is.
+        size: Its bytes.
+        starts: int64 per payload: where it starts, in the order of the file.
+        stops: int64 per payload: where it ends; none reaches into the next.
+    """
+
+    path: str
+    size: int
+    starts: bytes
+    stops: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The hashes of a shard.
+
+    Attributes:
+        crc: CRC-32C of the file.
+        git: What git calls the file: the SHA-1 of a blob, in hex.
+        sha256: Of the file, in hex.
+        payloads: SHA-256 of each payload, in the order of the task.
+    """
+
+    crc: int
+    git: str
+    sha256: str
+    payloads: bytes
+
+    def payload(self, number: int) -> str:
+        """Return the SHA-256 of a payload, in hex."""
+        return self.payloads[number * _SHA256_SIZE : (number + 1) * _SHA256_SIZE].hex()
+
+
+def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
+    """Return the hashes of a shard; `report` gets the bytes done.
+
+    Raises:
+        CorruptShard: It cannot be read, or has another size.
+    """
+    starts, stops = (array("q", part).tolist() for part in (task.starts, task.stops))
+    crc = at = end = 0
+    git, whole, part = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
+    payloads = []
+    view = memoryview(bytearray(_BLOCK))
+    try:
+        file = open_file(task.path)
+    except OSError as error:
+        raise CorruptShard(task.path, reason(error), expected="the shard") from None
+    try:
+        while got := file.read_next(view, end):
+            block, first, end = view[:got], end, end + got
+            crc = crc32c(block, crc)
+            git.update(block)
+            whole.update(block)
+            while at < len(starts) and starts[at] < end:
+                part.update(block[max(starts[at] - first, 0) : stops[at] - first])
+                if stops[at] > end:
+                    break
+                payloads.append(part.digest())
+                part, at = sha256(), at + 1
+            report(0, got)
+    except OSError as error:
+        raise CorruptShard(task.path, reason(error), expected="the shard") from None
+    finally:
+        file.close()
+    if end != task.size:
+        raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,}, as the dataset file says")
+    payloads += [part.digest()] * (len(starts) - at)  # empty ones at the very end
+    return Digests(crc, git.hexdigest(), whole.hexdigest(), b"".join(payloads))
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedShard:
+    """A shard, as far as its index is made of it.
+
+    Attributes:
+        name: Its name.
+        size: Its bytes.
+        table: Where its samples and fields lie, with the columns of `sidecar.SCHEMA`.
+        digests: Its hashes, where the export wants them.
+    """
+
+    name: str
+    size: int
+    table: pa.Table
+    digests: Digests | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitShards:
+    """The shards of a dataset, or of one of its splits.
+
+    Attributes:
+        name: The split; empty: the dataset was never split.
+        shards: Each shard's name, in order, to the number of its samples.
+    """
+
+    name: str
+    shards: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FolderIndex:
+    """Index files of which a folder has one set, shared by all splits of a dataset.
+
+    Attributes:
+        encode: Returns their bytes by their paths in the folder, in the order in which they should appear.
+        info: The one of them that lists the shards.
+        counts: Returns how many samples it gives for each of these shards.
+        lasting: The one that is the user's to change: where it is there, it stays. Empty: there is none.
+    """
+
+    encode: Callable[[Sequence[SplitShards]], dict[str, bytes]]
+    info: str
+    counts: Callable[[bytes], dict[str, int]]
+    lasting: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An index of another tool.
+
+    Attributes:
+        shard_format: `tar` or `tfrecord`: what it is an index of.
+        reader: The tool.
+        suffix: What the name of a shard's index ends with, in place of the shard's ending.
+        encode: Returns the bytes of a shard's index; None: there is none.
+        least: Samples that a shard must hold for the tool to take its index.
+        hashed: Whether it has hashes of payloads: then shards are read.
+        once: What else there is, once a folder.
+        readme: Whether a `README.md` that names the shards comes with it.
+        note: What the user should know.
+    """
+
+    shard_format: str
+    reader: str
+    suffix: str = ""
+    encode: Callable[[IndexedShard], bytes] | None = None
+    least: int = 0
+    hashed: bool = False
+    once: FolderIndex | None = None
+    readme: bool = False
+    note: str = ""
+
+
+# The indexes of Megatron-Energon: offsets beside each shard, and once a folder what to read as which split.
+#
+# With them energon opens the folder as it is: no `energon prepare`, no question asked. Samples are crude, a dict of
+# bytes and what its decoder makes of them; a `dataset.yaml` of the user's says otherwise, and stays.
+#
+# Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`;
+# docs/format.md, "Exported indexes".
 
 
 _FOLDER = ".nv-meta"
@@ -221,3 +391,367 @@ def open_clip_counts(sizes: bytes) -> dict[str, int]:
 
 def _counts(pairs: Iterable[tuple[object, object]]) -> dict[str, int]:
     return {str(name): count if type(count) is int else -1 for name, count in pairs}
+
+
+# What `load_dataset(folder)` makes of a folder, and the `README.md` that names the files of its data.
+#
+# Without one it takes the most common ending among a folder's files for the data's: a single shard loses to its dataset
+# file, and every name with `.tar` in it, such as `out-000000.tar.idx`, is taken for a tar.
+#
+# Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2; docs/format.md,
+# "Exported indexes".
+
+
+README = "README.md"
+_SIGNED = re.compile(rb"<!-- shardtool crc32c:([0-9a-f]{8}): .*-->\n")
+_PATH = re.compile(r'^    (?:path: |- )("(?:[^"\\]|\\.)*")$', re.MULTILINE)
+_SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")  # that `load_dataset` takes
+_NO_WORD = re.compile(r"\W")
+_NOT_IN_YAML = re.compile("[\x7f-\xa0\u2028\u2029\ufeff]")
+# What `load_dataset` ignores, and the endings that it has readers for, as far as they lie beside shards.
+_IGNORED = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+_FAVOURITES = ("csv", "json", "jsonl", "arrow", "parquet")  # in the case of a draw, the last one first
+_ENDINGS = ("txt", "tsv", "xml", "toml", "md", "zip", "jpg", "jpeg", "png", "mp3", "mp4", "pdf", "tar", *_FAVOURITES)
+_VALIDATION, _TEST = ("validation", "valid", "dev", "val"), ("test", "testing", "eval", "evaluation")
+_SPLIT_WORDS = (("train", "training"), _VALIDATION, _TEST)
+
+
+def cure() -> str:
+    """Return what to do in a folder that `load_dataset` misreads."""
+    return f"{exporting('huggingface')} mends that"
+
+
+def readme(splits: Sequence[SplitShards], there: Iterable[str]) -> bytes:
+    """Return a `README.md` that names the shards of each split of a dataset.
+
+    Args:
+        splits: Those that one run made, or one dataset.
+        there: The names of all files in the folder: a pattern may match no other.
+
+    Raises:
+        InvalidRequest: Two splits would have the same name there.
+    """
+    names = {name for split in splits for name in split.shards} | set(there)
+    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    check_splits([split.name for split in splits])
+    for split in sorted(splits, key=by_split):
+        paths = _paths([*split.shards], names)
+        lines.append(f"  - split: {split_name(split.name or _TRAIN)}")
+        lines += [f"    path: {paths[0]}"] if len(paths) == 1 else ["    path:", *(f"    - {path}" for path in paths)]
+    text = "\n".join([*lines, "---", "", ""]).encode()
+    sign = b"made by `shardtool index --export huggingface`, and made again by it only while nothing here is changed"
+    return text + b"<!-- shardtool crc32c:%08x: %b -->\n" % (crc32c(text), sign)
+
+
+def split_name(split: str) -> str:
+    """Return what a split is called there: letters, digits, underscores and dots."""
+    return split if _SPLIT_NAME.fullmatch(split) else _NO_WORD.sub("_", split)
+
+
+def check_splits(splits: Iterable[str]) -> None:
+    """Check that no two splits get the same name there.
+
+    Raises:
+        InvalidRequest: Two would have the same.
+    """
+    used: dict[str, str] = {}
+    for split in splits:
+        if (other := used.setdefault(split_name(split), split)) != split:
+            found = f"the splits {other} and {split} would both be {split_name(split)} there"
+            raise InvalidRequest(exporting("huggingface"), found, expected="names that differ in letters and digits")
+
+
+def is_ours(data: bytes) -> bool:
+    """Tell whether a `README.md` is one that we wrote, unchanged since."""
+    text, mark, _ = data.rpartition(b"<!-- shardtool ")
+    match = _SIGNED.fullmatch(data[len(text) :])
+    return bool(mark) and match is not None and match[1] == b"%08x" % crc32c(text)
+
+
+def listed(data: bytes, names: Iterable[str]) -> set[str]:
+    """Return those of `names` that a `README.md` of ours names as data, and what it names that is none of them."""
+    patterns = [json.loads(path) for path in _PATH.findall(data.decode("utf-8", "replace"))]
+    found: set[str] = set()
+    for pattern in patterns:
+        matching = {name for name in names if fnmatchcase(name, pattern)}
+        found |= matching or {pattern}
+    return found
+
+
+def _paths(shards: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return what names just these files: a pattern where one does, as quoted YAML."""
+    wanted = set(shards)
+    first = re.fullmatch(r"(.*?)([0-9]+)(\D*)", shards[0], re.DOTALL)
+    if first:
+        for middle in ("*", "[0-9]" * len(first[2])):
+            pattern = f"{_plain(first[1])}{middle}{_plain(first[3])}"
+            if {name for name in names if fnmatchcase(name, pattern)} == wanted:
+                return [_in_yaml(pattern)]
+    return [_in_yaml(_plain(name)) for name in shards]
+
+
+def _plain(name: str) -> str:
+    """Return a name as a pattern that matches nothing else."""
+    return re.sub(r"[\[*?]", r"[\g<0>]", name)
+
+
+def _in_yaml(text: str) -> str:
+    """Return a text as YAML that is JSON, too."""
+    return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
+
+
+def misreading(names: Iterable[str]) -> str:
+    """Return what `load_dataset` does to a folder of tar shards without a `README.md`; empty: it reads them.
+
+    Args:
+        names: The names of all files in the folder.
+    """
+    seen = [name for name in names if not name.startswith(".") and name not in _IGNORED and "." in name]
+    splits = [[name for name in seen if _has_word(name, words)] for words in _SPLIT_WORDS]
+    for group in [one for one in splits if one] or [seen]:
+        counts = Counter(ending.lower() for name in group for ending in name.split(".")[1:])
+        known: Mapping[str, int] = {ending: counts[ending] for ending in _ENDINGS if counts[ending]}
+        if not known:
+            continue
+        most = max(known, key=lambda one: (known[one], _FAVOURITES.index(one) if one in _FAVOURITES else -1, one))
+        if most != "tar":
+            return f"takes {_example(group, most)} for the data, not the shards"
+        if indexes := [name for name in group if "tar" in name.split(".")[1:-1]]:
+            return f"takes {min(indexes)} for a tar, and fails"
+    passed = [name for name in seen if name.endswith(".tar") and any(splits) and not any(name in one for one in splits)]
+    return f"takes names for splits, and passes over {min(passed)}" if passed else ""
+
+
+def _has_word(name: str, words: Iterable[str]) -> bool:
+    return any(re.search(rf"(?:^|[-._ 0-9]){word}[-._ 0-9]", name) for word in words)
+
+
+def _example(names: Iterable[str], ending: str) -> str:
+    return min(name for name in names if ending in name.lower().split(".")[1:])
+
+
+def hub_index(shard: IndexedShard) -> bytes:
+    """Return what `hfutils.index.tar_create_index` writes: where each member lies, and hashes as the Hub has them."""
+    digests = shard.digests
+    if digests is None:
+        raise TypeError("a shard that was not hashed")
+    keys = shard.table.column("__key__").to_pylist()
+    lists = shard.table.column("__fields__").combine_chunks()
+    fields = lists.flatten()
+    names, offsets, lengths = (fields.field(part).to_pylist() for part in ("name", "offset", "length"))
+    files = {
+        f"{key}.{names[at]}": {"offset": offsets[at], "size": lengths[at], "sha256": digests.payload(at)}
+        for key, (first, last) in zip(keys, pairwise(lists.offsets.to_pylist()), strict=True)
+        for at in range(first, last)
+    }
+    document = {"filesize": shard.size, "hash": digests.git, "hash_lfs": digests.sha256, "files": files}
+    return json.dumps(document).encode()
+
+
+# Index files of other tools, made from our sidecars: rows in, bytes out, no file opened.
+#
+# Each is held against the tool that makes it and the tool that reads it, in tests/clients.
+#
+# Source: the modules of the tools, which name theirs; docs/format.md, "Exported indexes".
+
+
+_NV_META = FolderIndex(folder_index, INFO_FILE, shard_counts, DATASET_YAML)
+_TIMM = FolderIndex(timm_info, TIMM_FILE, timm_counts)
+_OPEN_CLIP = FolderIndex(open_clip_sizes, OPEN_CLIP_FILE, open_clip_counts)
+EXPORTS = {
+    "dali-webdataset": Export("tar", "DALI", ".idx", webdataset_index, least=1),
+    "energon": Export("tar", "energon", ".tar.idx", offsets_index, once=_NV_META),
+    "huggingface": Export("tar", "the Hugging Face Hub", ".json", hub_index, hashed=True, readme=True),
+    "timm": Export("tar", "timm", once=_TIMM),
+    "open-clip": Export("tar", "open_clip", once=_OPEN_CLIP),
+    "wids": Export("tar", "wids", note="the dataset file is what wids wants: nothing to write"),
+    "dali-tfrecord": Export("tfrecord", "DALI", ".idx", tfrecord_index, least=1),
+    "tfrecord": Export("tfrecord", "the tfrecord package", ".tfindex", tfrecord_index, least=2),
+}
+ONCE = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
+
+
+def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, Export]:
+    """Return the exports of these names.
+
+    Args:
+        formats: Their names.
+        shard_format: The format of their shards; empty: not known yet.
+
+    Raises:
+        InvalidRequest: One is unknown, or an index of other shards.
+    """
+    for name in formats:
+        if name not in EXPORTS:
+            raise InvalidRequest(either("export", "--export"), repr(name), expected=f"one of {', '.join(EXPORTS)}")
+        if shard_format and EXPORTS[name].shard_format != shard_format:
+            others = [one for one, other in EXPORTS.items() if other.shard_format == shard_format]
+            found = f"an index of {EXPORTS[name].shard_format} shards, and these are {shard_format}"
+            raise InvalidRequest(exporting(name), found, expected=f"one of {', '.join(others)}")
+    return {name: EXPORTS[name] for name in formats}
+
+
+# Index files of other tools that lie beside shards: which files are such, and do they fit their shard?
+#
+# Whoever made one, it leads into the bytes of one shard, which its name says; most readers return what lies at its
+# offsets, also in another shard's bytes, and report no error. A file is taken for an index only where its start has the
+# form of one: a user's own file of such a name is none. No file is opened here.
+#
+# Source: docs/format.md, "Exported indexes".
+
+
+_LEAST_OFFSETS = 16  # bytes of the offsets of a sample and of the end
+HEAD_SIZE = 64  # bytes from the start of a file that show its form
+_RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
+_TEXTS = {  # how an index that is text starts
+    "dali-webdataset": re.compile(rb"v1\.\d{1,3} \d{1,20}\r?\n"),
+    "dali-tfrecord": _RECORDS,
+    "tfrecord": _RECORDS,
+    "huggingface": re.compile(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'),
+}
+_SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
+_TAR_BLOCK = 512
+_FIRST_LIMIT = 2**24  # where a tar's first sample may start: after a global header
+_OTHER = "the places of other samples"
+_HEAD_LIMIT = 4096  # bytes of an index besides those of its fields
+_FIELD_LIMIT = 1024  # bytes of an index that a field takes, its name aside
+_ESCAPED = 6  # bytes that one byte of a name may take in JSON
+
+
+def index_name(shard: str, export: Export) -> str:
+    """Return the name of a shard's index: `out-000000.idx` for `out-000000.tar`."""
+    name = sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix
+    return os.fsdecode(to_bytes(name))
+
+
+def stems_of(name: str) -> list[str]:
+    """Return the names, without their endings, of the shards that a file could be an index of, by its own name."""
+    return [name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix) and name != suffix]
+
+
+def form_of(name: str, head: bytes, size: int) -> str:
+    """Return what a file is by its name and its start, as `--export` calls it; empty where it is no index.
+
+    Args:
+        name: The file's name.
+        head: Its first bytes, `HEAD_SIZE` or all.
+        size: How many it has.
+    """
+    for export, kind in EXPORTS.items():
+        suffix = kind.suffix
+        if suffix and name.endswith(suffix) and _has_form(export, head, size):
+            return export
+    return ""
+
+
+def _has_form(export: str, head: bytes, size: int) -> bool:
+    if export != "energon":
+        return _TEXTS[export].match(head) is not None
+    if size % 8 or len(head) < _LEAST_OFFSETS:
+        return False
+    first, second = struct.unpack("<QQ", head[:16])
+    return first < min(second, _FIRST_LIMIT) and not first % _TAR_BLOCK and not second % _TAR_BLOCK
+
+
+def index_limit(shard: IndexedShard) -> int:
+    """Return how many bytes the index of a shard may have: more is none of it."""
+    import pyarrow.compute as pc
+
+    lists = shard.table.column("__fields__").combine_chunks()
+    keys, names = shard.table.column("__key__").cast("binary"), lists.flatten().field("name").cast("binary")
+    letters = pc.sum(pc.multiply(pc.binary_length(keys), lists.value_lengths())).as_py() or 0
+    letters += pc.sum(pc.binary_length(names)).as_py() or 0
+    return _HEAD_LIMIT + len(names) * _FIELD_LIMIT + letters * _ESCAPED
+
+
+def difference(export: str, data: bytes, shard: IndexedShard) -> str:
+    """Return how an index differs from one of the shard; empty where readers find by it what lies there.
+
+    Args:
+        export: What the file is, as `form_of` returns it.
+        data: Its bytes.
+        shard: Its hashes are compared only where it has some.
+    """
+    found = EXPORTS[export]
+    if found.encode is None or found.shard_format != _format_of(shard):
+        return f"an index of {found.shard_format} shards"
+    compare = _DIFFERENCES[export]
+    try:
+        return compare(data, shard)
+    except InvalidRequest as error:
+        return error.found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):
+        return _OTHER
+
+
+def _dali_difference(data: bytes, shard: IndexedShard) -> str:
+    same = webdataset_index(shard) == data or _places_of_lines(data) == _places(shard)
+    return "" if same else _OTHER
+
+
+def _energon_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if offsets_index(shard) == data else _OTHER
+
+
+def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if tfrecord_index(shard).split() == data.split() else _OTHER
+
+
+def _format_of(shard: IndexedShard) -> str:
+    return format_of(shard.name) or "tfrecord"  # TensorFlow's names need not tell
+
+
+def _places(shard: IndexedShard) -> list[list[tuple[bytes, int, int]]]:
+    """Return each sample's fields: name, offset and length."""
+    lists = shard.table.column("__fields__").combine_chunks()
+    fields = lists.flatten()
+    columns = [fields.field("name").cast("binary").to_pylist()]
+    columns += [fields.field(part).to_pylist() for part in ("offset", "length")]
+    rows = list(zip(*columns, strict=True))
+    return [rows[first:last] for first, last in pairwise(lists.offsets.to_pylist())]
+
+
+def _places_of_lines(data: bytes) -> list[list[tuple[bytes, int, int]]]:
+    """Return the same of DALI's index, of any tool: names of members are labels there, and version 1.1 has none."""
+    head, *lines = data.removesuffix(b"\n").split(b"\n")
+    version, count = head.split()
+    step = 3 if version == b"v1.1" else 4
+    if int(count) != len(lines):
+        raise ValueError(count)
+    samples = []
+    for words in map(bytes.split, lines):
+        if len(words) % step:
+            raise ValueError(len(words))
+        samples.append([(words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)])
+    return samples
+
+
+def _hub_difference(data: bytes, shard: IndexedShard) -> str:
+    document = json.loads(data)
+    keys = shard.table.column("__key__").to_pylist()
+    wanted = {
+        f"{key}.{name.decode()}": (offset, length)
+        for key, fields in zip(keys, _places(shard), strict=True)
+        for name, offset, length in fields
+    }
+    files: dict[str, dict[str, object]] = document["files"]
+    found = {name: (one["offset"], one.get("size", one.get("length"))) for name, one in files.items()}
+    if document.get("filesize", shard.size) != shard.size or found != wanted:
+        return _OTHER
+    if shard.digests is None:
+        return ""
+    digests = shard.digests
+    whole = {"hash": digests.git, "hash_lfs": digests.sha256}
+    same = all(document.get(name, value) == value for name, value in whole.items())
+    parts = zip(wanted, range(len(wanted)), strict=True)
+    same = same and all(files[name].get("sha256", digests.payload(at)) == digests.payload(at) for name, at in parts)
+    return "" if same else "the hashes of other bytes"
+
+
+_DIFFERENCES = {  # every export of an index has one
+    "dali-webdataset": _dali_difference,
+    "energon": _energon_difference,
+    "huggingface": _hub_difference,
+    "dali-tfrecord": _tfrecord_difference,
+    "tfrecord": _tfrecord_difference,
+}

@@ -2,35 +2,61 @@
 
 A reader that is given the index of a shard as it was before returns other bytes, most without an error. So what no
 longer fits its shard is removed before the shard changes: a crash in between leaves a missing index, never a wrong one.
-Removed is only what has the name of an index of a shard of this dataset, and the form of one (`interop.index_forms`).
+Removed is only what has the name of an index of a shard of this dataset, and the form of one (`interop.indexes`).
 Any other file stays.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.errors import CorruptShard, OutputExists, listing
-from shardtool.interop import huggingface
-from shardtool.interop.export_formats import EXPORTS, HEAD_SIZE, ONCE, difference, form_of, index_limit, stems_of
-from shardtool.interop.export_types import IndexedShard
-from shardtool.interop.huggingface import README, is_ours
-from shardtool.pattern import DATASET_SUFFIX
+from shardtool.dataset.dataset_file import read_dataset, shard_names
+from shardtool.dataset.find import check_below
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, reason
+from shardtool.interop.indexes import (
+    EXPORTS,
+    HEAD_SIZE,
+    ONCE,
+    README,
+    DigestTask,
+    IndexedShard,
+    cure,
+    difference,
+    digest,
+    form_of,
+    index_limit,
+    index_name,
+    is_ours,
+    listed,
+    misreading,
+    readme,
+    split_name,
+    stems_of,
+    wanted_exports,
+)
+from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
 from shardtool.storage.folders import open_folder
+from shardtool.storage.places import join
+from shardtool.storage.staging import write_whole
 from shardtool.values import counted, output_text, to_bytes
-from shardtool.wording import option
+from shardtool.wording import export_call, exporting, flag, made_again, option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.interop.export_types import FolderIndex
+    import pyarrow as pa
+    from typing_extensions import Self
+
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.execute.pool import Pool
+    from shardtool.interop.indexes import Export, FolderIndex
     from shardtool.pattern import ShardPattern
+    from shardtool.request.results import Notes
     from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import DurableFile
 
 
 # Index files of which a folder has one set, such as energon's .nv-meta, shared by all splits of a dataset.
@@ -260,15 +286,15 @@ class StaleIndexes:
     def _compare_readme(self, shards: set[str]) -> None:
         """Have a `README.md` of ours removed that names other shards of this dataset than there are."""
         there = set(self.folder.names())
-        if huggingface.README not in there:
+        if README not in there:
             return
         with suppress(OSError):
-            data = self.folder.read(huggingface.README)
+            data = self.folder.read(README)
             names = {name for name in there if not self.pattern.owns(name)} | shards
-            named = {name for name in huggingface.listed(data, names) if self.pattern.owns(name)}
-            if huggingface.is_ours(data) and named and named != shards:
-                self._stale.append(huggingface.README)
-                self._forms[huggingface.README] = "huggingface"
+            named = {name for name in listed(data, names) if self.pattern.owns(name)}
+            if is_ours(data) and named and named != shards:
+                self._stale.append(README)
+                self._forms[README] = "huggingface"
 
     def remove(self) -> None:
         """Remove what was found to be stale, durably; to be called before any of the shards changes.
@@ -281,3 +307,430 @@ class StaleIndexes:
             (open_folder(self.folder.full_path(below)) if below else self.folder).remove([last])
         self.removed |= {name: self._forms[name] for name in self._stale}
         self._stale = []
+
+
+# The indexes of other tools for one dataset, made from its dataset file and its sidecars.
+#
+# Only where they hold hashes of payloads, shards are read, by workers. Nothing is visible before all of it is written.
+
+
+# Files that appear together: written under temporary names, then published, in a folder and in folders below it.
+
+
+class Outbox:
+    """Files that appear together, to be used in a `with` block; leaving it removes what was not published.
+
+    Args:
+        folder: Where they go.
+        names: Paths in `folder` of what may be written: what a killed run has left of them is removed.
+        overwrite: Replace other files of their names.
+    """
+
+    def __init__(self, folder: OutputFolder, names: list[str], *, overwrite: bool) -> None:
+        self.kept = 0
+        self._overwrite = overwrite
+        self._folders = {"": folder}
+        self._names: dict[str, list[str]] = {"": []}
+        self._staged: dict[str, list[DurableFile]] = {}
+        for path in names:
+            below, _, name = path.rpartition("/")
+            if below not in self._folders:
+                self._folders[below] = _below(folder, below)
+            self._names.setdefault(below, []).append(name)
+
+    def __enter__(self) -> Self:
+        self._discard()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._discard()
+
+    def add(self, path: str, data: bytes, *, replace: bool = False, lasting: bool = False) -> None:
+        """Stage a file, unless it is there with the same bytes.
+
+        Args:
+            path: Where in the folder.
+            data: Its bytes.
+            replace: Whether what is there may be replaced even without `overwrite`.
+            lasting: Whether it stays where it is there, whatever it holds.
+
+        Raises:
+            OutputExists: There is another one, which may not be replaced.
+            OutputFailed: It cannot be written.
+        """
+        below, _, name = path.rpartition("/")
+        folder = self._folders[below]
+        if (lasting and folder.facts([name])) or _is_there(folder, name, data, overwrite=self._overwrite or replace):
+            self.kept += 1
+            return
+        if below:
+            folder.ready()
+        self._staged.setdefault(below, []).append(write_whole(folder, name, data))
+
+    def publish(self) -> None:
+        """Let all appear, folder by folder, each in the order in which they were added.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        for below, staged in self._staged.items():
+            self._folders[below].publish(*staged)
+
+    def _discard(self) -> None:
+        for below, folder in self._folders.items():
+            folder.discard_staged(self._names[below])
+
+
+def _below(folder: OutputFolder, name: str) -> OutputFolder:
+    fact = folder.facts([name]).get(name)
+    if fact is not None and not fact.is_folder:  # a link to one would lead elsewhere
+        raise OutputExists(folder.full_path(name), "no folder", remedy="Move it away.")
+    return open_folder(folder.full_path(name))
+
+
+def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
+    """Tell whether a file has these bytes already.
+
+    Raises:
+        OutputExists: It lists others, and may not be replaced.
+    """
+    fact = folder.facts([name]).get(name)
+    if fact is None:
+        return False
+    where, remedy = folder.full_path(name), f"choose another folder with {option('output')}."
+    if fact.special:
+        raise OutputExists(where, fact.special, remedy=remedy.capitalize())
+    if fact.size == len(data):
+        with suppress(OSError):
+            if folder.read(name) == data:
+                return True
+    if not overwrite:
+        raise OutputExists(
+            where,
+            "a file there already, with other bytes",
+            remedy=f"Replace it with {flag('overwrite')}, or {remedy}",
+        )
+    if name.endswith(DATASET_SUFFIX):
+        with suppress(OSError):
+            if shard_names(folder.read(name)) is not None:
+                raise OutputExists(where, "a dataset file", remedy=remedy.capitalize())
+    return False
+
+
+_FOLDER_LOCK = ".exported"  # no dataset is called that: for the files of which a folder has one set
+
+
+def check_exports(
+    pattern: ShardPattern,
+    shards: int,
+    wanted: Mapping[str, Export],
+    patterns: Sequence[ShardPattern],
+    *,
+    overwrite: bool,
+) -> None:
+    """Check, before the shards of a pattern are written, that their indexes may be written, too.
+
+    Args:
+        pattern: The pattern of the shards.
+        shards: How many there will be.
+        wanted: What to make of them.
+        patterns: Those of all datasets of the run.
+        overwrite: Whether other files may be replaced.
+
+    Raises:
+        InvalidRequest: Two files would have the same name.
+        OutputExists: There are files of these names that may not be replaced.
+    """
+    folder = open_folder(pattern.folder)
+    names = index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
+    for export in wanted.values():
+        if export.once is not None:
+            listed = listed_shards(export.once, folder) or ()
+            refuse_others(export.once, folder, [name for name in listed if not any(one.owns(name) for one in patterns)])
+            names.append(export.once.info)
+    if not overwrite and (found := [*folder.facts(names)]):
+        what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
+        raise OutputExists(
+            folder.path or ".",
+            what,
+            remedy=f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}.",
+        )
+
+
+class Exporter:
+    """Makes the indexes of one dataset. The caller of `write` holds the dataset's lock.
+
+    Args:
+        folder: The folder of the dataset.
+        name: The name of its dataset file.
+        wanted: What to make.
+        notes: Gets notes that it does not have yet, and its observer the progress.
+        advises: Whether to note what the new files make of the folder for Hugging Face.
+    """
+
+    def __init__(
+        self, folder: OutputFolder, name: str, wanted: Mapping[str, Export], notes: Notes, *, advises: bool = True
+    ) -> None:
+        self._advises = advises
+        self.folder, self.name, self.wanted, self.observer = folder, name, wanted, notes.observer
+        self._note = notes.add_new
+
+    def check(self) -> DatasetFile:
+        """Return what the dataset file says, if these indexes can be made of it.
+
+        Raises:
+            InvalidRequest: They cannot.
+            CorruptShard: It is damaged.
+        """
+        if not self.name.endswith(DATASET_SUFFIX):
+            where = self.folder.full_path(self.name) or "the dataset"
+            raise InvalidRequest(where, "no dataset file", expected="its name, such as out.json")
+        try:
+            data = self.folder.read(self.name)
+        except OSError as error:
+            found = reason(error)
+            raise InvalidRequest(self.folder.full_path(self.name), found, expected="a dataset file") from None
+        dataset = read_dataset(data, self.folder.full_path(self.name))
+        check_below(self.folder.full_path(self.name), {dataset.shards_folder})
+        wanted_exports([*self.wanted], dataset.format)
+        if packed := [shard.name for shard in dataset.shards if is_packed_name(shard.name)]:
+            raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
+        return dataset
+
+    def write(self, target: OutputFolder, pool: Pool | None = None, *, overwrite: bool) -> tuple[tuple[str, ...], int]:
+        """Write all index files, then let them appear.
+
+        Args:
+            target: The folder that they go into.
+            pool: The workers; None: no export that is wanted needs them.
+            overwrite: Replace other files of their names.
+
+        Returns:
+            Their names, and how many were there already.
+        """
+        dataset = self.check()  # again: only under the lock does no other run replace it
+        self._note_limits(dataset, target)
+        own = self.name if target == self.folder else ""
+        names = index_names([shard.name for shard in dataset.shards], self.wanted, own)
+        with ExitStack() as stack:
+            if any(export.once or export.readme for export in self.wanted.values()):
+                stack.enter_context(target.lock(_FOLDER_LOCK))
+            shared = [
+                once_files(once, self._covered(export, dataset, target), target)
+                for export in self.wanted.values()
+                if (once := export.once) is not None
+            ]
+            names += [path for files in shared for path in files.files]
+            made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
+            readmes = [data for data in made if data is not None]
+            names += [README] * len(readmes)
+            if own and self._advises and not any(export.readme for export in self.wanted.values()):
+                self._note_folder(names)
+            box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
+            for shard in self._indexed(dataset, pool):
+                for export in self.wanted.values():
+                    if export.encode is not None:
+                        box.add(index_name(shard.name, export), export.encode(shard))
+            for files in shared:
+                for path, data in files.files.items():
+                    box.add(path, data, replace=files.renewed, lasting=path == files.lasting)
+            for data in readmes:
+                box.add(README, data, replace=True)
+            box.publish()
+        return tuple(names), box.kept
+
+    def _note_limits(self, dataset: DatasetFile, target: OutputFolder) -> None:
+        """Say what the tools will not like."""
+        for name, export in self.wanted.items():
+            few = [shard.name for shard in dataset.shards if shard.samples < export.least]
+            if few:
+                what = counted(len(few), f"shard with fewer than {counted(export.least, 'sample')}")
+                self._note(f"{export.reader} cannot read the index ({name}) of {what}: {listing(few, 3)}")
+            if export.note:
+                self._note(f"{name}: {export.note}")
+            if export.once and (target != self.folder or dataset.shards_folder):
+                self._note(f"{name}: {export.reader} looks for the shards beside these files")
+
+    def _note_folder(self, names: list[str]) -> None:
+        """Say what the new files make of the folder for `load_dataset`."""
+        there = [*map(output_text, self.folder.names())]
+        if has_own_readme(self.folder) or misreading(there):
+            return
+        if wrong := misreading({*there, *map(output_text, names)}):
+            self._note(f"Hugging Face load_dataset(folder) {wrong}: {cure()}")
+
+    def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexedShard]:
+        """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
+        shards, wanted = dataset.shards, self.wanted.values()
+        if all(export.encode is None for export in wanted):
+            return
+        hashed = pool is not None and any(export.hashed for export in wanted)
+        size = sum(shard.size if hashed else shard.sidecar_size for shard in shards)
+        self.observer.start(sum(shard.samples for shard in shards), size, len(shards))
+        if pool is None or not hashed:
+            for shard in shards:
+                yield IndexedShard(shard.name, shard.size, self._index(shard))
+                self._done(shard, shard.sidecar_size)
+            return
+        tables: dict[int, pa.Table] = {}
+
+        def tasks() -> Iterator[DigestTask]:
+            for number, shard in enumerate(shards):
+                tables[number] = self._index(shard)
+                yield self._digest_task(dataset, shard, tables[number])
+
+        for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
+            shard = shards[number]
+            if shard.crc is not None and shard.crc != digests.crc:
+                where, remedy = self.folder.full_path(shard.name), "`shardtool verify` shows what is damaged."
+                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=remedy)
+            yield IndexedShard(shard.name, shard.size, tables.pop(number), digests)
+            self._done(shard, 0)
+
+    def _done(self, shard: ShardEntry, size: int) -> None:
+        self.observer.advance(shard.samples, size, 1)
+        self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
+
+    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: pa.Table) -> DigestTask:
+        import numpy as np
+
+        fields = table.column("__fields__").combine_chunks().flatten()
+        starts, lengths = (fields.field(part).to_numpy().astype(np.int64) for part in ("offset", "length"))
+        stops = starts + lengths
+        if np.any(starts[1:] < stops[:-1]):
+            raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
+        folder, name = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
+        path = join(join(self.folder.path, folder), name)
+        return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
+
+    def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
+        """Return this dataset, and its other splits that have an index."""
+        others = []
+        for other in other_splits(dataset, self.name, self.folder):
+            names = {index_name(shard.name, export) for shard in other.shards if export.encode is not None}
+            if len(target.facts(names)) == len(names):
+                others.append(other)
+        return [dataset, *others]
+
+    def _readme(self, export: Export, dataset: DatasetFile) -> bytes | None:
+        """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
+        datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
+        for one in datasets:
+            if (split := one.made.split) and (name := split_name(split)) != split:
+                self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
+        if README in there:
+            try:
+                old = self.folder.read(README)
+            except OSError:
+                old = b""
+            ours = {shard.name for one in datasets for shard in one.shards}
+            others = sorted(listed(old, [*map(output_text, there)]).intersection(map(output_text, there)) - ours)
+            if not is_ours(old) or others:
+                whose = f"names other shards ({listing(others, 3)})" if is_ours(old) else "is not ours"
+                self._note(
+                    f"{README} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
+                    "load_dataset(folder) takes the JSON files for the data (docs/format.md has the lines)"
+                )
+                return None
+        return readme([one.split_shards() for one in datasets], [*map(output_text, there)])
+
+    def _index(self, shard: ShardEntry) -> pa.Table:
+        """Return a shard's index, if its sidecar is the one that the dataset file lists."""
+        from shardtool.dataset.sidecar_read import check_listed, read_sidecar
+
+        where, name = self.folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
+        fact = self.folder.facts([name]).get(name)
+        found = "no such file" if fact is None else f"{fact.size:,} bytes"
+        if fact is not None and fact.size == shard.sidecar_size:  # a size that is right may be held in memory
+            try:
+                data = self.folder.read(name)
+            except OSError as error:
+                raise CorruptShard(where, reason(error), remedy=made_again()) from None
+            check_listed(data, where, shard)
+            known = read_sidecar(data, where, shard.size, metadata=False)
+            said, table = known.fact, known.plain_table()
+            listed = (shard.name, shard.size, shard.crc, shard.samples)
+            if (said.name, said.size, said.crc, table.num_rows) == listed:
+                return table
+            found = f"the index of {said.name}, {said.size:,} bytes, {counted(table.num_rows, 'sample')}"
+        expected = f"the index of {shard.name}, as the dataset file lists it"
+        raise CorruptShard(where, found, expected=expected, remedy=made_again())
+
+
+def index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
+    """Return the names of all indexes of shards, by shard.
+
+    Raises:
+        InvalidRequest: Two files would have the same name.
+    """
+    exports = {name: export for name, export in wanted.items() if export.encode is not None}
+    for name, export in wanted.items():
+        if export.once is not None and export.once.info == dataset_file:
+            found, expected = f"{dataset_file}, which is the dataset file", "shards with other names"
+            raise InvalidRequest(exporting(name), found, expected=expected)
+    owners: dict[str, str] = {}
+    for shard in shards:
+        for name, export in exports.items():
+            index = index_name(shard, export)
+            if index == dataset_file or index in owners:
+                other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
+                found = f"the index of {shard} and {other} would both be {index}"
+                expected = "shards with a number in their names, such as out-{000..}.tar"
+                raise InvalidRequest(exporting(name), found, expected=expected)
+            owners[index] = shard
+    return [*owners]
+
+
+# The indexes of other tools beside a dataset that is appended to: they are renewed with it.
+
+
+def exports_beside(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
+    """Return which indexes of other tools, as `--export` calls them, lie beside the dataset that is appended to."""
+    if old is None or not old.shards:
+        return []
+    stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
+    ours, found = {shard.name for shard in old.shards}, []
+    for name, export in EXPORTS.items():
+        if export.once is not None:  # a list of the folder's shards: it may be of others
+            is_there = not ours.isdisjoint(listed_shards(export.once, folder) or ())
+        else:
+            is_there = export.encode is not None and bool(folder.facts([stem + export.suffix]))
+        if is_there and export.shard_format == old.format:
+            found.append(name)
+    return found
+
+
+def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collection[str]) -> Iterable[str]:
+    """Return what the user should know of other tools' indexes beside the dataset that is appended to.
+
+    Args:
+        folder: Its folder.
+        old: What its dataset file says; None: there is none.
+        renewed: The exports that this run makes itself.
+    """
+    hashed = {name for name in exports_beside(folder, old) if EXPORTS[name].hashed}
+    if stale := sorted(hashed.difference(renewed)):
+        again = f"{export_call('', stale, overwrite=False)} renews them, and reads all shards"
+        yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"
+
+
+def renew_exports(
+    folder: OutputFolder, dataset_file: str, old: DatasetFile | None, made: Collection[str], notes: Notes
+) -> None:
+    """Renew the indexes of other tools beside a dataset that was appended to, where no shard must be read for them.
+
+    Args:
+        folder: Its folder.
+        dataset_file: The name of its dataset file.
+        old: What that said before; None: there was none.
+        made: The exports that the run has made itself.
+        notes: Gets which could not be renewed: the dataset is complete without them.
+    """
+    for name in exports_beside(folder, old):
+        export = EXPORTS[name]
+        if name not in made and not export.hashed:
+            exporter = Exporter(folder, dataset_file, {name: export}, notes)
+            try:
+                exporter.write(folder, overwrite=True)
+            except (InvalidRequest, OutputExists) as error:
+                notes.add(f"the index for {export.reader} could not be renewed: {error}")

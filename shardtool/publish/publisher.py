@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.pattern import sidecar_name
+from shardtool.publish.destination import EndedAppend, later_files
 from shardtool.publish.foreign_indexes import StaleIndexes
-from shardtool.publish.old_dataset import EndedAppend, later_files
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, record_name, remove_records, unmerged
 from shardtool.storage.folders import check_there
 from shardtool.storage.staging import write_whole

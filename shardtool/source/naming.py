@@ -219,7 +219,7 @@ def grouped(entries: Entries, groups: Groups) -> Entries:
     )
 
 
-# Names that every reader of tars reads alike, in place of those that some do not: see `interop.portability`.
+# Names that every reader of tars reads alike, in place of those that some do not: see `interop.readers`.
 
 
 _UNSAFE = re.compile(rb"[^A-Za-z0-9_\-/]|^__")

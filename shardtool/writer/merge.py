@@ -18,7 +18,7 @@ from shardtool.errors import InvalidRequest, OutputExists, current_folder, listi
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, check_written, parse_pattern, text_of
-from shardtool.publish.old_dataset import check_old
+from shardtool.publish.destination import check_old
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
 from shardtool.publish.records import find_parts as find_records
 from shardtool.request.results import IndexResult, Observer
@@ -30,7 +30,7 @@ from shardtool.values import counted, output_text, to_bytes
 from shardtool.verbs.create.append import existing_keys, joined
 from shardtool.verbs.create.parts import check_all_ended, merge_parts
 from shardtool.wording import flag, option
-from shardtool.writer.journal import journal_name
+from shardtool.writer.output import journal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

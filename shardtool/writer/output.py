@@ -1,16 +1,18 @@
-"""Where a writer's shards go: published one by one as `create` publishes them, and made a dataset at the end.
+"""What a writer notes of each shard that it has published, so that another one can go on where it was killed.
 
-A sidecar says how many shards its run makes, and has the columns of all of them. Neither is known before the end, so
-until then each sidecar says that one more shard is to come; at the end, those that differ are written again.
+The file `.NAME.writer` lies beside the shards until their dataset file is there: a line of JSON of what was asked for,
+then one for each shard, with what neither the shard nor its sidecar can say. A line that a kill cut short is passed
+over, as is all that follows it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -22,20 +24,34 @@ from shardtool.dataset.sidecar import OWN_COLUMNS, ShardFact, ShardTally, types_
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.dataset.sidecar_write import WrittenShard, encode, encode_table, index_of
 from shardtool.entries.entries import Entries, FieldRows, FieldValues
-from shardtool.errors import OutputExists
+from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
-from shardtool.interop.portability import NUMBER_FIELDS, READERS, Holders, NameProblem, misreads, missing_field
+from shardtool.interop.readers import NUMBER_FIELDS, READERS, Holders, NameProblem, misreads, missing_field
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
+from shardtool.request.choices import check_choices, check_ranges
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.staging import local_folder
-from shardtool.values import FILE, INLINE, ShardContent, output_text, to_bytes, to_text
+from shardtool.skipped import Skipped
+from shardtool.storage.staging import local_folder, write_whole
+from shardtool.values import (
+    FILE,
+    INLINE,
+    Dots,
+    IfExists,
+    OnBadSample,
+    Oversize,
+    ShardContent,
+    Target,
+    output_text,
+    parse_size,
+    to_bytes,
+    to_text,
+)
 from shardtool.verbs.create.result import PackedShards, publish_dataset
 from shardtool.wording import flag, option
-from shardtool.writer.journal import Journal, JournalEntry
 from shardtool.writer.open_shard import Columns
 
 if TYPE_CHECKING:
@@ -45,10 +61,221 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
-    from shardtool.skipped import Skipped
+    from shardtool.storage.staging import Folder
     from shardtool.values import Number
     from shardtool.writer.open_shard import PackedShard
-    from shardtool.writer.options import WriterOptions
+
+
+class Keywords(TypedDict, total=False):
+    """The options as keyword arguments; see `WriterOptions`."""
+
+    max_size: str | int | None
+    max_count: int | None
+    oversize: Oversize
+    dots: Dots | None
+    target: tuple[Target, ...]
+    on_error: OnBadSample
+    resume: bool
+    overwrite: bool
+    part: int | str | None
+    parts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """What can be asked of a `ShardWriter`; what `create` has, too, means the same there.
+
+    Attributes:
+        max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
+        max_count: Samples in a shard at most.
+        oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
+        dots: The dot at which keys end in the names of a tar's members; None: the first, and the last where only that
+            divides them.
+        target: Readers that the notes are about; none: all that are known.
+        on_error: `raise` at a sample that cannot be written, or `skip` and list it in `out.skipped`.
+        resume: Go on after the last shard that an earlier writer has published.
+        overwrite: Replace the dataset that is there, once the new one is complete.
+        part: This writer's part of a run of several: a number, with `parts`, or a name.
+        parts: How many parts there are.
+    """
+
+    max_size: str | int | None = None
+    max_count: int | None = None
+    oversize: Oversize = "error"
+    dots: Dots | None = None
+    target: tuple[Target, ...] = ()
+    on_error: OnBadSample = "raise"
+    resume: bool = False
+    overwrite: bool = False
+    part: int | str | None = None
+    parts: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_ranges(self)
+        if self.max_size is not None:
+            parse_size(self.max_size)
+        if self.resume and self.overwrite:
+            raise InvalidRequest(flag("resume"), f"used with {flag('overwrite')}", expected="one of them")
+
+    @property
+    def if_exists(self) -> IfExists:
+        """What to do about an earlier output, as `create` calls it."""
+        return "resume" if self.resume else "overwrite" if self.overwrite else "error"
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """The readers that notes are about."""
+        return self.target or get_args(Target)
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default, as `create` does."""
+        size = None if self.max_size is None else parse_size(self.max_size)
+        found = {"max_size": size, "max_count": self.max_count, "oversize": self.oversize, "dots": self.dots}
+        return {name: value for name, value in found.items() if value != getattr(_DEFAULT, name)}
+
+
+_DEFAULT = WriterOptions()
+
+
+def options_of(given: Keywords) -> WriterOptions:
+    """Return the options that keyword arguments mean.
+
+    Raises:
+        InvalidRequest: One of them is no option, or cannot be.
+    """
+    known = WriterOptions.__dataclass_fields__
+    if unknown := [name for name in given if name not in known]:
+        raise InvalidRequest("ShardWriter", f"no option {unknown[0]!r}", expected=f"one of {', '.join(known)}")
+    return WriterOptions(**given)
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """What a journal says of a shard.
+
+    Attributes:
+        shard: Its name.
+        size: Its bytes.
+        crc: CRC-32C of the file.
+        digest: The content fingerprint of its samples, as hexadecimal digits.
+        kinds: Each field of the dataset so far, and the number that it stands for; empty: none.
+        inline: Whether the plan of a table would carry a value of the dataset so far.
+        columns: What is known of the columns of metadata so far.
+        rounded: How many floats of each field were rounded, in this shard.
+        skipped: What was left out since the shard before: key, code and message.
+    """
+
+    shard: str
+    size: int
+    crc: int
+    digest: str
+    kinds: dict[str, Number | str]
+    inline: bool
+    columns: dict[str, object]
+    rounded: dict[str, int] = field(default_factory=dict)
+    skipped: list[list[str]] = field(default_factory=list)
+
+
+class Journal:
+    """The journal of a dataset.
+
+    Args:
+        folder: Where the dataset lies.
+        base: Its name.
+        asked: What was asked for, as plain data: another writer goes on only if that is the same.
+
+    Attributes:
+        started: Whether the journal is this writer's.
+    """
+
+    def __init__(self, folder: Folder, base: str, asked: dict[str, object]) -> None:
+        self._folder, self.name = folder, journal_name(base)
+        self.started = False
+        self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))
+
+    def read(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
+        """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
+        try:
+            lines = self._folder.read(self.name).splitlines(keepends=True)
+        except StoreFailed:
+            raise
+        except (OSError, ShardError):
+            return None
+        found: list[Any] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                found.append(json.loads(line) if line.endswith(b"\n") else None)
+                if len(found) > 1:
+                    found[-1] = _noted(found[-1])
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                found = found[:-1] if len(found) == number else found
+                break
+        return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
+
+    def fits(self, asked: dict[str, Any]) -> bool:
+        """Tell whether a journal's writer was asked for the same."""
+        return bool(asked == self._asked)
+
+    def start(self, noted: Sequence[JournalEntry] = ()) -> None:
+        """Write the journal anew, with the shards that are kept.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        lines = [self._asked, *map(asdict, noted)]
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        self._folder.publish(write_whole(self._folder, self.name, data))
+        self.started = True
+
+    def add(self, noted: JournalEntry) -> None:
+        """Note a shard, durably.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        self._folder.append(self.name, json.dumps(asdict(noted)).encode() + b"\n")
+
+    def remove(self) -> None:
+        """Remove the journal."""
+        self._folder.remove([self.name])
+
+
+def _noted(line: dict[str, Any]) -> JournalEntry:
+    """Return what a line says of a shard.
+
+    Raises:
+        ValueError: It is none that a writer notes.
+        TypeError: The same.
+        AttributeError: The same.
+    """
+    found = JournalEntry(**line)
+    int(found.digest, 16)
+    texts = [*found.kinds, *found.rounded, found.shard, *(text for row in found.skipped for text in row)]
+    numbers = [*found.rounded.values(), found.size, found.crc]
+    right = {*map(type, texts)} <= {str} and {*map(type, numbers)} <= {int} and {*map(len, found.skipped)} <= {3}
+    if not right or not isinstance(found.columns, dict) or type(found.inline) is not bool:
+        raise ValueError("no line of a writer")
+    return found
+
+
+def journal_name(base: str) -> str:
+    """Return the name of the journal of the dataset `base`."""
+    return f".{base}.writer"
+
+
+def skipped_rows(noted: JournalEntry) -> list[Skipped]:
+    """Return the rows of what was left out that a journal has."""
+    return [Skipped(key, "", code, message) for key, code, message in noted.skipped]  # type: ignore[arg-type]
+
+
+# Where a writer's shards go: published one by one as `create` publishes them, and made a dataset at the end.
+#
+# A sidecar says how many shards its run makes, and has the columns of all of them. Neither is known before the end, so
+# until then each sidecar says that one more shard is to come; at the end, those that differ are written again.
 
 
 # What the user should know of names and fields, shard by shard: what `create` says of all samples at once.

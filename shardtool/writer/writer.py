@@ -26,7 +26,7 @@ from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import check_written, parse_pattern, sidecar_name
 from shardtool.plan.order import NO_LIMIT
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
-from shardtool.publish.old_dataset import check_old
+from shardtool.publish.destination import check_old
 from shardtool.request.results import Notes, Observer
 from shardtool.skipped import Skipped
 from shardtool.storage.staging import write_whole
@@ -34,11 +34,9 @@ from shardtool.values import ShardContent, counted, parse_size, show_size, to_te
 from shardtool.verbs.create.advice import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
 from shardtool.write.spans import packing_buffer
-from shardtool.writer.journal import skipped_rows
 from shardtool.writer.merge import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.open_shard import OpenShard
-from shardtool.writer.options import options_of
-from shardtool.writer.output import Output
+from shardtool.writer.output import Output, options_of, skipped_rows
 from shardtool.writer.samples import KEY, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
@@ -48,8 +46,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.verbs.create.request import OutputNames
-    from shardtool.writer.journal import JournalEntry
-    from shardtool.writer.options import Keywords
+    from shardtool.writer.output import JournalEntry, Keywords
     from shardtool.writer.samples import Sample
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, ExportOptions, InvalidRequest, VerifyOptions, create, export, verify
-from shardtool.interop.huggingface import is_ours, misreading
+from shardtool.interop.indexes import is_ours, misreading
 from tests.helpers import shards, write_tree
 
 if TYPE_CHECKING:

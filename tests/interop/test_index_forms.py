@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from shardtool.dataset.sidecar import UNREAD
-from shardtool.interop.export_formats import EXPORTS, HEAD_SIZE, difference, form_of, index_name
-from shardtool.interop.export_types import Digests, IndexedShard
+from shardtool.interop.indexes import EXPORTS, HEAD_SIZE, Digests, IndexedShard, difference, form_of, index_name
 
 
 def _table(offset: int) -> pa.Table:

@@ -43,9 +43,8 @@ from shardtool.names import Names
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan
-from shardtool.publish.destination import Destination, look
-from shardtool.publish.exporter import export_notes, exports_beside
-from shardtool.publish.old_dataset import EndedAppend, NewAppend, later_files, names_left
+from shardtool.publish.destination import Destination, EndedAppend, NewAppend, later_files, look, names_left
+from shardtool.publish.foreign_indexes import export_notes, exports_beside
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.records import encode_skipped, merged, read_skipped, unmerged
 from shardtool.request.run_record import RunRecord
@@ -791,10 +790,10 @@ def test_other_tools_indexes_are_renewed(new: Path, dataset: Path, pattern: str,
     """An append renews the indexes of other tools that lie beside the shards, but none whose hashes it must read."""
     parsed = parse_pattern(pattern)
     output = look(Destination(open_folder(parsed.folder), parsed, "append"))
-    assert exports_beside(output) == []
+    assert exports_beside(output.folder, output.old) == []
     formats = {"tar": ["dali-webdataset", "energon"], "tfrecord": ["dali-tfrecord", "tfrecord"]}[ending]
     export(dataset, formats)
-    assert exports_beside(output) == formats
+    assert exports_beside(output.folder, output.old) == formats
     create(new, pattern, _options(if_exists="append"))
     assert export(dataset, formats).kept == len(export(dataset, formats).files)
     assert verify(dataset).sound
@@ -805,9 +804,9 @@ def test_hashes_are_not_read_again(new: Path, tars: Path, tar_pattern: str) -> N
     export(tars, "huggingface")
     parsed = parse_pattern(tar_pattern)
     output = look(Destination(open_folder(parsed.folder), parsed, "append"))
-    (note,) = export_notes(output, ())
+    (note,) = export_notes(output.folder, output.old, ())
     assert "huggingface" in note
-    assert list(export_notes(output, ["huggingface"])) == []
+    assert list(export_notes(output.folder, output.old, ["huggingface"])) == []
     create(new, tar_pattern, _options(if_exists="append"))
     export(tars, "huggingface")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.errors import printable
-from shardtool.interop.export_formats import index_name
-from shardtool.interop.huggingface import cure, misreading
-from shardtool.interop.portability import unopenable
+from shardtool.interop.indexes import cure, index_name, misreading
+from shardtool.interop.readers import unopenable
 from shardtool.publish.foreign_indexes import has_own_readme
 from shardtool.values import INLINE, URL, counted, output_text
 from shardtool.wording import option
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.entries.entries import Entries
-    from shardtool.interop.export_types import Export
+    from shardtool.interop.indexes import Export
     from shardtool.publish.destination import Destination
 
 _WORKERS = 8  # of a loader: a usual number

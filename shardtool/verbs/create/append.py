@@ -21,7 +21,7 @@ from shardtool.entries.classes import joined_classes
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.names import Names
-from shardtool.publish.old_dataset import EndedAppend
+from shardtool.publish.destination import EndedAppend
 from shardtool.table.columns import among, hashes, places_among
 from shardtool.values import INLINE, counted, to_bytes, to_text
 from shardtool.wording import option

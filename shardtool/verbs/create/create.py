@@ -168,14 +168,14 @@ def _open_and_list(request: Request, source: object, pool: Pool, notes: Notes) -
 
 def _export(request: Request, target: OutputDataset, pool: Pool, notes: Notes) -> None:
     """Write the indexes of other tools for a dataset that is there; those of one appended to are renewed unasked."""
-    from shardtool.publish.exporter import Exporter, renew_exports
+    from shardtool.publish.foreign_indexes import Exporter, renew_exports
 
     if request.exports:
         folder, name = target.output.folder, target.pattern.dataset_file
         advises = "huggingface" in request.options.readers
         exporter = Exporter(folder, name, request.exports, notes, advises=advises)
         exporter.write(folder, pool, overwrite=request.options.if_exists != "error")
-    renew_exports(target.output, request.exports, notes)
+    renew_exports(target.output.folder, target.pattern.dataset_file, target.output.old, request.exports, notes)
 
 
 @current_folder()

@@ -24,8 +24,7 @@ from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name
-from shardtool.publish.destination import Destination
-from shardtool.publish.old_dataset import names_left
+from shardtool.publish.destination import Destination, names_left
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.records import PartRecord, encode_skipped, find_parts, read_record, record_name, remove_records
 from shardtool.request.results import IndexResult

@@ -15,7 +15,7 @@ from shardtool.errors import InvalidRequest, memory_for
 from shardtool.interop.indexes import check_timm_splits
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.publish.old_dataset import EndedAppend
+from shardtool.publish.destination import EndedAppend
 from shardtool.request.options import CreateOptions, share
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.interop.portability import NameProblem
+    from shardtool.interop.readers import NameProblem
     from shardtool.pattern import ShardPattern
     from shardtool.plan.plan import Plan
     from shardtool.request.options import OutputOptions
@@ -275,9 +275,9 @@ def _check_appended(request: Request, targets: Sequence[OutputDataset], plans: S
             check_appended(old, plan)
             if not isinstance(target.output.append, EndedAppend):
                 notes.add(*append_notes(old, plan, changed=request.transform is not None))
-            from shardtool.publish.exporter import export_notes
+            from shardtool.publish.foreign_indexes import export_notes
 
-            notes.add(*export_notes(target.output, request.exports))
+            notes.add(*export_notes(target.output.folder, target.output.old, request.exports))
 
 
 def _changes(
@@ -331,7 +331,7 @@ def _note_plans(request: Request, samples: Samples, plans: Sequence[Plan], notes
 
 
 def _misreads(entries: Entries, options: OutputOptions) -> list[NameProblem]:
-    from shardtool.interop.portability import READERS, misreads
+    from shardtool.interop.readers import READERS, misreads
 
     found = [one for one in misreads(entries) if not {*READERS[one.code]}.isdisjoint(options.readers)]
     if options.portable or not any(one.mendable for one in found):
@@ -346,8 +346,8 @@ def _check_exports(request: Request, targets: Sequence[OutputDataset], plans: Se
     """Refuse indexes of other tools that could not be written once the shards are there."""
     if not request.exports or request.dry:
         return
-    from shardtool.interop.huggingface import check_splits
-    from shardtool.publish.exporter import check_exports
+    from shardtool.interop.indexes import check_splits
+    from shardtool.publish.foreign_indexes import check_exports
 
     splits = [target.split for target in targets]
     if any(export.readme for export in request.exports.values()):

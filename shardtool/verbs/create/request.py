@@ -15,7 +15,7 @@ from shardtool.dataset.several import given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.execute.pool import Needs
-from shardtool.interop.export_formats import wanted_exports
+from shardtool.interop.indexes import wanted_exports
 from shardtool.pattern import ShardPattern, check_written, parse_pattern
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.foreign_indexes import StaleIndexes
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.interop.export_types import Export
+    from shardtool.interop.indexes import Export
     from shardtool.request.options import CreateOptions, OutputOptions
     from shardtool.request.part import Part
     from shardtool.request.split_options import SplitOptions

@@ -10,7 +10,7 @@ from shardtool.dataset.dataset_file import DatasetFile
 from shardtool.dataset.feature import Feature, features_of
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, listing, memory_for, printable
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
-from shardtool.publish.old_dataset import EndedAppend
+from shardtool.publish.destination import EndedAppend
 from shardtool.publish.records import encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.values import counted, output_text, to_bytes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.entries.entries import FieldValues
-    from shardtool.interop.portability import NameProblem
+    from shardtool.interop.readers import NameProblem
     from shardtool.publish.destination import Destination
     from shardtool.publish.publisher import Publisher
     from shardtool.request.results import Changes, Notes
@@ -177,7 +177,7 @@ class WrittenDataset:
     @property
     def _urls(self) -> str:
         """What webdataset is given to read all shards; empty where it cannot open them."""
-        from shardtool.interop.portability import unopenable
+        from shardtool.interop.readers import unopenable
 
         pattern = self.target.output.pattern
         if self.target.output.own is not None:

@@ -21,11 +21,11 @@ from shardtool.entries.arrow import number_array, with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
 from shardtool.fetch import shown_bytes
 from shardtool.fingerprint import crc32c
-from shardtool.interop.portability import misread_keys
+from shardtool.interop.readers import misread_keys
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import shard_samples
-from shardtool.publish.old_dataset import EndedAppend
+from shardtool.publish.destination import EndedAppend
 from shardtool.request.options import CreateOptions, share
 from shardtool.skipped import reasons
 from shardtool.values import counted, output_text, source_name, to_bytes, to_text
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.execute.pool import Pool
-    from shardtool.interop.portability import NameProblem
+    from shardtool.interop.readers import NameProblem
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Publisher
     from shardtool.request.results import Observer

@@ -1,34 +1,637 @@
-"""`index`: sidecars and dataset file for shards that any tool made. The library twin of `shardtool index`."""
+"""Which shards `index` is about, and where their sidecars and dataset file go: decided before a shard is read."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import find_dataset
-from shardtool.dataset.shard_file import shard_format
-from shardtool.dataset.walk import survey
-from shardtool.errors import InvalidRequest, current_folder, printable
+from shardtool._version import __version__
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
+from shardtool.dataset.feature import features_of
+from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
+from shardtool.dataset.shard_file import FETCH, is_packed, shard_format
+from shardtool.dataset.walk import SurveyTask, survey, torn_samples, walked_text
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputExists,
+    ShardError,
+    StoreFailed,
+    current_folder,
+    listing,
+    printable,
+    reason,
+)
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, a_few
-from shardtool.interop.export_formats import EXPORTS, wanted_exports
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.publish.exporter import Exporter, index_names
+from shardtool.fingerprint import crc32c, show_fingerprint
+from shardtool.interop.indexes import EXPORTS, wanted_exports
+from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
+from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.request.choices import given_options
 from shardtool.request.options import ExportOptions, IndexOptions
-from shardtool.request.results import ExportResult, Notes, Observer
+from shardtool.request.results import ExportResult, IndexResult, Notes, Observer
+from shardtool.request.run_record import RunRecord
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import base_name, folder_of
-from shardtool.verbs.index.indexer import Indexer
-from shardtool.verbs.index.target import index_target
-from shardtool.wording import either
+from shardtool.storage.places import base_name, folder_of, is_url, join, names_in, plain_sizes, read_small
+from shardtool.storage.reading import dangling
+from shardtool.storage.staging import write_whole
+from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardtool.request.results import IndexResult
-    from shardtool.values import Given
+    import pyarrow as pa
+
+    from shardtool.dataset.find import DatasetFiles
+    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.dataset.walk import Survey
+    from shardtool.pattern import ShardPattern
+    from shardtool.storage.folders import OutputFolder
+    from shardtool.values import Dots, Given, Kind
+
+
+_ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexTarget:
+    """Shards to index.
+
+    Attributes:
+        paths: Their paths.
+        names: Their names.
+        pattern: Their pattern.
+        size: Their bytes.
+        format: Their format, `tar` or `tfrecord`.
+        folder: The folder of the sidecars and the dataset file.
+        shards_folder: The way from there down to the shards; empty: the same folder.
+        dataset_file: The name of the dataset file.
+        old: What a dataset file said of them so far; None where there is none, or it may be replaced.
+        own: Whether that is the dataset file at this very place.
+        recorded: Where keys end in members' names, as the sidecars beside the shards show.
+    """
+
+    paths: tuple[str, ...]
+    names: list[str]
+    pattern: ShardPattern
+    size: int
+    format: str
+    folder: OutputFolder
+    shards_folder: str
+    dataset_file: str
+    old: DatasetFile | None
+    own: bool
+    recorded: Dots = "first"
+
+    @property
+    def base(self) -> str:
+        """The name of the dataset file without its ending."""
+        return self.dataset_file.removesuffix(DATASET_SUFFIX)
+
+    def dots(self, asked: Dots | None) -> Dots:
+        """Return where keys end in members' names: what was asked for, or what the dataset file says."""
+        return asked or (self.old.made.dots if self.old else self.recorded)
+
+
+def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
+    """Return the shards that are to be indexed.
+
+    Raises:
+        InvalidRequest: There are no such shards, they are compressed, lie where no dataset file can list them, or are
+            not all that their run was to write.
+        CorruptShard: A shard is not there, or no plain file.
+        OutputExists: Other shards own these names, or there is a dataset file that may not be replaced.
+    """
+    found = _in_its_order(find_dataset(dataset))
+    shard_kind = _format_of(found)
+    size = sum(_sizes(found.shards))
+    names = [base_name(path) for path in found.shards]
+    if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
+        raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
+    pattern = parse_pattern(names)
+    folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
+    shards_folder = _below(folder.path, found.folders())
+    _check_rivals(folder, names, set() if shards_folder else {*names})
+    name = base_name(found.dataset_file) if found.dataset_file else pattern.dataset_file
+    path = folder.full_path(name)
+    data = read_there(path)
+    if data is None:
+        old = _dataset_at(path if found.dataset_file is None else found.dataset_file)  # where `output` is elsewhere
+        if old is None:
+            check_finished(found.folder, found.shards)
+    else:
+        old = _old(found, path, data, overwrite=options.overwrite)
+        if old is not None:
+            _check_listed(old, found, path, shards_folder, overwrite=options.overwrite)
+    own = data is not None and old is not None
+    recorded: Dots = recorded_dots(found) if old is None else old.made.dots
+    return IndexTarget(found.shards, names, pattern, size, shard_kind, folder, shards_folder, name, old, own, recorded)
+
+
+def _in_its_order(found: DatasetFiles) -> DatasetFiles:
+    """Return the shards of a dataset in the order in which its file lists them, however they were named."""
+    listed = shard_names(read_small(found.dataset_file)) if found.own and found.dataset_file else None
+    paths = {output_text(base_name(path)): path for path in found.shards}
+    is_all = listed is not None and {*listed} == {*paths}
+    return replace(found, shards=tuple(paths[one] for one in listed or ())) if is_all else found
+
+
+def read_there(path: str) -> bytes | None:
+    """Return a small file that may have to be replaced; None where there is none.
+
+    Raises:
+        OutputExists: It cannot be read, so that it cannot be known whether it is right.
+    """
+    try:
+        return read_small(path)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and (is_url(path) or not os.path.islink(path)):
+            return None
+        found = f"cannot be read: {reason(error)}"
+        remedy = "Make it readable, or move it away."
+        raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
+
+
+def _format_of(found: DatasetFiles) -> str:
+    """Return the format of the shards.
+
+    Raises:
+        InvalidRequest: There are none, they are compressed, or of two formats.
+    """
+    if packed := [path for path in found.shards if is_packed(path)]:
+        remedy = "Decompress it: nothing can be read at an offset of a compressed file."
+        raise InvalidRequest(packed[0], "a compressed shard", expected="a plain one", remedy=remedy)
+    where = found.dataset_file or found.folder or "."
+    if not found.shards:
+        raise InvalidRequest(where, "no shards", expected="one at least")
+    if blobs := [path for path in found.shards if not is_shard_name(base_name(path))]:
+        raise InvalidRequest(
+            blobs[0], "a name that does not tell what it is", expected=f"one that ends in one of {KNOWN}",
+            remedy="Make a link to it that has such a name, and index that.",
+        )  # fmt: skip
+    formats = sorted({shard_format(path) for path in found.shards})
+    if len(formats) > 1:
+        raise InvalidRequest(
+            where,
+            "tar and TFRecord shards",
+            expected="one format",
+            remedy="Index each alone.",
+        )
+    return formats[0]
+
+
+def _sizes(paths: Sequence[str]) -> list[int]:
+    """Return the bytes of shards.
+
+    Raises:
+        CorruptShard: One is not there, or no plain file.
+    """
+    sizes = plain_sizes(paths)
+    for path, size in zip(paths, sizes, strict=True):
+        if size is None:
+            raise _missing(path)
+    return [size for size in sizes if size is not None]
+
+
+def _missing(path: str) -> CorruptShard:
+    """Return what is wrong with a shard that is no plain file."""
+    remedy = f"Get it again, or run the command that made it again with {option('if_exists', 'resume')}."
+    if is_url(path):
+        return CorruptShard(path, "no such object", expected="a shard", remedy=remedy)
+    if (target := dangling(path)) is not None:
+        return CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
+    found = "no plain file" if os.path.lexists(path) else "no such file or directory"
+    return CorruptShard(path, found, expected="a shard", remedy=remedy)
+
+
+def _below(folder: str, shards: list[str]) -> str:
+    """Return the way from the dataset file's folder down to that of the shards; empty: it is the same.
+
+    Raises:
+        InvalidRequest: The shards lie in several folders, or not below: a dataset file leads nowhere else.
+    """
+    if len(shards) > 1:
+        found = f"shards in {len(shards)} folders: {listing(shards, 3)}"
+        raise InvalidRequest(shards[0] or ".", found, expected="one folder", remedy="Index each alone.")
+    path = _way(folder, shards[0])
+    if path == os.curdir:
+        return ""
+    if path.split(os.sep)[0] == os.pardir:
+        alone = either("`export`", "--export alone")
+        problem = f"{folder or '.'}, which does not hold the shards"
+        remedy = f"A dataset file leads to no other place. {alone}, with a dataset file, writes anywhere."
+        raise InvalidRequest(option("output"), problem, expected="their folder, or one above it", remedy=remedy)
+    name = output_text(path)
+    if printable(name) != name or ":" in name:
+        raise InvalidRequest(path, "a folder that a dataset file cannot name", expected="a name that can be printed")
+    return name
+
+
+def _way(folder: str, below: str) -> str:
+    """Return the way from one folder down to another; it starts with `..` where that lies elsewhere."""
+    if not is_url(folder) and not is_url(below):
+        return os.path.relpath(os.path.realpath(below or "."), os.path.realpath(folder or "."))
+    top, place = f"{folder.rstrip('/')}/", f"{below.rstrip('/')}/"
+    return (place[len(top) : -1] or os.curdir) if place.startswith(top) else os.pardir
+
+
+def _check_rivals(folder: OutputFolder, names: list[str], own: set[str]) -> None:
+    """Refuse a folder in which other shards have sidecars of these names."""
+    sidecars = {*map(sidecar_name, names)}
+    others = [name for name in folder.names() if is_shard_name(name) and sidecar_name(name) in sidecars]
+    if rivals := sorted(name for name in others if name not in own):
+        found = f"other shards whose sidecars have these names: {listing(rivals, 3)}"
+        expected = "none that would share their indexes"
+        raise OutputExists(folder.path or ".", found, expected=expected, remedy="Move one of the datasets away.")
+
+
+def _old(found: DatasetFiles, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
+    """Return what the dataset file at its place says; None where it may be replaced.
+
+    Raises:
+        OutputExists: It is damaged, or none of ours.
+    """
+    if shard_names(data) is None:
+        if path != found.dataset_file:
+            if _is_json(data):
+                remedy = f"Move it away, or choose another {option('output')}."
+                raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
+            check_finished(found.folder, found.shards)
+            _check_replaced(path, "no JSON: cut or damaged", _ONLY_A_PLAN, overwrite=overwrite)
+            return None
+        check_finished(found.folder, found.shards)
+        _check_replaced(path, "an index of wids", "what only it says of the shards", overwrite=overwrite)
+        return None
+    try:
+        return read_dataset(data, path)
+    except CorruptShard as error:
+        check_finished(found.folder, found.shards)
+        _check_replaced(path, error.found, _ONLY_A_PLAN, overwrite=overwrite)
+        return None
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _check_listed(old: DatasetFile, found: DatasetFiles, path: str, shards_folder: str, *, overwrite: bool) -> None:
+    """Refuse a dataset file that lists other shards than were given, unless it does so wrongly and may be replaced."""
+    listed, given = {one.name for one in old.shards}, {output_text(base_name(path)) for path in found.shards}
+    others = sorted(listed - given)
+    folder = join(folder_of(path), os.fsdecode(to_bytes(old.shards_folder)))
+    lies = set(names_in(folder)) if others else set()
+    if there := [name for name in others if os.fsdecode(to_bytes(name)) in lies]:
+        what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
+        raise OutputExists(path, what, remedy=f"Give all shards of the dataset, or choose another {option('output')}.")
+    if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
+        check_finished(found.folder, found.shards)
+    if listed != given or old.shards_folder != shards_folder:
+        gone = f", {counted(len(others), 'shard')} of them not there: {listing(others, 3)}" if others else ""
+        what = f"it lists {counted(len(listed), 'shard')}{gone}; {len(given):,} were given"
+        _check_replaced(path, what, _ONLY_A_PLAN, overwrite=overwrite)
+
+
+def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> None:
+    """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
+    if not overwrite:
+        expected = "the dataset file of these shards"
+        raise OutputExists(
+            path, found, expected=expected, remedy=f"{flag('overwrite')} replaces it; {lost} is lost then."
+        )
+
+
+def _dataset_at(path: str) -> DatasetFile | None:
+    """Return what a dataset file of ours says; None where it is damaged, or none of ours."""
+    try:
+        return read_dataset(read_small(path), path)
+    except StoreFailed:
+        raise
+    except (OSError, ShardError):
+        return None
+
+
+# Sidecars and a dataset file for shards that are there already, as `index` writes them.
+#
+# A sidecar that says just what the walk found stays, with the checksums and the metadata that only it knows; one that
+# is missing is written. One that was read and found wrong is replaced only where the user asked for that. Shards are
+# never touched.
+
+
+# A sidecar that is there, held against what a walk over its shard found: whether it stays, and what it adds.
+
+
+@dataclass(frozen=True, slots=True)
+class MatchingSidecar:
+    """A sidecar that says what the walk found.
+
+    Attributes:
+        table: Its rows, with what only it knows: checksums and metadata.
+        fact: What it says of the shard.
+        data: Its bytes; None where it is to be written: with checksums that it lacked, or in the new format.
+    """
+
+    table: pa.Table
+    fact: ShardFact
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingSidecar:
+    """A sidecar that was read and found wrong: what it is, and the columns that only it has."""
+
+    found: str
+    lost: frozenset[str] = frozenset()
+
+
+def compare_sidecar(
+    found: Survey, where: str, data: bytes, walked: pa.Table, *, checksum: bool
+) -> MatchingSidecar | DifferingSidecar:
+    """Return whether a sidecar is right.
+
+    Args:
+        found: What the walk found.
+        where: The sidecar's path.
+        data: The sidecar's bytes.
+        walked: The rows that the walk found, as the sidecar's table.
+        checksum: Whether payloads were read.
+
+    Raises:
+        CorruptShard: The shard has another checksum than its sidecar says.
+    """
+    from shardtool.dataset.opened import places_of
+    from shardtool.dataset.sidecar import FORMAT_VERSION, SCHEMA
+    from shardtool.dataset.sidecar_read import read_sidecar
+
+    try:
+        known = read_sidecar(data, where, found.size)
+        fact, table = known.fact, known.plain_table()
+    except CorruptShard:
+        return DifferingSidecar("damaged")
+    lost = frozenset({*table.column_names} - {*SCHEMA.names})
+    same = (fact.name, fact.size) == (output_text(base_name(found.path)), found.size)
+    if not same or places_of(table) != places_of(walked):
+        return DifferingSidecar("of another shard", lost)
+    current = data if known.version == FORMAT_VERSION else None
+    if not checksum:
+        return MatchingSidecar(table, fact, current)
+    if fact.crc is not None and fact.crc != found.crc:
+        what = f"the checksum {found.crc:08x}"
+        expected = f"{fact.crc:08x}, as its sidecar says"
+        raise CorruptShard(found.path, what, expected=expected, remedy="`shardtool verify` shows what is damaged.")
+    new = _with_checksums(table, walked)
+    if new is None:
+        return DifferingSidecar("checksums of other payloads", lost)
+    if fact.crc is not None and not new[1]:
+        return MatchingSidecar(table, fact, current)
+    return MatchingSidecar(new[0], replace(fact, crc=found.crc))
+
+
+def _with_checksums(old: pa.Table, walked: pa.Table) -> tuple[pa.Table, bool] | None:
+    """Return a sidecar's table with the checksums of the payloads that a walk has read, and whether they are new to it.
+
+    Returns:
+        None where it has others.
+    """
+    import pyarrow.compute as pc
+
+    at = old.column_names.index("__fields__")
+    before, now = (table.column("__fields__").combine_chunks().flatten().field("crc32c") for table in (old, walked))
+    if pc.any(pc.not_equal(before, now)).as_py():  # null, an unknown checksum, is neither
+        return None
+    new = old.set_column(at, walked.schema.field("__fields__"), walked.column("__fields__"))
+    return new.replace_schema_metadata(None), bool(before.null_count)
+
+
+_NULL = "null"  # the type of a column without a value: it goes with any
+
+
+class Indexer:
+    """Writes the index of shards, under the lock of its target.
+
+    Args:
+        target: The shards.
+        options: How to index them.
+        observer: Gets progress and notes.
+    """
+
+    def __init__(self, target: IndexTarget, options: IndexOptions, observer: Observer) -> None:
+        self.target, self.options, self.observer = target, options, observer
+        self.notes: list[str] = []
+        self.wrong: list[str] = []
+        self.lost: set[str] = set()
+        self.kept = self.field_bytes = 0
+        self.entries: dict[int, ShardEntry] = {}
+        self.fields: Counter[str] = Counter()
+        self.kinds: dict[int, dict[str, Kind]] = {}
+        self.lists: set[str] = set()
+        self.schemas: dict[int, dict[str, str]] = {}
+        self.digests: list[int | None] = []
+
+    def tasks(self) -> list[SurveyTask]:
+        """Return what the workers do, a task per shard."""
+        target, dots = self.target, self.target.dots(self.options.dots)
+        self.observer.start(0, target.size, len(target.paths))
+        return [SurveyTask(path, self.options.checksum, dots) for path in target.paths]
+
+    def add(self, number: int, found: Survey) -> None:
+        """Write a shard's sidecar, unless the one that is there is right, or wrong and to be kept.
+
+        Raises:
+            CorruptShard: The shard is damaged.
+            InvalidRequest: The fields of a sample lie apart in it.
+            OutputExists: A sidecar cannot be read.
+            OutputFailed: The sidecar cannot be written.
+        """
+        from shardtool.dataset.opened import table_of
+        from shardtool.dataset.sidecar import ShardFact
+        from shardtool.dataset.sidecar_write import encode_table
+
+        if found.error is not None:
+            raise found.error
+        _check_together(found)
+        name = self.target.names[number]
+        index_name, walked = sidecar_name(name), table_of(found)
+        where = self.target.folder.full_path(index_name)
+        one = MatchingSidecar(walked, ShardFact(output_text(name), found.size, found.crc, ""))
+        if (there := read_there(where)) is not None:
+            known = compare_sidecar(found, where, there, walked, checksum=self.options.checksum)
+            if isinstance(known, MatchingSidecar):
+                one = known
+            elif not self._may_replace(index_name, known):
+                return
+        data = one.data
+        if data is None:
+            data = encode_table(one.table, one.fact)
+            self._publish(index_name, data)
+        else:
+            self.kept += 1
+        self._add_entry(number, one, found, data)
+        self._add_sums(number, found)
+        self.observer.advance(self.entries[number].samples, found.size, 1)
+        done = "written" if one.data is None else "kept"
+        self.observer.log(f"{name}: {done}, {self.entries[number].samples:,} samples")
+
+    def _may_replace(self, name: str, wrong: DifferingSidecar) -> bool:
+        """Return whether a wrong sidecar is to be replaced; `finish` refuses, once all that is wrong is known."""
+        self.wrong.append(f"{name} ({wrong.found})")
+        self.lost |= wrong.lost
+        if self.options.overwrite:
+            self._note(f"{name}: {wrong.found}, so what only it knew is lost: checksums and metadata")
+        return self.options.overwrite
+
+    def _add_entry(self, number: int, one: MatchingSidecar, found: Survey, data: bytes) -> None:
+        from shardtool.dataset.opened import walked_tally
+        from shardtool.dataset.sidecar import types_of, with_shard
+
+        tally, name = walked_tally(found), self.target.names[number]
+        shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)
+        sidecar = (output_text(sidecar_name(name)), len(data), crc32c(data))
+        self.entries[number] = ShardEntry(*shard, *sidecar, tally.first_key, tally.last_key)
+        self.fields.update(tally.fields)
+        self.field_bytes += tally.field_bytes
+        self.schemas[number] = types_of(with_shard(one.table.schema))
+
+    def _add_sums(self, number: int, found: Survey) -> None:
+        self.kinds[number] = {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
+        self.lists |= {walked_text(found.names[at]) for at, one in found.unlike.items() if one.kind == found.kinds[at]}
+        self.digests.append(found.digest)
+        if found.odd:
+            one = found.odd[0]
+            what = f"{counted(len(found.odd), 'member')} no part of a sample, such as at {one.offset:,} {one.what}"
+            self._note(f"{self.target.names[number]}: {what}")
+
+    def finish(self) -> IndexResult:
+        """Write the dataset file, unless the one that is there is right.
+
+        Raises:
+            OutputExists: There are files that are wrong, and the user did not ask to replace them.
+            OutputFailed: It cannot be written.
+        """
+        target, old, same = self.target, self.target.old, False
+        if old is not None and len(self.entries) == len(target.names):
+            same = len(old.shards) == len(target.names) and all(
+                _goes_with(before, self.entries[at]) for at, before in enumerate(old.shards)
+            )
+        if target.own and not same and not self.wrong:
+            self.wrong.append(f"{target.dataset_file} (of other shards)")
+        self._refuse_wrong()
+        shards = tuple(self.entries[number] for number in range(len(target.names)))
+        if same and old is not None:  # what it says of the shards stays a claim, which `verify` holds them to
+            shards = tuple(
+                one if one.crc is not None else replace(one, crc=before.crc)
+                for one, before in zip(shards, old.shards, strict=True)
+            )
+            if target.own and old.shards == shards:
+                return self._result(shards)
+        file = self._dataset_file(shards)
+        if same and old is not None:  # the shards are the ones that it lists
+            known = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
+            file = replace(known, shards_folder=file.shards_folder)
+        else:
+            self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
+        if not file.fingerprint:
+            self._note(f"no content fingerprint: {flag('checksum')} reads the payloads, too")
+        self._publish(target.dataset_file, file.encode())
+        return self._result(shards)
+
+    def _refuse_wrong(self) -> None:
+        """Refuse to replace what is wrong, unless the user asked for that."""
+        if not self.wrong or self.options.overwrite:
+            return
+        columns = f" and the columns {listing(sorted(self.lost))}" if self.lost else ", metadata"
+        where = self.target.folder.path or "."
+        found = f"not what the shards hold: {listing(self.wrong)}"
+        remedy = (
+            f"{flag('overwrite')} makes them again from the shards; what only they know is lost then: checksums"
+            f"{columns}, how the dataset was made. `shardtool verify` shows whether the shards are right."
+        )
+        raise OutputExists(where, found, expected="right ones, or none", remedy=remedy)
+
+    def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
+        """Return the dataset file of shards of which nothing else is known."""
+        target = self.target
+        kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
+        samples = sum(shard.samples for shard in shards)
+        last = self.target.dots(self.options.dots) == "last" and target.format == "tar"
+        asked = {"options": {"dots": "last"}} if last else {}
+        complete = None not in self.digests
+        return DatasetFile(
+            name=output_text(target.base),
+            pattern=output_text(target.pattern.text),
+            format=target.format,
+            shards=shards,
+            fields=dict(sorted(self.fields.items())),
+            field_bytes=self.field_bytes,
+            skipped=0,
+            schema=self._schema(),
+            classes={},
+            features=features_of(self.fields, kinds, samples, self.lists) if target.format == "tfrecord" else {},
+            made=RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"}),
+            fingerprint=show_fingerprint(sum(one or 0 for one in self.digests)) if complete else "",
+            shards_folder=target.shards_folder,
+        )
+
+    def _schema(self) -> dict[str, str]:
+        """Return the columns of all sidecars in the order of the shards, of each the first type that holds values."""
+        found: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for number, schema in sorted(self.schemas.items()):
+            for column, kind in schema.items():
+                before = found.setdefault(column, kind)
+                if before == _NULL:
+                    found[column] = kind
+                elif kind not in (before, _NULL) and not column.startswith("__"):
+                    sidecar = sidecar_name(self.target.names[number])
+                    others.setdefault(column, f"{column!r} is {before}, but {kind} in {sidecar}")
+        if others:
+            self._note(f"columns of other types in other sidecars: {listing([*others.values()])}")
+        return found
+
+    def _publish(self, name: str, data: bytes) -> None:
+        self.target.folder.publish(write_whole(self.target.folder, name, data))
+
+    def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
+        path, samples = self.target.folder.full_path(self.target.dataset_file), sum(one.samples for one in shards)
+        return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes))
+
+    def _note(self, text: str) -> None:
+        self.notes.append(printable(text))
+        self.observer.note(self.notes[-1])
+
+
+def _check_together(found: Survey) -> None:
+    """Refuse a tar in which the fields of samples lie apart: every reader would make several samples of one."""
+    repeated = found.format == "tar" and len({*found.keys}) < len(found.keys)
+    if torn := torn_samples(found.keys, found.fields()) if repeated else []:
+        one, other = torn[0]
+        key, places = walked_text(found.keys[one]), f"at {found.starts[one]:,} and at {found.starts[other]:,}"
+        what = f"the fields of {counted(len(torn), 'sample')} lie apart, such as those of {key!r} {places}"
+        remedy = "`shardtool reshard` writes shards with the fields of each sample together."
+        raise InvalidRequest(found.path, what, expected="the fields of a sample next to each other", remedy=remedy)
+
+
+def _goes_with(before: ShardEntry, now: ShardEntry) -> bool:
+    """Return whether what a dataset file says of a shard, without its sidecar, is what was found."""
+    known = before.crc is None or now.crc is None or before.crc == now.crc
+    return known and _shape(before) == _shape(now)
+
+
+def _shape(shard: ShardEntry) -> tuple[str, int, int, str, str]:
+    """Return what is known of a shard without reading its payloads."""
+    return shard.name, shard.size, shard.samples, shard.first_key, shard.last_key
+
+
+# `index`: sidecars and dataset file for shards that any tool made. The library twin of `shardtool index`.
 
 
 @current_folder()

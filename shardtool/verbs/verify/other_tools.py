@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
-from shardtool.interop.export_formats import EXPORTS, HEAD_SIZE, ONCE, difference, form_of, index_limit, index_name
-from shardtool.interop.export_types import IndexedShard
-from shardtool.interop.huggingface import README, is_ours, listed, misreading
+from shardtool.interop.indexes import (
+    EXPORTS,
+    HEAD_SIZE,
+    ONCE,
+    README,
+    IndexedShard,
+    difference,
+    form_of,
+    index_limit,
+    index_name,
+    is_ours,
+    listed,
+    misreading,
+)
 from shardtool.pattern import is_packed_name, is_shard_name
 from shardtool.storage.places import (
     base_name,
@@ -36,7 +47,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.walk import Survey
     from shardtool.execute.pool import Pool
-    from shardtool.interop.export_types import FolderIndex
+    from shardtool.interop.indexes import FolderIndex
     from shardtool.values import Dots
     from shardtool.verbs.verify.subject import Subject
 
@@ -71,7 +82,7 @@ def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[
 
 def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
     """Yield kinds of keys and fields that a reader gets wrong."""
-    from shardtool.interop.portability import READERS, misreads
+    from shardtool.interop.readers import READERS, misreads
     from shardtool.verbs.verify.source import entries_of
 
     indexed = all(_has_dali_index(case.path) for case in subject.cases)
@@ -89,7 +100,7 @@ def _has_dali_index(path: str) -> bool:
 
 
 def _shard_names(subject: Subject, targets: Sequence[str]) -> Iterator[Finding]:
-    from shardtool.interop.portability import unopenable
+    from shardtool.interop.readers import unopenable
 
     for target in targets:
         bad = [case.name for case in subject.cases if target in unopenable(case.name)]
@@ -244,7 +255,7 @@ def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
     if hashed:
         from array import array
 
-        from shardtool.interop.export_types import DigestTask, digest
+        from shardtool.interop.indexes import DigestTask, digest
 
         stops = array("q", [start + length for start, length in zip(found.offsets, found.lengths, strict=True)])
         digests = digest(

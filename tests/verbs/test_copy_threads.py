@@ -8,7 +8,7 @@ import time
 import pytest
 
 from shardtool.request.results import Observer
-from shardtool.verbs.copy.origin import Meter, side_by_side
+from shardtool.verbs.copy import Meter, side_by_side
 
 
 class _Counting(Observer):

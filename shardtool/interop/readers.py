@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.names import Names
 
+
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
