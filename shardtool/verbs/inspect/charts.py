@@ -37,12 +37,11 @@ class SvgShape:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture; `label` says what it shows, for who cannot see it."""
+    """A picture."""
 
     width: int
     height: int
     shapes: list[SvgShape]
-    label: str = ""
 
 
 def whole(value: float) -> str:
@@ -50,7 +49,7 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def histogram(sizes: Sizes, label: str) -> Chart | None:
+def histogram(sizes: Sizes) -> Chart | None:
     """Return how many there are of each size, on a log scale."""
     columns = sizes.columns(_MOST_BARS)
     if not columns:
@@ -70,7 +69,7 @@ def histogram(sizes: Sizes, label: str) -> Chart | None:
     middle = plot.at(max(median, 1))
     parts.append(_line(middle, _TOP - 2, middle, floor, "median"))
     parts.append(_text(*_beside(middle, f"median {show_size(median)}"), "tick strong"))
-    return Chart(_WIDTH, _HEIGHT, parts, label)
+    return Chart(_WIDTH, _HEIGHT, parts)
 
 
 def spark(sizes: Sizes, low: float, high: float) -> Chart:
@@ -88,13 +87,12 @@ def spark(sizes: Sizes, low: float, high: float) -> Chart:
     return Chart(width, height, parts)
 
 
-def balance(values: Sequence[int], show: Callable[[float], str], label: str, bound: int | None = None) -> Chart:
+def balance(values: Sequence[int], show: Callable[[float], str], bound: int | None = None) -> Chart:
     """Return a bar for each shard; of many shards, one for each run: the mean, and paler the largest.
 
     Args:
         values: A number for each shard.
         show: Turns a value into text.
-        label: What the chart shows, for who cannot see it.
         bound: What no shard may exceed: a dashed line.
     """
     step = -(-len(values) // _MOST_SHARD_BARS)
@@ -120,10 +118,10 @@ def balance(values: Sequence[int], show: Callable[[float], str], label: str, bou
     parts.append(_text(_LEFT, _BALANCE_HEIGHT - 3, "shard 0", "tick"))
     if len(values) > 1:
         parts.append(_text(_WIDTH - _RIGHT, _BALANCE_HEIGHT - 3, whole(len(values) - 1), "tick end"))
-    return Chart(_WIDTH, _BALANCE_HEIGHT, parts, label)
+    return Chart(_WIDTH, _BALANCE_HEIGHT, parts)
 
 
-def scatter(points: Sequence[tuple[int, int]], label: str) -> Chart:
+def scatter(points: Sequence[tuple[int, int]]) -> Chart:
     """Return a dot for each image: width to the right, height upwards, both on one log scale."""
     low = min(min(point) for point in points)
     high = max(max(point) for point in points)
@@ -147,7 +145,7 @@ def scatter(points: Sequence[tuple[int, int]], label: str) -> Chart:
         tip = f"{width:,} by {height:,}: {count:,}"
         place = {"cx": across.at(width), "cy": up.at(height), "r": radius}
         parts.append(SvgShape("circle", "dot", place, tip))
-    return Chart(_WIDTH, _SCATTER_HEIGHT, parts, label)
+    return Chart(_WIDTH, _SCATTER_HEIGHT, parts)
 
 
 class _Log:
