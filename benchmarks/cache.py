@@ -22,7 +22,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import shardtool
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.storage import folders as copying
 from shardtool.storage.reading import read_blocks
 from shardtool.values import parse_size

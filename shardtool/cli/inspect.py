@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shardtool.cli.results_text import Terminal
-    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.find import StoredDataset
     from shardtool.request.options import InspectOptions
     from shardtool.verbs.inspect.samples import FoundSample, SampleView
 
@@ -139,7 +139,7 @@ def inspect(
     if read_speed:
         _show_read_speed(dataset, decode=decode, seed=seed, as_json=as_json)
         return
-    from shardtool.dataset.opened import open_dataset
+    from shardtool.dataset.find import open_dataset
     from shardtool.dataset.several import given_datasets
     from shardtool.verbs.inspect.samples import find_sample, first_samples
 
@@ -209,7 +209,7 @@ def _show_read_speed(dataset: tuple[str, ...], *, decode: bool, seed: int, as_js
 
 
 def _write_pictures(
-    datasets: list[OpenedDataset],
+    datasets: list[StoredDataset],
     html: str | None,
     contact_sheet: str | None,
     *,
@@ -238,7 +238,7 @@ def _write_pictures(
         show("\n".join(map(printable, written)))
 
 
-def _write_table(opened: list[OpenedDataset], path: str, where: str | None, *, overwrite: bool, as_json: bool) -> None:
+def _write_table(opened: list[StoredDataset], path: str, where: str | None, *, overwrite: bool, as_json: bool) -> None:
     from shardtool.cli.output import show, show_json
     from shardtool.errors import printable
     from shardtool.values import counted, output_text
@@ -258,7 +258,7 @@ def _print_field(sample: FoundSample, field: str) -> None:
     show_bytes(field_bytes(sample, field))
 
 
-def _print_keys(opened: list[OpenedDataset], where: str | None, *, as_json: bool) -> None:
+def _print_keys(opened: list[StoredDataset], where: str | None, *, as_json: bool) -> None:
     """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
     from itertools import islice
 

@@ -15,15 +15,25 @@ import os
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import is_plain_name, no_dataset_file, pattern_text, shard_names
-from shardtool.dataset.shard_file import FETCH, looks_like
-from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, ShardError, listing, printable, reason
+from shardtool.dataset.dataset_file import is_plain_name, no_dataset_file, pattern_text, read_dataset, shard_names
+from shardtool.dataset.shard_file import FETCH, looks_like, shard_kind
+from shardtool.dataset.walk import SurveyTask, survey
+from shardtool.errors import (
+    AccessRefused,
+    CorruptShard,
+    InvalidRequest,
+    ShardError,
+    listing,
+    printable,
+    raise_if_machines,
+    reason,
+)
 from shardtool.pattern import (
     DATASET_SUFFIX,
     KNOWN,
@@ -45,18 +55,23 @@ from shardtool.storage.places import (  # fmt: skip
     join,
     list_folder,
     names_in,
+    plain_size,
     plain_sizes,
     read_beside,
     read_small,
     refuse_near_url,
 )
-from shardtool.storage.reading import dangling
-from shardtool.values import counted, to_bytes
-from shardtool.wording import create_again, either
+from shardtool.storage.reading import dangling, file_stat
+from shardtool.values import counted, output_text, to_bytes
+from shardtool.wording import create_again, either, made_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import pyarrow as pa
+
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.sidecar import ShardFact
     from shardtool.pattern import ShardPattern
     from shardtool.values import Dots, Given
@@ -75,38 +90,217 @@ _EXPECTED_WEB = "a dataset file (NAME.json), a shard, or a pattern with its end,
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetFiles:
-    """The shards of a dataset.
+class StoredShard:
+    """A shard on disk, in a store, or on the web. Nothing is kept of it but names; what is asked is read anew.
 
     Attributes:
-        shards: Their paths, in the order in which they were named; some may not be there.
+        path: Its path.
+        number: Its place in its dataset, counted from 0.
+        dots: Where keys end in its members' names.
+        index_folder: Where its sidecar lies; None: beside it.
+        entry: What the dataset file says of it; None where none of ours does.
+    """
+
+    path: str
+    number: int = 0
+    dots: Dots = "first"
+    index_folder: str | None = None
+    entry: ShardEntry | None = None
+
+    @property
+    def file_name(self) -> str:
+        """Its file name."""
+        return base_name(self.path)
+
+    @property
+    def name(self) -> str:
+        """Its file name, as outputs have it."""
+        return output_text(self.file_name)
+
+    @property
+    def sidecar(self) -> str:
+        """The path of its sidecar, which need not be there."""
+        return sidecar_path(self.path, self.index_folder)
+
+    @property
+    def format(self) -> str:
+        """`tar` or `tfrecord`."""
+        return shard_kind(self.path).format
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is compressed."""
+        return bool(shard_kind(self.path).packing)
+
+    def size(self) -> int | None:
+        """Return its bytes; None where it is not there."""
+        if is_url(self.path):
+            return plain_size(self.path)
+        try:
+            return file_stat(self.path).st_size
+        except OSError:
+            return None
+
+    def index(self, *, metadata: bool = False) -> ShardIndex:
+        """Return where its samples lie, as its sidecar says or, where there is no sound one, a walk finds.
+
+        Args:
+            metadata: Whether the sidecar's other columns are wanted, too.
+
+        Raises:
+            CorruptShard: There is no sound sidecar, and the shard cannot be opened.
+        """
+        from shardtool.dataset.shard_index import ShardIndex, walked_index
+
+        found = self._sidecar_index(metadata=metadata)
+        if isinstance(found, ShardIndex):
+            return found
+        return replace(walked_index(survey(SurveyTask(self.path, dots=self.dots))), damage=found)
+
+    def _sidecar_index(self, *, metadata: bool) -> ShardIndex | CorruptShard | None:
+        """Return what the sidecar says, or what is wrong with it; None where there is none."""
+        from shardtool.dataset.sidecar_read import check_shard, read_bytes, read_sidecar
+
+        where, size = self.sidecar, self.size()
+        try:
+            found = read_sidecar(read_bytes(where), where, size, metadata=metadata)
+            check_shard(found.fact, where, self.name, found.fact.size if size is None else size)
+        except FileNotFoundError:
+            return None
+        except AccessRefused:
+            if self.index_folder is None:  # said of what is not there, where we may not list
+                return None
+            raise
+        except OSError as error:
+            return CorruptShard(where, f"cannot be read: {reason(error)}")
+        except CorruptShard as error:
+            return error
+        return found
+
+    def head(self) -> tuple[int, ShardFact] | None:
+        """Return how many samples it has, as the footer of its sidecar says, and what that says of it.
+
+        None: there is no sidecar, or one that is damaged or about another shard.
+        """
+        from shardtool.dataset.sidecar_read import check_shard, read_count
+
+        where, size = self.sidecar, self.size()
+        try:
+            fact, samples = read_count(where)
+            check_shard(fact, where, self.name, fact.size if size is None else size)
+        except (OSError, CorruptShard):
+            return None
+        except AccessRefused:
+            if self.index_folder is None:  # as above
+                return None
+            raise
+        return samples, fact
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of its sidecar and their types, by the footer alone; of a shard without one, `SCHEMA`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from shardtool.dataset.sidecar import SCHEMA
+        from shardtool.dataset.sidecar_read import read_bytes
+
+        if self.head() is None:
+            return SCHEMA
+        where = self.sidecar
+        try:
+            return pq.read_schema(pa.BufferReader(read_bytes(where)) if is_url(where) else where).remove_metadata()
+        except MemoryError:
+            raise  # of pyarrow, it is an ArrowException, too
+        except (OSError, pa.ArrowException) as error:
+            raise_if_machines(error, where)
+            raise CorruptShard(where, f"no sidecar: {error}", remedy=made_again()) from None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDataset:
+    """A dataset on disk, in a store, or on the web.
+
+    Attributes:
+        given: What the user named.
+        shards: In the order in which they were named; some may not be there.
         dataset_file: The path of the dataset file, which may list other shards, too; None where there is none.
         folder: Where the dataset file lies, and the shards, or folders that hold them; "" is the current folder.
         own: Whether the dataset file is one of ours, damaged or not: then sidecars lie beside it.
         whole: Whether the dataset itself was named: by its file or folder, or by a range that is all of it. Then
             shards that its file does not list are no part of it.
         missing: Names of a range that are neither there nor listed: the first of them.
+        file: What the dataset file says of these shards, once it was read; None where there is none of ours.
+        unlisted: The paths of further shards, which it does not list.
     """
 
-    shards: tuple[str, ...]
+    given: Given
+    shards: tuple[StoredShard, ...] = field(repr=False)
     dataset_file: str | None
     folder: str
     own: bool = False
     whole: bool = False
     missing: tuple[str, ...] = ()
+    file: DatasetFile | None = None
+    unlisted: tuple[str, ...] = ()
 
     @property
     def index_folder(self) -> str | None:
         """The folder of all sidecars; None: each lies beside its shard."""
         return self.folder if self.own else None
 
-    def sidecar(self, shard: str) -> str:
-        """Return the path of a shard's sidecar, which need not be there."""
-        return sidecar_path(shard, self.index_folder)
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the shards."""
+        return tuple(shard.path for shard in self.shards)
+
+    @property
+    def where(self) -> str:
+        """Its dataset file or else its folder, for messages."""
+        return self.dataset_file or self.folder or "."
 
     def folders(self) -> list[str]:
         """Return the folders of the shards, in order."""
-        return list(dict.fromkeys(map(folder_of, self.shards)))
+        return list(dict.fromkeys(map(folder_of, self.paths)))
+
+    def read(self) -> StoredDataset:
+        """Return it with what the dataset file says of just these shards.
+
+        Of a dataset that was named as a whole, the shards are then those that it lists. Where it does not list all that
+        were named one by one, it says nothing of them.
+
+        Raises:
+            CorruptShard: It is damaged.
+        """
+        data = b"" if self.dataset_file is None else read_small(self.dataset_file)
+        if self.dataset_file is None or shard_names(data) is None:
+            return self
+        file = read_dataset(data, self.dataset_file)
+        listed = {one.name for one in file.shards}
+        shards = [shard for shard in self.shards if shard.name in listed]
+        if not self.whole and len(shards) < len(self.shards):
+            return self
+        unlisted = tuple(shard.path for shard in self.shards if shard.name not in listed)
+        found = replace(self, shards=tuple(shards), unlisted=unlisted)
+        return found.with_file(file.part([shard.name for shard in shards]))
+
+    def with_file(self, file: DatasetFile) -> StoredDataset:
+        """Return it with what a dataset file says of it."""
+        entries = {one.name: one for one in file.shards}
+        shards = tuple(
+            replace(shard, number=at, dots=file.made.dots, entry=entries.get(shard.name))
+            for at, shard in enumerate(self.shards)
+        )
+        return replace(self, file=file, shards=shards)
+
+    def with_dots(self, dots: Dots) -> StoredDataset:
+        """Return it with where keys end in the names of members."""
+        return replace(self, shards=tuple(replace(shard, dots=dots) for shard in self.shards))
+
+
+def _stored(paths: Sequence[str], file: str | None, folder: str, *, own: bool, **more: Any) -> StoredDataset:
+    beside = folder if own else None
+    shards = tuple(StoredShard(path, at, index_folder=beside) for at, path in enumerate(paths))
+    return StoredDataset((), shards, file, folder, own=own, **more)
 
 
 def sidecar_path(shard: str, folder: str | None) -> str:
@@ -114,7 +308,22 @@ def sidecar_path(shard: str, folder: str | None) -> str:
     return join(folder_of(shard) if folder is None else folder, sidecar_name(base_name(shard)))
 
 
-def find_dataset(given: Given, *, lacking: bool = False) -> DatasetFiles:
+def open_dataset(given: Given, *, dots: Dots | None = None) -> StoredDataset:
+    """Return a dataset with what its dataset file says, given as that, a pattern, a glob, a folder, or shards.
+
+    Args:
+        given: Where it is.
+        dots: Where keys end in members' names, if no dataset file says so; None: as sidecars show, which reads them.
+
+    Raises:
+        InvalidRequest: There is none.
+        CorruptShard: Its dataset file is damaged.
+    """
+    found = find_dataset(given).read()
+    return found if found.file is not None else found.with_dots(dots or recorded_dots(found))
+
+
+def find_dataset(given: Given, *, lacking: bool = False) -> StoredDataset:
     """Return the shards that `given` means.
 
     Args:
@@ -131,10 +340,10 @@ def find_dataset(given: Given, *, lacking: bool = False) -> DatasetFiles:
         what = f"no {listing([*map(printable, found.missing)], 3)}"
         remedy = "Name those that are there: by a range of them, a glob, or the dataset file."
         raise InvalidRequest(names[0], what, expected="all shards of the range", remedy=remedy)
-    return found
+    return replace(found, given=given)
 
 
-def _find(names: list[str]) -> DatasetFiles:
+def _find(names: list[str]) -> StoredDataset:
     if not names:
         raise InvalidRequest("the dataset", "nothing given", expected=EXPECTED)
     if len(names) > 1:
@@ -168,7 +377,7 @@ def matches(name: str) -> list[str]:
     return [join(folder, one) for one in sorted(names, key=natural)]
 
 
-def _at_address(name: str) -> DatasetFiles:
+def _at_address(name: str) -> StoredDataset:
     """Return the shards that an address means."""
     last = base_name(name)
     if last.endswith(DATASET_SUFFIX):
@@ -195,7 +404,7 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if at % 2 else (-1, part) for at, part in enumerate(_NUMBER.split(name))]
 
 
-def _of_names(names: list[str], text: str = "") -> DatasetFiles:
+def _of_names(names: list[str], text: str = "") -> StoredDataset:
     """Return the shards of these names; of a glob, which is `text`, also those that a dataset file lists."""
     sidecars = {sidecar_path(name, None) for name in names}
     names = [name for name in names if name not in sidecars] or names  # a glob finds them beside `train-00000-of-01024`
@@ -218,7 +427,7 @@ def _of_names(names: list[str], text: str = "") -> DatasetFiles:
             raise InvalidRequest(name, "no such file", expected=EXPECTED)
     if lost := [join(folder, name) for name in listed if text and name not in plain]:
         names = sorted([*names, *lost], key=natural)
-    return DatasetFiles(tuple(names), file, folder, own=file is not None)
+    return _stored(names, file, folder, own=file is not None)
 
 
 def _check_fetched(path: str) -> None:
@@ -227,7 +436,7 @@ def _check_fetched(path: str) -> None:
         raise InvalidRequest(path, f"a link to nothing, {printable(target)}", expected=EXPECTED, remedy=FETCH)
 
 
-def _of_folder(folder: str) -> DatasetFiles:
+def _of_folder(folder: str) -> StoredDataset:
     try:
         names = sorted(list_folder(folder), key=natural)
     except OSError as error:
@@ -242,7 +451,7 @@ def _of_folder(folder: str) -> DatasetFiles:
     if not shards:
         makes = either("`create` makes shards of other files.", "`shardtool create` makes shards of other files.")
         raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}", remedy=makes)
-    return DatasetFiles(tuple(shards), None, folder.rstrip("/") or "/")
+    return _stored(shards, None, folder.rstrip("/") or "/", own=False)
 
 
 def shards_of_folder(folder: str, names: list[str]) -> list[str]:
@@ -268,7 +477,7 @@ def _may_be_shard(path: str) -> bool:
         return True
 
 
-def _of_pattern(text: str) -> DatasetFiles:
+def _of_pattern(text: str) -> StoredDataset:
     folder = folder_of(text)
     try:
         pattern = replace(parse_pattern(base_name(text)), folder=folder) if is_web(text) else parse_pattern(text)
@@ -295,8 +504,8 @@ def _of_pattern(text: str) -> DatasetFiles:
     known = set(found)
     names = () if whole or pattern.count is None else (pattern.shard(at) for at in range(pattern.count))
     missing = tuple(islice((name for name in names if name not in known), _MOST_MISSING))
-    shards = tuple(join(pattern.folder, name) for name in found)
-    return DatasetFiles(shards, file, pattern.folder, own=file is not None, whole=whole, missing=missing)
+    shards = [join(pattern.folder, name) for name in found]
+    return _stored(shards, file, pattern.folder, own=file is not None, whole=whole, missing=missing)
 
 
 def _there(pattern: ShardPattern) -> Iterable[str] | None:
@@ -337,7 +546,7 @@ def _check_named(pattern: ShardPattern) -> None:
         raise InvalidRequest(where, f"{pattern.count:,} names", expected=f"at most {MOST_NAMES:,}")
 
 
-def _of_dataset_file(path: str) -> DatasetFiles:
+def _of_dataset_file(path: str) -> StoredDataset:
     _check_fetched(path)
     try:
         data = read_small(path)
@@ -356,7 +565,7 @@ def _of_dataset_file(path: str) -> DatasetFiles:
     names = [os.fsdecode(to_bytes(name)) for name in names]
     if not is_url(path):  # no links in stores
         check_below(path, {os.path.dirname(name) for name in names})
-    return DatasetFiles(tuple(join(folder, name) for name in names), path, folder, own=listed is not None, whole=True)
+    return _stored([join(folder, name) for name in names], path, folder, own=listed is not None, whole=True)
 
 
 def _is_beside(name: str, of_url: str) -> bool:
@@ -497,28 +706,28 @@ def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = 
     ]
 
 
-def facts_beside(folder: str, shards: Sequence[str]) -> list[ShardFact]:
-    """Return what the sidecars of other shards in a folder say, beside those that were given."""
-    given = {base_name(path) for path in shards if folder_of(path) == folder}
-    others = [name for name in names_in(folder) if is_shard_name(name) and name not in given]
-    return [fact for fact in for_each(_fact_beside, [join(folder, name) for name in others]) if fact is not None]
+def facts_beside(found: StoredDataset) -> list[ShardFact]:
+    """Return what the sidecars of other shards in a dataset's folder say."""
+    given = {base_name(path) for path in found.paths if folder_of(path) == found.folder}
+    others = [name for name in names_in(found.folder) if is_shard_name(name) and name not in given]
+    return [fact for fact in for_each(_fact_beside, [join(found.folder, name) for name in others]) if fact is not None]
 
 
-def check_finished(folder: str, shards: Sequence[str]) -> None:
+def check_finished(found: StoredDataset) -> None:
     """Check that shards without a dataset file are all of their dataset, as far as their sidecars say.
 
     Raises:
         InvalidRequest: They are not.
     """
-    there = [path for path, size in zip(shards, plain_sizes(shards), strict=True) if size is not None]
-    for one in unfinished(for_each(_fact_beside, there), facts_beside(folder, shards)):
+    there = [path for path, size in zip(found.paths, plain_sizes(found.paths), strict=True) if size is not None]
+    for one in unfinished(for_each(_fact_beside, there), facts_beside(found)):
         remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
-        raise InvalidRequest(folder or ".", str(one), expected=ALL_SHARDS, remedy=remedy)
+        raise InvalidRequest(found.folder or ".", str(one), expected=ALL_SHARDS, remedy=remedy)
 
 
 def _fact_beside(shard: str) -> ShardFact | None:
     """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
-    path = join(folder_of(shard), sidecar_name(base_name(shard)))
+    path = sidecar_path(shard, None)
     if (data := read_beside(path)) is None:
         return None
     from shardtool.dataset.sidecar_read import read_facts
@@ -529,7 +738,7 @@ def _fact_beside(shard: str) -> ShardFact | None:
         return None
 
 
-def recorded_dots(found: DatasetFiles) -> Dots:
+def recorded_dots(found: StoredDataset) -> Dots:
     """Return where keys end in members' names, as far as the sidecars show: where a key has a dot, at the last one.
 
     Args:
@@ -537,13 +746,14 @@ def recorded_dots(found: DatasetFiles) -> Dots:
     """
     from shardtool.dataset.sidecar_read import read_sidecar
 
-    for shard, data in zip(found.shards, for_each(read_beside, map(found.sidecar, found.shards)), strict=True):
+    sidecars = [shard.sidecar for shard in found.shards]
+    for where, data in zip(sidecars, for_each(read_beside, sidecars), strict=True):
         try:
-            rows = read_sidecar(data, shard, None, metadata=False).rows if data is not None else None
+            index = read_sidecar(data, where, None, metadata=False) if data is not None else None
         except ShardError:
             continue
-        if rows is None:
+        if index is None or b"." not in bytes(index.keys):
             continue
-        if b"." in rows.keys and any(b"." in key.rpartition(b"/")[2][1:] for key in rows.all_keys()):
+        if any(b"." in key.rpartition(b"/")[2][1:] for key in index.all_keys()):
             return "last"
     return "first"

@@ -212,7 +212,7 @@ def _is_beside_shards(name: str) -> bool:
 def _listed(name: str) -> set[str]:
     """Return the shards of a dataset file or folder."""
     try:
-        return {_full(path) for path in find_dataset(name, lacking=True).shards}
+        return {_full(path) for path in find_dataset(name, lacking=True).paths}
     except StoreFailed:
         raise
     except ShardError:

@@ -19,6 +19,8 @@ from shardtool.storage.places import base_name, is_file, is_url, read_head
 from shardtool.storage.reading import dangling
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
 
 FETCH = "Fetch what it leads to: `git annex get`, `dvc pull`, or the download again."
@@ -389,3 +391,22 @@ def looks_like(path: str) -> NameFacts | None:
     if tfrecord.is_start(start):
         return NameFacts("tfrecord", packing)
     return NameFacts("tar", packing) if tar.is_start(start) else None
+
+
+def payload(
+    shard: ShardFile | PackedFile, offset: int, length: int, where: str, *, most: int | None = None
+) -> Iterator[bytes]:
+    """Yield the bytes of a payload, a piece at a time, and no more than the first `most`.
+
+    Raises:
+        CorruptShard: The shard ends before.
+    """
+    if shard.size >= 0 and not 0 <= offset <= offset + length <= shard.size:
+        raise CorruptShard(where, f"{length:,} bytes at {offset:,}", expected=f"a place in {shard.size:,} bytes")
+    length = length if most is None else min(length, most)
+    while length > 0:
+        block = bytes(shard.read(offset, min(length, _WINDOW)))
+        if not block:
+            raise CorruptShard(where, f"the shard ends at {offset:,}", expected=f"{length:,} more bytes")
+        yield block
+        offset, length = offset + len(block), length - len(block)

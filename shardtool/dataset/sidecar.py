@@ -109,16 +109,6 @@ class ShardTally:
     field_bytes: int
 
 
-def tally_of(table: pa.Table) -> ShardTally:
-    """Return what a sidecar's table says of its shard."""
-    import pyarrow.compute as pc
-
-    keys = [table.column("__key__")[at].as_py() for at in (0, -1)] if table.num_rows else ["", ""]
-    fields = table.column("__fields__").combine_chunks().flatten()
-    counts = {one["values"]: one["counts"] for one in fields.field("name").value_counts().to_pylist()}
-    return ShardTally(table.num_rows, keys[0], keys[1], counts, int(pc.sum(fields.field("length")).as_py() or 0))
-
-
 def with_shard(schema: pa.Schema) -> pa.Schema:
     """Return the schema of the sidecar of a table: with the shard's name behind the key, so that many read as one."""
     return schema.insert(1, SHARD)

@@ -10,7 +10,7 @@ Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,10 +20,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_footer
+from shardtool.dataset.shard_index import ShardIndex
 from shardtool.dataset.sidecar import OWN_COLUMNS, PREFIX, READ_VERSIONS, SCHEMA, SHARD, MadeFact, ShardFact
 from shardtool.entries.arrow import numbers
 from shardtool.errors import CorruptShard, listing, printable
-from shardtool.fingerprint import content_digest, crc32c
+from shardtool.fingerprint import crc32c
 from shardtool.skipped import unpack_rows
 from shardtool.storage.places import read_small, read_tail
 from shardtool.values import counted
@@ -52,92 +53,6 @@ _ARROW_SCHEMA = "ARROW:schema"  # would change how columns are read; sidecars ar
 _KEPT = 300  # characters of what pyarrow says
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The places of a shard's samples and fields, as its sidecar says.
-
-    Attributes:
-        keys: Their bytes, end to end.
-        key_sizes: int64 per sample.
-        starts: int64 per sample, `__offset__`.
-        sizes: int64 per sample, `__size__`.
-        counts: int64 per sample, fields.
-        names: The field names that `codes` stands for.
-        codes: int64 per field.
-        offsets: int64 per field.
-        lengths: int64 per field.
-        crcs: uint32 per field; None where the sidecar has no checksums.
-    """
-
-    keys: bytes
-    key_sizes: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    names: list[bytes]
-    codes: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    crcs: NDArray[np.uint32] | None
-
-    def all_keys(self) -> list[bytes]:
-        """Return the key of each sample."""
-        ends = np.cumsum(self.key_sizes).tolist()
-        return [self.keys[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-    def codes_by_name(self) -> tuple[list[bytes], bytes]:
-        """Return the fields, in the order of their names, and uint16 per payload: which of them it is."""
-        names = sorted(self.names)
-        places = np.array([names.index(name) for name in self.names], "<u2")
-        return names, places[self.codes].tobytes()
-
-    def fingerprint(self) -> int | None:
-        """Return the content fingerprint of a tar shard's samples; None where there are no checksums.
-
-        That of a TFRecord is not known from its sidecar: a number there counts by its text.
-        """
-        if self.crcs is None:
-            return None
-        names, codes = self.codes_by_name()
-        lengths, crcs = self.lengths.astype("<i8").tobytes(), self.crcs.astype("<u4").tobytes()
-        return content_digest(self.all_keys(), self.counts.tolist(), names, codes=codes, lengths=lengths, crcs=crcs)
-
-
-@dataclass(frozen=True)
-class Sidecar:
-    """A sidecar whose parts fit each other.
-
-    Attributes:
-        fact: What it says of its shard.
-        rows: Where samples and fields lie.
-        index: The same as a `pyarrow.Table` with the columns of `SCHEMA`; the fields' names may be dictionaries.
-        metadata: The other columns, a `pyarrow.Table` of one chunk each; text may be dictionaries. Empty if not wanted.
-        schema: All columns in the file, without dictionaries.
-    """
-
-    fact: ShardFact
-    rows: Rows = field(repr=False)
-    index: pa.Table = field(repr=False)
-    metadata: pa.Table = field(repr=False)
-    schema: pa.Schema = field(repr=False)
-
-    @property
-    def version(self) -> int:
-        """The version of its format."""
-        return 2 if SHARD.name in self.schema.names else 1
-
-    def decoded_metadata(self) -> pa.Table:
-        """Return the metadata without dictionaries."""
-        return _decoded(self.metadata, self.schema)
-
-    def plain_table(self) -> pa.Table:
-        """Return the columns that were read, without dictionaries, in the order of the file."""
-        parts = [_decoded(table, self.schema) for table in (self.index, self.metadata)]
-        columns = {name: column for part in parts for name, column in zip(part.column_names, part.columns, strict=True)}
-        schema = pa.schema([one for one in self.schema if one.name in columns])
-        return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
-
-
 def _verify() -> str:
     return f"`shardtool verify` tells what is wrong; {call('verify', repair=True)} mends what can be mended."
 
@@ -151,7 +66,7 @@ def read_bytes(path: str) -> bytes:
     return read_small(path, ending=MAGIC)
 
 
-def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> Sidecar:
+def read_sidecar(data: bytes, where: str, size: int | None, *, metadata: bool = True) -> ShardIndex:
     """Return what a sidecar says, if its parts fit each other and what it takes in memory fits its shard.
 
     Args:
@@ -224,44 +139,44 @@ def check_listed(data: bytes, where: str, entry: ShardEntry) -> None:
         raise CorruptShard(where, found, expected=expected, remedy=_verify())
 
 
-def check_samples(sidecar: Sidecar, where: str, entry: ShardEntry) -> None:
+def check_samples(index: ShardIndex, where: str, entry: ShardEntry) -> None:
     """Check that a sidecar lists as many samples as the dataset file.
 
     Raises:
         CorruptShard: It does not.
     """
-    if len(sidecar.rows.counts) != entry.samples:
-        found, expected = counted(len(sidecar.rows.counts), "sample"), f"{entry.samples:,}, as the dataset file says"
+    if len(index) != entry.samples:
+        found, expected = counted(len(index), "sample"), f"{entry.samples:,}, as the dataset file says"
         raise CorruptShard(where, found, expected=expected, remedy=_verify())
 
 
-def check_places(rows: Rows, size: int) -> None:
+def check_places(index: ShardIndex, size: int) -> None:
     """Check that samples follow each other in a shard, payloads lie in their samples, and no two share a byte.
 
     Args:
-        rows: Where they lie.
+        index: Where they lie.
         size: Bytes of the shard.
 
     Raises:
         ValueError: They do not: a copy of such payloads would be larger than the shard.
     """
-    if any(np.any(column > size) for column in (rows.starts, rows.sizes, rows.offsets, rows.lengths)):
+    if any(np.any(column > size) for column in (index.starts, index.sizes, index.offsets, index.lengths)):
         raise ValueError(f"offsets that do not fit a shard of {size:,} bytes")  # so that no sum overflows
-    ends, stops = rows.starts + rows.sizes, rows.offsets + rows.lengths
-    if np.any(ends > size) or np.any(ends[:-1] > rows.starts[1:]):
+    ends, stops = index.starts + index.sizes, index.offsets + index.lengths
+    if np.any(ends > size) or np.any(ends[:-1] > index.starts[1:]):
         raise ValueError(f"samples that do not follow each other in a shard of {size:,} bytes")
-    outside = (rows.offsets < np.repeat(rows.starts, rows.counts)) | (stops > np.repeat(ends, rows.counts))
+    outside = (index.offsets < np.repeat(index.starts, index.counts)) | (stops > np.repeat(ends, index.counts))
     if np.any(outside):
         raise ValueError("payloads outside of their samples")
-    filled = rows.lengths > 0
-    starts, stops = rows.offsets[filled], stops[filled]
+    filled = index.lengths > 0
+    starts, stops = index.offsets[filled], stops[filled]
     if np.any(starts[1:] < stops[:-1]):  # out of order, or worse
         order = np.argsort(starts)
         if np.any(starts[order][1:] < stops[order][:-1]):
             raise ValueError("payloads that overlap")
 
 
-def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: bool) -> Sidecar:
+def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: bool) -> ShardIndex:
     if _ARROW_SCHEMA in footer.facts:
         raise ValueError("a schema of Arrow, which no sidecar has")
     tops = [*dict.fromkeys(leaf.top for leaf in footer.leaves)]
@@ -284,12 +199,10 @@ def _read(data: bytes, footer: Footer, fact: ShardFact, size: int, *, metadata: 
     if SHARD.name in own:
         _check_named(table.column(SHARD.name), fact.name)
     more = [name for name in table.column_names if name not in own]
-    rows = _rows(table, most_index)
-    check_places(rows, fact.size)
-    if pt.is_dictionary(table.schema.field("__key__").type):  # which `_rows` has seen to be short
-        table = table.set_column(0, SCHEMA.field("__key__"), table.column("__key__").cast(pa.string()))
+    index = _columns(table, most_index)
+    check_places(index, fact.size)
     _check_metadata(sum(_text_bytes(chunk) for name in more for chunk in table.column(name).chunks), most)
-    return Sidecar(fact, rows, table.select(SCHEMA.names), table.select(more), schema)
+    return replace(index, fact=fact, metadata=table.select(more), schema=schema)
 
 
 def _check_named(column: pa.ChunkedArray, name: str) -> None:
@@ -341,8 +254,8 @@ def _decode(data: bytes, extents: Sequence[Extent], wanted: Sequence[str]) -> tu
     return table.replace_schema_metadata(None).combine_chunks().select(wanted), schema
 
 
-def _rows(table: pa.Table, most: int) -> Rows:
-    """Return the index as arrays, if keys take no more than `most` bytes."""
+def _columns(table: pa.Table, most: int) -> ShardIndex:
+    """Return the index without metadata, if keys take no more than `most` bytes."""
     keys, lists = _chunk(table, "__key__"), _chunk(table, "__fields__")
     if pt.is_dictionary(keys.type):
         if _text_bytes(keys) > most:
@@ -359,13 +272,13 @@ def _rows(table: pa.Table, most: int) -> Rows:
         raise ValueError("a field without a name")
     crcs = fields.field("crc32c")
     raw, ends = _bytes_of(keys)
-    return Rows(
+    return ShardIndex(
         keys=raw,
-        key_sizes=np.diff(ends),
+        key_ends=ends,
         starts=_numbers(_chunk(table, "__offset__")),
         sizes=_numbers(_chunk(table, "__size__")),
-        counts=np.diff(places),
-        names=[text.encode() for text in coded.dictionary.to_pylist()],
+        firsts=places - places[0],
+        names=tuple(coded.dictionary.to_pylist()),
         codes=numbers(coded.indices).astype(np.int64),
         offsets=_numbers(fields.field("offset")),
         lengths=_numbers(fields.field("length")),
@@ -426,10 +339,6 @@ def _text_bytes(array: pa.Array) -> int:
     if pt.is_map(kind):
         return _text_bytes(array.keys) + _text_bytes(array.items)
     return _text_bytes(array.values) if pt.is_list(kind) else 0
-
-
-def _decoded(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    return table.cast(pa.schema([schema.field(name) for name in table.column_names]))
 
 
 def read_facts(data: bytes, name: str) -> ShardFact:

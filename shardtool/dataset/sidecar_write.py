@@ -9,19 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.sidecar import (
-    FIELD,
-    FORMAT_VERSION,
-    PREFIX,
-    SCHEMA,
-    SHARD,
-    ShardFact,
-    ShardTally,
-    types_of,
-    with_shard,
-)
+from shardtool.dataset.shard_index import ShardIndex, ends_of
+from shardtool.dataset.sidecar import FORMAT_VERSION, PREFIX, SCHEMA, SHARD, ShardFact, types_of, with_shard
 from shardtool.dataset.sidecar_read import is_small, read_sidecar
-from shardtool.entries.arrow import coded_strings, number_array, string_array, strings
+from shardtool.entries.arrow import number_array, strings
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, heads_and_tails
@@ -37,40 +28,6 @@ if TYPE_CHECKING:
     from shardtool.values import ShardContent
 
 _ROW_GROUP = 2**17  # samples
-
-
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
-    """The samples of one shard as columns.
-
-    Attributes:
-        format: `tar` or `tfrecord`.
-        keys: Each with a NUL after it.
-        counts: int64[samples], fields a sample.
-        names: The field names that `codes` stands for.
-        codes: uint16[fields].
-        sizes: int64[fields], bytes that a payload takes in the shard.
-        crcs: uint32[fields], of these bytes.
-        columns: Further columns, a value per sample.
-        whole: bool[fields], whether a payload is all that a list of a TFRecord holds; None: none is.
-    """
-
-    format: str
-    keys: bytes
-    counts: NDArray[np.int64]
-    names: tuple[str, ...]
-    codes: NDArray[np.uint16]
-    sizes: NDArray[np.int64]
-    crcs: NDArray[np.uint32]
-    columns: dict[str, pa.Array]
-    whole: NDArray[np.bool_] | None = None
-
-    def tally(self) -> ShardTally:
-        """Return what the dataset file lists of the shard."""
-        counts = np.bincount(self.codes, minlength=len(self.names))
-        fields = {name: int(count) for name, count in zip(self.names, counts, strict=True) if count}
-        keys = self.keys[:-1].split(b"\0") if self.keys else [b""]
-        return ShardTally(len(self.counts), keys[0].decode(), keys[-1].decode(), fields, int(self.sizes.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +67,28 @@ def index_of(shard: WrittenShard) -> ShardIndex:
         counts, codes, sizes = counts[stays], codes[rows], sizes[rows]
         whole = None if whole is None else whole[rows]
         columns = None if columns is None else columns.take(number_array(np.flatnonzero(stays)))
-    names = tuple(name.decode() for name in content.fields)
     more = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
     if shard.source_paths:
         more["source_paths"] = string_lists(paths, counts)
-    crcs = np.frombuffer(shard.field_crcs, np.uint32)
-    return ShardIndex(shard.format, keys, counts, names, codes, sizes, crcs, more, whole)
+    metadata = pa.Table.from_arrays([*more.values()], names=[*more])
+    texts, names, firsts = Names.parse(keys), tuple(name.decode() for name in content.fields), ends_of(counts)
+    heads, tails = heads_and_tails(shard.format, Payloads(texts, firsts, names, codes, sizes, whole))
+    after = ends_of(heads + sizes + tails)
+    starts = after[firsts]
+    return ShardIndex(
+        keys=keys.replace(b"\0", b""),
+        key_ends=ends_of(texts.lengths()),
+        starts=starts[:-1],
+        sizes=np.diff(starts),
+        firsts=firsts,
+        names=names,
+        codes=codes,
+        offsets=after[:-1] + heads,
+        lengths=sizes,
+        crcs=np.frombuffer(shard.field_crcs, np.uint32),
+        metadata=metadata,
+        schema=pa.schema([*SCHEMA, *metadata.schema]),
+    )
 
 
 def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
@@ -124,12 +97,12 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
     Raises:
         InvalidRequest: Its metadata takes more memory than a reader gives it.
     """
-    table = _table(index)
+    table, more = index.plain_table(), index.metadata
     data = encode_table(table, shard)
-    if index.columns and not is_small(data, table.select([*index.columns]), shard.size):
+    if more.num_columns and not is_small(data, more, shard.size):
         _check_readable(data, shard)
     # Parquet does not keep all of Arrow's types: what the dataset file says is what a reader gets.
-    return data, types_of(pq.read_schema(pa.BufferReader(data)) if index.columns else with_shard(table.schema))
+    return data, types_of(pq.read_schema(pa.BufferReader(data)) if more.num_columns else with_shard(table.schema))
 
 
 def _check_readable(data: bytes, shard: ShardFact) -> None:
@@ -183,34 +156,6 @@ def encode_table(table: pa.Table, shard: ShardFact, version: int = FORMAT_VERSIO
         for name, value in facts.items():  # one by one: the order of a dict does not survive pyarrow's hash table
             writer.add_key_value_metadata({PREFIX + name: value})
     return bytes(sink.getvalue().to_pybytes())
-
-
-def _table(index: ShardIndex) -> pa.Table:
-    """Return the sidecar's table: what the plan knew, and the offsets that follow from it."""
-    names = Names.parse(index.keys)
-    keys = string_array(index.keys.replace(b"\0", b""), names.lengths())
-    starts = np.concatenate(([0], np.cumsum(index.counts)))
-    payloads = Payloads(names, starts, index.names, index.codes, index.sizes, index.whole)
-    heads, tails = heads_and_tails(index.format, payloads)
-    after = np.concatenate(([0], np.cumsum(heads + index.sizes + tails)))
-    first = after[starts]
-    fields = pa.StructArray.from_arrays(
-        [
-            coded_strings([name.encode() for name in index.names], index.codes),
-            number_array((after[:-1] + heads).astype(np.uint64)),
-            number_array(index.sizes.astype(np.uint64)),
-            number_array(index.crcs),
-        ],
-        fields=list(FIELD),
-    )
-    columns = [
-        keys,
-        number_array(first[:-1].astype(np.uint64)),
-        number_array(np.diff(first).astype(np.uint64)),
-        pa.ListArray.from_arrays(number_array(starts.astype(np.int32)), fields, type=SCHEMA.field("__fields__").type),
-    ]
-    more = [pa.field(name, values.type) for name, values in index.columns.items()]
-    return pa.Table.from_arrays([*columns, *index.columns.values()], schema=pa.schema([*SCHEMA, *more]))
 
 
 def string_lists(names: list[bytes], counts: NDArray[np.int64]) -> pa.Array:

@@ -261,7 +261,7 @@ class StaleIndexes:
     def _compare_count(self, shard: str, sidecar: bytes) -> None:
         from shardtool.dataset.sidecar_read import read_sidecar
 
-        samples = len(read_sidecar(sidecar, shard, None, metadata=False).rows.counts)
+        samples = len(read_sidecar(sidecar, shard, None, metadata=False))
         self._drop_infos([form for form, counts in self._counts.items() if counts.pop(shard, 0) != samples])
 
     def _drop_infos(self, forms: Iterable[str]) -> None:

@@ -24,25 +24,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.feature import numbers_in
-from shardtool.dataset.find import find_dataset, recorded_dots
-from shardtool.dataset.opened import (
-    FIELDS,
-    count_samples,
-    file_size,
-    open_dataset,
-    read_part,
-    read_rows,
-    sidecar_schema,
-)
+from shardtool.dataset.find import StoredShard, find_dataset, open_dataset, recorded_dots
 from shardtool.dataset.several import given_datasets
+from shardtool.dataset.shard_index import ShardIndex, ends_of
 from shardtool.dataset.sidecar import UNREAD, with_shard
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, without_secrets
 from shardtool.pattern import DATASET_SUFFIX
-from shardtool.read.shard_index import ShardIndex
 from shardtool.select.query import matching
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
 from shardtool.storage.shared import ForkLock, JoinedBlocks, SharedBlocks
-from shardtool.values import counted, output_text
+from shardtool.values import counted
 from shardtool.wording import made_again
 
 if TYPE_CHECKING:
@@ -51,7 +42,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedRows, OpenedShard
+    from shardtool.dataset.find import StoredDataset
     from shardtool.values import Given, Kind
 
     Numbers = NDArray[np.int64]
@@ -102,7 +93,7 @@ class Catalog:
     """
 
     name: str
-    shards: tuple[OpenedShard, ...] = field(repr=False)
+    shards: tuple[StoredShard, ...] = field(repr=False)
     firsts: NDArray[np.int64] = field(repr=False)
     sizes: NDArray[np.int64] = field(repr=False)
     fields: Mapping[str, int]
@@ -168,7 +159,7 @@ class Catalog:
 class _ShardFacts:
     """What is known of the shards of a dataset: attributes as those of `Catalog`."""
 
-    shards: Sequence[OpenedShard]
+    shards: Sequence[StoredShard]
     counts: Sequence[int]
     sizes: Sequence[int]
     key_ranges: Sequence[tuple[str, str]]
@@ -189,14 +180,14 @@ def open_catalog(given: Given) -> Catalog:
         find_dataset(given)
         raise InvalidRequest(str(given), "no dataset")
     for one in opened:
-        if more := sorted({*one.found.shards} - {shard.path for shard in one.shards}) if one.file else []:
-            _log.warning("%s does not list %s, left out.", one.found.dataset_file, listing(more))
+        if one.unlisted:
+            _log.warning("%s does not list %s, left out.", one.dataset_file, listing(sorted(one.unlisted)))
     return joined([_catalog(one) for one in map(_anywhere, opened)])
 
 
-def _anywhere(opened: OpenedDataset) -> OpenedDataset:
+def _anywhere(opened: StoredDataset) -> StoredDataset:
     """Return a dataset whose shards are found from any folder, for programs that go to another one."""
-    beside, paths = opened.found.index_folder, (shard.path for shard in opened.shards)
+    beside, paths = opened.index_folder, opened.paths
     if all(map(_is_full, paths if beside is None else (beside, *paths))):
         return opened
     here = os.getcwd()
@@ -232,14 +223,14 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
     )
 
 
-def _catalog(opened: OpenedDataset) -> Catalog:
+def _catalog(opened: StoredDataset) -> Catalog:
     file, shared = opened.file, SharedBlocks(len(opened.shards) + 1)
     found = _described(opened, shared)
     content = "" if file is None else file.fingerprint
     features = {} if file is None else file.features
     return Catalog(
-        name=without_secrets(opened.found.dataset_file or listing([*opened.found.shards], 1)),
-        shards=tuple(found.shards),
+        name=without_secrets(opened.dataset_file or listing([*opened.paths, *opened.unlisted], 1)),
+        shards=tuple(replace(one, entry=None) for one in found.shards),  # they go to other processes: `firsts` says it
         firsts=np.cumsum([0, *found.counts], dtype=np.int64),
         sizes=np.array(found.sizes, np.int64),
         fields={} if file is None else file.fields,
@@ -255,7 +246,7 @@ def _catalog(opened: OpenedDataset) -> Catalog:
     )
 
 
-def _described(opened: OpenedDataset, shared: SharedBlocks) -> _ShardFacts:
+def _described(opened: StoredDataset, shared: SharedBlocks) -> _ShardFacts:
     """Return what the dataset file says of the shards; else what sidecars, and walks over the other shards, say."""
     if opened.file is not None:
         of = opened.file.shards
@@ -267,45 +258,45 @@ def _described(opened: OpenedDataset, shared: SharedBlocks) -> _ShardFacts:
             facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
             crcs=[one.crc for one in of],
         )
-    shards, heads = opened.shards, [*for_each(count_samples, opened.shards, lambda shard: shard.path)]
+    shards, heads = opened.shards, [*for_each(StoredShard.head, opened.shards, lambda shard: shard.path)]
     if None in heads:  # keys of shards that are walked end where those of the others do
-        dots = recorded_dots(opened.found)
+        dots = recorded_dots(opened)
         shards = tuple(replace(shard, dots=dots) for shard in shards)
     walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
     counts = [walked[number] if head is None else head[0] for number, head in enumerate(heads)]
-    sizes = [size or 0 for size in for_each(file_size, [shard.path for shard in shards])]
+    sizes = [size or 0 for size in for_each(StoredShard.size, shards, lambda shard: shard.path)]
     crcs = [None if head is None else head[1].crc for head in heads]
-    facts = [f"{shard.name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
+    facts = [f"{shard.file_name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
     return _ShardFacts(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
 
 
-def _walk(shards: list[OpenedShard], shared: SharedBlocks) -> dict[int, int]:
+def _walk(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
     """Walk shards once, for all processes; return how many samples each has, by its number in its dataset."""
     if not shards:
         return {}
 
-    def walk(shard: OpenedShard) -> int:
-        found = read_rows(shard)
+    def walk(shard: StoredShard) -> int:
+        found = shard.index()
         if found.error is not None:
             raise found.error
-        ShardIndex.of(found.rows, found.kinds).put_into(shared, shard.number)
-        return len(found.rows.counts)
+        found.for_reading().put_into(shared, shard.number)
+        return len(found)
 
     started = time.monotonic()
     with ThreadPoolExecutor(min(_THREADS, len(shards)), "shardtool-walk") as pool:
         counts = dict(zip((shard.number for shard in shards), pool.map(walk, shards), strict=True))
     _log.warning(
         "%s without a sound sidecar, such as %s: walked in %.1f s. `shardtool index` makes sidecars.",
-        counted(len(shards), "shard"), shards[0].name, time.monotonic() - started,
+        counted(len(shards), "shard"), shards[0].file_name, time.monotonic() - started,
     )  # fmt: skip
     return counts
 
 
-def _origin(opened: OpenedDataset, described: _ShardFacts) -> CatalogDataset:
+def _origin(opened: StoredDataset, described: _ShardFacts) -> CatalogDataset:
     file = opened.file
     split = file.made.split if file is not None else ""
     if not split:
-        where = opened.found.dataset_file
+        where = opened.dataset_file
         path = opened.shards[0].path
         folder = folder_of(path if is_url(path) else os.path.abspath(path))
         split = base_name(where).removesuffix(DATASET_SUFFIX) if where else base_name(folder)
@@ -342,7 +333,7 @@ def _hash(*texts: str) -> str:
 # What a query can ask of samples that lie in shards: the columns of sidecars, and a few that follow from them.
 
 
-def asked_table(shard: OpenedShard, part: OpenedIndex, columns: Iterable[str]) -> pa.Table:
+def asked_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str]) -> pa.Table:
     """Return what can be asked of a shard's samples, as of those of `reshard` (`select.order.table_of`).
 
     Args:
@@ -352,14 +343,13 @@ def asked_table(shard: OpenedShard, part: OpenedIndex, columns: Iterable[str]) -
     """
     table = part.table.select([name for name in part.table.column_names if not name.startswith("__")])
     for name in sorted({*columns}.difference(table.column_names)):
-        table = table.append_column(name, pa.nulls(part.samples))
-    starts = part.starts()
-    sums = np.concatenate(([0], np.cumsum(part.fields().field("length").to_numpy()))).astype(np.int64)
+        table = table.append_column(name, pa.nulls(len(part)))
+    sums = ends_of(part.lengths)
     own: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: part.table.column("__key__"),
-        "shard": lambda: pa.array([printable(shard.name)] * part.samples, pa.string()),
-        "size": lambda: pa.array(np.diff(sums[starts]) if part.samples else np.zeros(0, np.int64)),
-        "fields": lambda: pc.list_value_length(part.table.column(FIELDS)).cast(pa.int64()),
+        "shard": lambda: pa.array([printable(shard.file_name)] * len(part), pa.string()),
+        "size": lambda: pa.array(np.diff(sums[part.firsts])),
+        "fields": lambda: pa.array(part.counts),
     }
     for name, make in own.items():
         if name not in table.column_names:
@@ -375,7 +365,7 @@ def schema_of(catalog: Catalog) -> pa.Schema:
     first, found = 0, [with_shard(UNREAD)]
     for origin in catalog.origins:
         places = sorted({0, *origin.appends}) if origin.listed else range(origin.shards)
-        found += [sidecar_schema(catalog.shards[first + place]) for place in places]
+        found += [catalog.shards[first + place].schema() for place in places]
         first += origin.shards
     own, metadata = found[0], [pa.schema([one for one in schema if not one.name.startswith("__")]) for schema in found]
     return pa.schema([*own, *pa.unify_schemas(metadata, promote_options="permissive")])
@@ -411,7 +401,7 @@ def table_of(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:
     if chosen is not None:
         return pads.dataset(_rows(catalog, chosen, schema))
     parts = []
-    for has_sidecar, group in groupby(catalog.shards, lambda shard: count_samples(shard) is not None):
+    for has_sidecar, group in groupby(catalog.shards, lambda shard: shard.head() is not None):
         if has_sidecar:
             parts.append(pads.dataset([shard.sidecar for shard in group], schema=schema, format="parquet"))
         else:
@@ -428,20 +418,19 @@ def _rows(catalog: Catalog, chosen: Numbers, schema: pa.Schema) -> pa.Table:
     return found if (np.diff(order) == 1).all() else found.take(pa.array(np.argsort(order)))
 
 
-def whole_table(shard: OpenedShard, schema: pa.Schema) -> pa.Table:
+def whole_table(shard: StoredShard, schema: pa.Schema) -> pa.Table:
     """Return the table of a shard's sidecar, with the columns of all."""
     part = _part(shard)
     columns = {name: part.table.column(name) for name in part.table.column_names}
-    columns["__shard__"] = pa.array([output_text(shard.name)] * part.samples, pa.string())
-    found = [columns.get(one.name, pa.nulls(part.samples, one.type)) for one in schema]
+    columns["__shard__"] = pa.array([shard.name] * len(part), pa.string())
+    found = [columns.get(one.name, pa.nulls(len(part), one.type)) for one in schema]
     return pa.table([pc.cast(column, one.type) for column, one in zip(found, schema, strict=True)], schema=schema)
 
 
-def _part(shard: OpenedShard) -> OpenedIndex:
-    part, of_sidecar = read_part(shard, metadata=True), printable(shard.sidecar)
-    for error in part.damage if part.walked else ():
-        if error.where != of_sidecar:
-            raise error
+def _part(shard: StoredShard) -> ShardIndex:
+    part = shard.index(metadata=True)
+    if part.error is not None:
+        raise part.error
     return part
 
 
@@ -558,35 +547,35 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
     shard, origin = catalog.shards[number], catalog.origin(number)
     if origin.listed:
         _check_size(shard, int(catalog.sizes[number]))
-    found = read_rows(shard)
-    if found.walked:
+    found = shard.index()
+    if found.walk is not None:
         _look_at_walk(shard, found, origin)
-    samples, expected = len(found.rows.counts), int(catalog.firsts[number + 1] - catalog.firsts[number])
+    samples, expected = len(found), int(catalog.firsts[number + 1] - catalog.firsts[number])
     if samples != expected:
         raise _other_samples(shard, samples, expected)
     crc = int(catalog.crcs[number])
-    if found.crc is not None and crc not in (found.crc, -1):
-        what = f"the checksum {found.crc:08x}, as its sidecar says"
+    if found.fact.crc is not None and crc not in (found.fact.crc, -1):
+        what = f"the checksum {found.fact.crc:08x}, as its sidecar says"
         expected_crc = f"{crc:08x}, as when the dataset was opened"
         raise CorruptShard(shard.path, what, expected=expected_crc, remedy="Was it replaced? Open the dataset again.")
-    return ShardIndex.of(found.rows, found.kinds)
+    return found.for_reading()
 
 
-def _other_samples(shard: OpenedShard, found: int, expected: int) -> CorruptShard:
+def _other_samples(shard: StoredShard, found: int, expected: int) -> CorruptShard:
     what = f"{expected:,}, as when the dataset was opened, or as its dataset file says"
     return CorruptShard(shard.path, counted(found, "sample"), expected=what, remedy=_VERIFY)
 
 
-def _check_size(shard: OpenedShard, expected: int) -> None:
+def _check_size(shard: StoredShard, expected: int) -> None:
     if is_url(shard.path):
         return  # it has that size, or the first read of it fails
-    size = file_size(shard.path)  # of one that is missing, what opens it says more
+    size = shard.size()  # of one that is missing, what opens it says more
     if size is not None and size != expected:
         found = f"{size:,} bytes"
         raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)
 
 
-def _look_at_walk(shard: OpenedShard, found: OpenedRows, origin: CatalogDataset) -> None:
+def _look_at_walk(shard: StoredShard, found: ShardIndex, origin: CatalogDataset) -> None:
     """Raise what ended a walk, and say of a sidecar that should be there that it is not."""
     if not origin.walks:
         raise found.damage or CorruptShard(shard.sidecar, "missing", remedy=made_again())

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.read.catalog import Catalog
     from shardtool.read.files import OpenFile, ReadOptions
     from shardtool.read.samples import Batch, PayloadSpans, Sample, ShardPart
-    from shardtool.read.shard_index import ShardIndex
     from shardtool.values import Kind
 
     Numbers = NDArray[np.int64]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedShard
+    from shardtool.dataset.find import StoredShard
     from shardtool.storage.places import Blob
 
     Numbers = NDArray[np.int64]
@@ -60,7 +60,7 @@ class CachedShard(Protocol):
 class ShardCache(Protocol):
     """A cache of whole shards, which gives each a path that is fast to read."""
 
-    def open(self, shard: OpenedShard) -> CachedShard:
+    def open(self, shard: StoredShard) -> CachedShard:
         """Return a shard, copied into the cache where it is not there yet."""
 
 
@@ -68,10 +68,10 @@ class ShardCache(Protocol):
 class CopyingCache(ShardCache, Protocol):
     """A cache whose shards have a source, from which they are copied."""
 
-    def expect(self, shard: OpenedShard) -> None:
+    def expect(self, shard: StoredShard) -> None:
         """Copy a shard that is read soon, where there is room."""
 
-    def drop(self, shard: OpenedShard) -> None:
+    def drop(self, shard: StoredShard) -> None:
         """Remove the copy of a shard, which was found damaged and is held no more."""
 
 
@@ -111,7 +111,7 @@ class OpenFile:
         OutputFailed: There is no room to unpack it.
     """
 
-    def __init__(self, shard: OpenedShard, cache: ShardCache | None, size: int | None = None) -> None:
+    def __init__(self, shard: StoredShard, cache: ShardCache | None, size: int | None = None) -> None:
         self.fd = -1
         self._blob: Blob | None = None
         self._checksum: int | None = None
@@ -284,12 +284,12 @@ class OpenFiles:
         """Whether shards are copied before they are read."""
         return isinstance(self._cache, CopyingCache)
 
-    def expect(self, shard: OpenedShard) -> None:
+    def expect(self, shard: StoredShard) -> None:
         """Have a shard copied that is read soon."""
         if isinstance(self._cache, CopyingCache):
             self._cache.expect(shard)
 
-    def open(self, shard: OpenedShard, size: int | None = None) -> OpenFile:
+    def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
         """Return a shard, opened now or before.
 
         Args:
@@ -313,7 +313,7 @@ class OpenFiles:
                 self._let_go()
         return found
 
-    def renew(self, shard: OpenedShard, file: OpenFile) -> bool:
+    def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Drop the copy of a shard in the cache, which was found damaged; return whether to read the shard again.
 
         A shard is copied again once: what is damaged then has a damaged source.

@@ -228,10 +228,10 @@ def read_sidecar(shard: Shard, data: bytes) -> ShardColumns:
     check_shard(sidecar.fact, path, shard.name, size)
     if entry is not None:
         check_samples(sidecar, path, entry)
-    rows, columns = sidecar.rows, sidecar.decoded_metadata() if sidecar.metadata.num_columns else None
-    keys, names = string_array(rows.keys, rows.key_sizes), tuple(map(bytes.decode, rows.names))
-    places, kinds = (rows.codes, rows.offsets, rows.lengths), shard.kinds or {}
-    return ShardColumns(shard, keys, rows.counts, names, *places, rows.crcs, kinds, columns=columns)
+    columns = sidecar.plain_metadata() if sidecar.metadata.num_columns else None
+    keys, kinds = string_array(bytes(sidecar.keys), sidecar.key_sizes), shard.kinds or {}
+    places = (sidecar.codes, sidecar.offsets, sidecar.lengths)
+    return ShardColumns(shard, keys, sidecar.counts, sidecar.names, *places, sidecar.crcs, kinds, columns=columns)
 
 
 def needs_walk(shard: Shard, indexed: ShardColumns | None) -> bool:

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import check_finished, find_dataset, listed_by
-from shardtool.dataset.opened import said_of
 from shardtool.dataset.several import of_glob
 from shardtool.dataset.shard_file import shard_format
 from shardtool.dataset.walk import survey
@@ -44,7 +43,7 @@ from shardtool.source.shard_columns import (
     walked_part,
 )
 from shardtool.storage.open_file import file_fact
-from shardtool.storage.places import base_name, folder_of, for_each, is_url, join, names_in
+from shardtool.storage.places import base_name, for_each, is_url, join, names_in
 from shardtool.table import arrays
 from shardtool.table import columns as keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, output_text, to_bytes, to_text
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.dataset.find import DatasetFiles
+    from shardtool.dataset.find import StoredDataset
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.options import ReshardOptions
@@ -541,10 +540,11 @@ def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> list[Dataset]:
 def _open(given: Given, number: int, seen: FilesSeen) -> Dataset:
     found = find_dataset(given)
     path, notes = found.dataset_file, list[str]()
-    file, shards = said_of(found)
+    found = found.read()
+    file, shards = found.file, found.paths
     if file is not None and path is not None:
         seen.add(path, file_fact(path))
-        if more := [_name(one) for one in found.shards if one not in shards]:
+        if more := [*map(_name, found.unlisted)]:
             name = output_text(base_name(path))
             notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
     elif path is None:
@@ -558,10 +558,10 @@ def _open(given: Given, number: int, seen: FilesSeen) -> Dataset:
     return Dataset(_called(given, found, file), file, opened, tuple(notes))
 
 
-def _unfinished(found: DatasetFiles) -> list[str]:
+def _unfinished(found: StoredDataset) -> list[str]:
     """Return what the sidecars of shards without a dataset file say of a run that did not end, as notes."""
     try:
-        check_finished(found.folder, found.shards)
+        check_finished(found)
     except InvalidRequest as error:
         return [f"{error.where}: {error.found}; only these are taken"]
     return []
@@ -585,10 +585,10 @@ def _shard(path: str, fact: FileFact, dataset: int, file: DatasetFile | None, en
     return Shard(place, _name(path), dataset, kind, entry, file.made.dots if file else "first", kinds, numbers)
 
 
-def _check_of_one(found: DatasetFiles) -> None:
+def _check_of_one(found: StoredDataset) -> None:
     """Refuse shards of several datasets as one: what their numbers of classes stand for would be lost."""
-    wanted = {_name(shard) for shard in found.shards}
-    if {folder_of(shard) for shard in found.shards} != {found.folder}:
+    wanted = {shard.name for shard in found.shards}
+    if {*found.folders()} != {found.folder}:
         return
     names = (name for name in names_in(found.folder) if name.endswith(DATASET_SUFFIX))
     some = [name for name in names if wanted & listed_by(join(found.folder, name))]
@@ -602,11 +602,11 @@ def _name(path: str) -> str:
     return output_text(base_name(path))
 
 
-def _called(given: Given, found: DatasetFiles, file: DatasetFile | None) -> str:
+def _called(given: Given, found: StoredDataset, file: DatasetFile | None) -> str:
     if file is not None:
         return file.name
     if not isinstance(given, (str, os.PathLike)):
-        names = [_name(one) for one in found.shards]
+        names = [*map(_name, (*found.paths, *found.unlisted))]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
     path = os.fspath(given)
     if is_url(path):

@@ -8,9 +8,10 @@ from numbers import Integral
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.feature import Feature, features_of
-from shardtool.dataset.opened import open_dataset, walked_tally
+from shardtool.dataset.find import open_dataset
 from shardtool.dataset.several import given_datasets
 from shardtool.dataset.shard_file import shard_kind
+from shardtool.dataset.shard_index import walked_index
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import InvalidRequest, listing
 from shardtool.values import Given, Kind
@@ -18,7 +19,7 @@ from shardtool.values import Given, Kind
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.find import StoredDataset
 
 _BUFFER = 2**28  # bytes of samples that a shuffle holds, unless a number of samples is given
 _MOST = 10_000  # samples that it holds then
@@ -109,13 +110,13 @@ class _Part:
     classes: Mapping[str, list[str]] = field(default_factory=dict)
 
 
-def _part_of(dataset: OpenedDataset) -> _Part:
+def _part_of(dataset: StoredDataset) -> _Part:
     """Return what the dataset file says; where there is none, shards are walked.
 
     Raises:
         CorruptShard: A shard that is walked is damaged.
     """
-    paths, file = [shard.path for shard in dataset.shards], dataset.file
+    paths, file = [*dataset.paths], dataset.file
     if file is None:
         return _walked(paths)
     features = dict(file.features)
@@ -132,7 +133,7 @@ def _walked(paths: list[str]) -> _Part:
         found = survey(SurveyTask(path))
         if found.error is not None:
             raise found.error
-        names, tally = [walked_text(name) for name in found.names], walked_tally(found)
+        names, tally = [walked_text(name) for name in found.names], walked_index(found).tally()
         kinds = dict(zip(names, found.kinds, strict=True)) | kinds
         lists |= {names[code] for code, one in found.unlike.items() if one.kind == found.kinds[code]}
         fields.update(tally.fields)
@@ -141,7 +142,7 @@ def _walked(paths: list[str]) -> _Part:
     return _Part(paths, samples, size, features)
 
 
-def _packing_of(datasets: Sequence[OpenedDataset]) -> str:
+def _packing_of(datasets: Sequence[StoredDataset]) -> str:
     """Return how TensorFlow unpacks all shards.
 
     Raises:
@@ -152,7 +153,7 @@ def _packing_of(datasets: Sequence[OpenedDataset]) -> str:
         for shard in dataset.shards:
             kind = shard_kind(shard.path)
             if kind.format != "tfrecord":
-                raise _no_records(dataset.found.dataset_file or shard.path)
+                raise _no_records(dataset.dataset_file or shard.path)
             kinds[kind.packing] = shard.path
     for packing, path in kinds.items():
         if packing not in _PACKINGS:

@@ -167,7 +167,7 @@ def open_origin(given: Given) -> CopySource:
         )
     path, data = found.dataset_file, _read_listed(found.dataset_file)
     file = read_dataset(data, path)
-    names = {output_text(base_name(shard)) for shard in found.shards}
+    names = {shard.name for shard in found.shards}
     if lacking := [shard.name for shard in file.shards if shard.name not in names]:
         what = f"{counted(len(names), 'shard')}, without {listing(lacking, 3)}"
         remedy = "Give that file to copy them all; `reshard` makes a dataset of some shards."

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from shardtool.dataset.sidecar import ShardFact, tally_of
-from shardtool.dataset.sidecar_read import Sidecar, read_sidecar
+from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.errors import (
     MEMORY_REMEDY,
     InvalidRequest,
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.dataset.sidecar import ShardFact
     from shardtool.verbs.create.request import OutputNames
     from shardtool.writer.output import JournalEntry, Keywords
     from shardtool.writer.samples import Sample
@@ -90,9 +91,9 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEn
             lost = f"{one.shard} is not what its writer has made: it is written again"
             notes.add(lost if number == len(noted) - 1 else f"{lost}, with all after it")
             break
-        data, rows = output.folder.read(sidecar_name(name)), sidecar.rows
-        encoder.take_keys(rows.all_keys())
-        output.take(sidecar.fact, data, tally_of(sidecar.plain_table()), int(one.digest, 16))
+        data = output.folder.read(sidecar_name(name))
+        encoder.take_keys(sidecar.all_keys())
+        output.take(sidecar.fact, data, sidecar.tally(), int(one.digest, 16))
         output.totals.skipped += skipped_rows(one)
         output.totals.rounded.update(one.rounded)
         if output.pattern.format == "tar":
@@ -126,7 +127,7 @@ def _noted(output: Output) -> list[JournalEntry] | None:
     return noted
 
 
-def _sound(output: Output, name: str, noted: JournalEntry) -> Sidecar | None:
+def _sound(output: Output, name: str, noted: JournalEntry) -> ShardIndex | None:
     """Return the sidecar of a shard that is there as the journal says; None where it is not."""
     folder, view = output.folder, packing_buffer()
     size = crc = 0
@@ -139,7 +140,7 @@ def _sound(output: Output, name: str, noted: JournalEntry) -> Sidecar | None:
         raise
     except (OSError, ShardError):
         return None
-    if output.pattern.format == "tar" and found.rows.fingerprint() not in (None, int(noted.digest, 16)):
+    if output.pattern.format == "tar" and found.fingerprint() not in (None, int(noted.digest, 16)):
         return None
     fact: ShardFact = found.fact
     right = (noted.shard, noted.size, noted.crc)
@@ -155,14 +156,13 @@ def _restored(output: Output, noted: JournalEntry) -> bool:
     return True
 
 
-def _content(sidecar: Sidecar) -> ShardContent:
+def _content(sidecar: ShardIndex) -> ShardContent:
     """Return what a sidecar says of its shard's samples, their fields numbered in the order of their names."""
-    rows = sidecar.rows
-    names, codes = rows.codes_by_name()
-    sizes = rows.lengths.astype(np.int64).tobytes()
+    names, codes = sidecar.codes_by_name()
+    sizes = sidecar.lengths.astype(np.int64).tobytes()
     return ShardContent(
-        keys=b"".join([key + b"\0" for key in rows.all_keys()]),
-        counts=rows.counts.astype(np.uint16).tobytes(),
+        keys=b"".join([key + b"\0" for key in sidecar.all_keys()]),
+        counts=sidecar.counts.astype(np.uint16).tobytes(),
         fields=tuple(names),
         codes=codes,
         sizes=sizes,

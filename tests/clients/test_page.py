@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.tied import tied

@@ -35,7 +35,7 @@ from shardtool import (
 )
 from shardtool.cli import cli
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
 from shardtool.storage.reading import read_small

@@ -34,16 +34,16 @@ def test_ways_to_name_a_dataset(dataset: Path, monkeypatch: pytest.MonkeyPatch) 
     ]  # fmt: skip
     for given_ in ways:
         found = find_dataset(given_)
-        assert [os.path.normpath(shard) for shard in found.shards] == names, given_
+        assert [os.path.normpath(shard) for shard in found.paths] == names, given_
         assert os.path.normpath(found.dataset_file or "") == f"{dataset}/out.json", given_
     monkeypatch.chdir(dataset)
-    assert find_dataset("out.json").shards == tuple(f"out-{number:03}.tar" for number in range(4))
+    assert find_dataset("out.json").paths == tuple(f"out-{number:03}.tar" for number in range(4))
 
 
 def test_numbers_sort_as_numbers(tmp_path: Path) -> None:
     """`s-10.tar` comes after `s-9.tar`."""
     write_tree(tmp_path, {f"s-{number}.tar": b"" for number in (10, 9, 100)})
-    assert [os.path.basename(one) for one in find_dataset(tmp_path).shards] == ["s-9.tar", "s-10.tar", "s-100.tar"]
+    assert [os.path.basename(one) for one in find_dataset(tmp_path).paths] == ["s-9.tar", "s-10.tar", "s-100.tar"]
 
 
 @pytest.mark.parametrize("name", ["nothing.tar", "nothing", "no-{0..3}.tar", "no-*.tar", "out.json", "pipe:cat x",

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.dataset.find import find_dataset
-from shardtool.dataset.opened import count_samples, open_dataset, read_part
+from shardtool.dataset.find import find_dataset, open_dataset
 from shardtool.dataset.several import given_datasets
 from shardtool.dataset.shard_file import PackedFile, SummedFile, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest
@@ -39,13 +38,13 @@ def test_ways_to_name_a_dataset(dataset: tuple[str, Path]) -> None:
     wanted = [f"{at}/{name}" for name in names]
     for given in (f"{at}/x%20y%23.json", f"{at}/x%20y%23-{{000..003}}.tar", f"{at}/x%20y%23-<000..003>.tar", wanted):
         found = find_dataset(given)
-        assert (list(found.shards), found.dataset_file, found.folder) == (wanted, f"{at}/x%20y%23.json", at)
+        assert (list(found.paths), found.dataset_file, found.folder) == (wanted, f"{at}/x%20y%23.json", at)
         assert found.own
-        assert found.sidecar(wanted[0]) == wanted[0].removesuffix(".tar") + ".index"
+        assert found.shards[0].sidecar == wanted[0].removesuffix(".tar") + ".index"
         assert given_datasets(given) == [given]
     one = find_dataset(wanted[1])
-    assert (one.shards, one.dataset_file) == ((wanted[1],), f"{at}/x%20y%23.json")
-    assert [path.rpartition("/")[2] for path in find_dataset(f"{at}/x%20y%23.json?token=1").shards] == [
+    assert (one.paths, one.dataset_file) == ((wanted[1],), f"{at}/x%20y%23.json")
+    assert [path.rpartition("/")[2] for path in find_dataset(f"{at}/x%20y%23.json?token=1").paths] == [
         f"{name}?token=1" for name in names
     ]
 
@@ -64,15 +63,15 @@ def test_an_index_without_gaps_is_the_same_as_here(dataset: tuple[str, Path]) ->
     near, far = open_dataset(folder / "x y#.json"), open_dataset(f"{at}/x%20y%23.json")
     assert near.file == far.file
     for one, other in zip(near.shards, far.shards, strict=True):
-        assert read_part(one).table == read_part(other).table
-        assert count_samples(one) == count_samples(other)
-        assert count_samples(one) is not None
+        assert one.index().table == other.index().table
+        assert one.head() == other.head()
+        assert one.head() is not None
         (folder / "bare.tar").write_bytes((folder / one.name).read_bytes())
         bare = open_dataset(f"{at}/bare.tar").shards[0]
-        walked = read_part(bare)
-        assert walked.walked
-        assert walked.damage == ()
-        assert walked.table.column("__key__") == read_part(one).table.column("__key__")
+        walked = bare.index()
+        assert walked.walk is not None
+        assert walked.problems == ()
+        assert walked.table.column("__key__") == one.index().table.column("__key__")
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def _flipped(raw: bytes, at: int) -> bytes:
 
 
 def _crcs(raw: bytes) -> list[int] | None:
-    found = read_sidecar(raw, "out.index", None).rows.crcs
+    found = read_sidecar(raw, "out.index", None).crcs
     return None if found is None else found.tolist()
 
 

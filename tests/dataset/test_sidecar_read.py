@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, ShardError, create, verify
 from shardtool.cli import cli
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.dataset.parquet_bounds import read_extents, read_footer
 from shardtool.dataset.sidecar import ShardFact
 from shardtool.dataset.sidecar_read import check_places, read_sidecar
-from shardtool.dataset.sidecar_write import ShardIndex, encode
+from shardtool.dataset.sidecar_write import WrittenShard, encode, index_of
 from shardtool.errors import Bug
+from shardtool.values import ShardContent
 from shardtool.verbs.inspect.samples import first_samples, view
 from tests.helpers import ENVIRONMENT, write_tree
 
@@ -428,13 +429,14 @@ def test_places_that_overlap(data: st.DataObject) -> None:
 
 
 def _rows_of(samples: list[list[tuple[int, int]]]) -> Any:
-    index = ShardIndex(
-        "tar", b"k\0" * len(samples), np.array([*map(len, samples)]), ("a",),
-        np.zeros(sum(map(len, samples)), np.uint16), np.ones(sum(map(len, samples)), np.int64),
-        np.zeros(sum(map(len, samples)), np.uint32), {},
+    fields = sum(map(len, samples))
+    content = ShardContent(
+        b"k\0" * len(samples), np.array([*map(len, samples)], np.uint16).tobytes(), (b"a",),
+        np.zeros(fields, np.uint16).tobytes(), np.ones(fields, np.int64).tobytes(), np.ones(fields, np.int64).tobytes(),
     )  # fmt: skip
+    index = index_of(WrittenShard("tar", content, None, np.zeros(fields, np.uint32).tobytes(), ()))
     data, _ = encode(index, ShardFact("x.tar", 2**20, 0, ""))
-    rows = read_sidecar(data, "x", 2**20).rows
+    rows = read_sidecar(data, "x", 2**20)
     places = np.array([place for sample in samples for place in sample], np.int64)
     rows.starts[...], rows.sizes[...] = 0, 64
     rows.offsets[...], rows.lengths[...] = places[:, 0], places[:, 1]
@@ -447,7 +449,7 @@ def test_a_million_fields_are_soon_compared() -> None:
     rows = _rows_of([[(0, 1)]])
     order = np.random.default_rng(0).permutation(count)
     many = type(rows)(
-        b"k", np.array([1]), np.array([0]), np.array([4 * count]), np.array([count]), [b"a"],
+        b"k", np.array([0, 1]), np.array([0]), np.array([4 * count]), np.array([0, count]), ("a",),
         np.zeros(count, np.int64), order * 4, np.full(count, 4), None,
     )  # fmt: skip
     check_places(many, 4 * count)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from shardtool.dataset.opened import OpenedShard
+from shardtool.dataset.find import StoredShard
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.read.dataset import open as open_data
 from shardtool.read.files import OpenFile, OpenFiles
 from tests.read.made_data import make
 
 
-def _shards(folder: Path, count: int) -> list[OpenedShard]:
-    found = [OpenedShard(str(folder / f"s-{at:03d}.tar"), at) for at in range(count)]
+def _shards(folder: Path, count: int) -> list[StoredShard]:
+    found = [StoredShard(str(folder / f"s-{at:03d}.tar"), at) for at in range(count)]
     for one in found:
         Path(one.path).write_bytes(b"shard %03d" % one.number)
     return found
@@ -96,7 +96,7 @@ class _Copies:
     folder: Path
     log: list[str] = field(default_factory=list)
 
-    def open(self, shard: OpenedShard) -> _Lease:
+    def open(self, shard: StoredShard) -> _Lease:
         copy = self.folder / shard.name
         copy.write_bytes(Path(shard.path).read_bytes())
         self.log.append("open")

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
-from shardtool.dataset.sidecar_read import Rows
+from shardtool.dataset.shard_index import ShardIndex, ends_of
 from shardtool.read import catalog as module
 from shardtool.read.catalog import IndexStore, open_catalog, read_index
-from shardtool.read.shard_index import ShardIndex
 from shardtool.storage import shared
 from tests.read.packed import COUNT, IN_SHARD, SHARDS, key_of, packed, sample_of
 
@@ -39,21 +38,22 @@ def _noting(read: list[int]) -> Callable[[Catalog, int], ShardIndex]:
     return read_one
 
 
-def _rows(samples: list[tuple[str, list[int]]], far: int) -> Rows:
-    """Return rows of samples, each its key and the codes of its fields; the first starts far into the shard."""
+def _rows(samples: list[tuple[str, list[int]]], far: int) -> ShardIndex:
+    """Return the index of samples, each its key and the codes of its fields; the first starts far into the shard."""
     keys, codes = [key.encode() for key, _ in samples], [code for _, fields in samples for code in fields]
     counts = np.array([len(fields) for _, fields in samples], np.int64)
-    return Rows(
+    return ShardIndex(
         keys=b"".join(keys),
-        key_sizes=np.array([len(key) for key in keys], np.int64),
+        key_ends=ends_of([len(key) for key in keys]),
         starts=far + 1000 * np.arange(len(samples)),
         sizes=np.full(len(samples), 1000),
-        counts=counts,
-        names=[b"a", "ü".encode(), b"c.d"],
+        firsts=ends_of(counts),
+        names=("a", "ü", "c.d"),
         codes=np.array(codes, np.int64),
         offsets=far + np.repeat(1000 * np.arange(len(samples)), counts) + 7,
         lengths=np.arange(len(codes)),
         crcs=np.arange(len(codes), dtype=np.uint32) if far else None,
+        kinds={"a": "int64"},
     )
 
 
@@ -61,7 +61,7 @@ def _rows(samples: list[tuple[str, list[int]]], far: int) -> Rows:
 def test_a_block_is_the_index(samples: list[tuple[str, list[int]]], far: int) -> None:
     """An index is the same after it was a block of bytes, and has what the rows have, in as few bytes as fit."""
     rows = _rows(samples, far)
-    made = ShardIndex.of(rows, {"a": "int64"})
+    made = rows.for_reading()
     parts = made.packed()
     block = bytearray(parts[-1][0] + len(parts[-1][1]))
     for at, data in parts:
@@ -83,7 +83,7 @@ def test_a_block_is_the_index(samples: list[tuple[str, list[int]]], far: int) ->
 @given(keys=st.lists(st.text("ab", max_size=4), max_size=12), wanted=st.text("ab", max_size=4))
 def test_rows_of_keys(keys: list[str], wanted: str) -> None:
     """The row of a key is the first one that has it, and no part of another key."""
-    index = ShardIndex.of(_rows([(key, []) for key in keys], 0), {})
+    index = _rows([(key, []) for key in keys], 0).for_reading()
     assert index.row_of(wanted.encode()) == (keys.index(wanted) if wanted in keys else -1)
 
 

@@ -36,9 +36,8 @@ _SHARE = """
 import os, re, sys
 from dataclasses import replace
 import numpy as np
-from shardtool.dataset.sidecar_read import Rows
 from shardtool.read import catalog
-from shardtool.read.shard_index import ShardIndex
+from shardtool.dataset.shard_index import ShardIndex
 from shardtool.storage.shared import SharedBlocks
 from tests.read.catalogs import made_catalog
 
@@ -48,8 +47,9 @@ ones = np.ones(COUNT, np.int64)
 def made(catalog, shard):
     keys = (1_000_000 + np.arange(shard * COUNT, (shard + 1) * COUNT)).astype("S7").tobytes()
     starts = 1024 * np.arange(COUNT)
-    rows = Rows(keys, 7 * ones, starts, 1024 * ones, ones, [b"jpg"], 0 * ones, starts + 512, 500 * ones, None)
-    return ShardIndex.of(rows, {})
+    ends = np.arange(COUNT + 1)
+    index = ShardIndex(keys, 7 * ends, starts, 1024 * ones, ends, ("jpg",), 0 * ones, starts + 512, 500 * ones, None)
+    return index.for_reading()
 
 def pss(pids):
     texts = [open(f"/proc/{pid}/smaps_rollup").read() for pid in pids]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
 from shardtool.cli.summary_text import cells, fit, sample_line, sample_text, summary_text
-from shardtool.dataset.opened import open_dataset, read_part
+from shardtool.dataset.find import StoredShard, open_dataset
 from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.verbs.inspect.samples import find_sample, first_samples, keys, view
@@ -33,7 +33,7 @@ from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.dataset.opened import OpenedIndex, OpenedShard
+    from shardtool.dataset.shard_index import ShardIndex
 
 TABLE = PHOTOS.parent / "photos.csv"
 HOSTILE = ("../out", "/absolute", "a/../../out", "a//b", "n" * 300)
@@ -222,12 +222,12 @@ def test_a_shard_of_many_samples(many: Path) -> None:
         assert (sample.number, sample.metadata["w"], view(sample).fields[0].value) == (number, number, number % 2)
     assert [one.key for one in first_samples([dataset], 2)] == ["000000", "000001"]
     raw, shard = (many.parent / "out-0.index").read_bytes(), many.parent / "out-0.tfrecord"
-    rows = read_sidecar(raw, "out-0.index", shard.stat().st_size).rows  # what `verify` and `reshard` go by
+    rows = read_sidecar(raw, "out-0.index", shard.stat().st_size)  # what `verify` and `reshard` go by
     assert rows.all_keys() == [b"%06d" % at for at in range(140_000)]
     assert rows.crcs is not None
     assert len(rows.crcs) == 280_000
     assert (len(rows.offsets), rows.sizes.sum()) == (280_000, shard.stat().st_size)
-    assert read_part(open_dataset(many).shards[0]).samples == 140_000  # what `index` and the page go by
+    assert len(open_dataset(many).shards[0].index()) == 140_000  # what `index` and the page go by
     export(many, ["dali-tfrecord"])
     assert (many.parent / "out-0.idx").read_bytes().count(b"\n") == 140_000
 
@@ -338,11 +338,12 @@ def test_a_key_is_found_by_the_ranges_of_shards(
     dataset, looked_at = open_dataset(tmp_path / "x.json"), list[str]()
     order = [*keys([dataset])]
 
-    def read(shard: OpenedShard, **how: Any) -> OpenedIndex:
+    def read(shard: StoredShard, **how: Any) -> ShardIndex:
         looked_at.append(shard.name)
-        return read_part(shard, **how)
+        return index_of(shard, **how)
 
-    monkeypatch.setattr("shardtool.verbs.inspect.samples.read_part", read)
+    index_of = StoredShard.index
+    monkeypatch.setattr(StoredShard, "index", read)
     for key in ("00", "13", "19"):
         looked_at.clear()
         found = find_sample([dataset], key)

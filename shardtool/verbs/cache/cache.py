@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from shardtool.dataset.opened import OpenedShard
+    from shardtool.dataset.find import StoredShard
     from shardtool.request.results import Observer
     from shardtool.storage.folders import Original
     from shardtool.storage.shared import Lock
@@ -146,7 +146,7 @@ class Cache:
     def __repr__(self) -> str:
         return f"Cache({self.folder!r}, max_bytes={self.max_bytes}, policy={self.policy!r})"
 
-    def open(self, shard: OpenedShard) -> CachedShard:
+    def open(self, shard: StoredShard) -> CachedShard:
         """Return where to read a shard: its copy, which is made first where it is missing, or its own place.
 
         The copy is not evicted before the result is closed. Others that want the same shard wait for one copy.
@@ -166,7 +166,7 @@ class Cache:
             return CachedShard(shard.path)
         return CachedShard(lock.path, lock)
 
-    def expect(self, shard: OpenedShard) -> None:
+    def expect(self, shard: StoredShard) -> None:
         """Copy a shard that is read soon, if it has room without an eviction; what fails is left to `open`."""
         if self._pid != os.getpid():
             self._begin()
@@ -187,7 +187,7 @@ class Cache:
             if evicted is None:  # another has copied it, or it could not be copied
                 self._expected.discard(original.name)
 
-    def drop(self, shard: OpenedShard) -> None:
+    def drop(self, shard: StoredShard) -> None:
         """Remove the copy of a shard, which was found damaged and is held no more: the next `open` makes another.
 
         While others hold it, this process reads the shard at its own place.
@@ -358,7 +358,7 @@ class CacheShards(Sequence[str]):
     def __reduce__(self) -> tuple[object, ...]:
         return _leased_again, (self._paths,)
 
-    def open(self, shard: OpenedShard) -> CachedShard:
+    def open(self, shard: StoredShard) -> CachedShard:
         """Return one of the shards, which is held already."""
         return CachedShard(shard.path)
 

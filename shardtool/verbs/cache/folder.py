@@ -26,7 +26,7 @@ from shardtool.storage.staging import Folder, write_whole
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardtool.dataset.opened import OpenedShard
+    from shardtool.dataset.find import StoredShard
 
 
 VERSION = 1
@@ -42,7 +42,7 @@ _SHARD = re.compile(r"(grown-part_[A-Za-z0-9_]{1,40})-\d{6,18}\.(?:tar|tfrecord)
 _COUNTS = re.compile(r"\d{1,10}-[0-9a-f]{8}")
 
 
-def original_of(shard: OpenedShard) -> Original:
+def original_of(shard: StoredShard) -> Original:
     """Return what a copy of a shard must be.
 
     The name of a copy holds a hash of what the sidecar says of the shard: its name, size and checksum, so that neither
@@ -57,12 +57,12 @@ def original_of(shard: OpenedShard) -> Original:
     except (OSError, CorruptShard, AccessRefused):  # the last is said of what is not there, too, where we may not list
         fact = None
     if fact is not None and fact.crc is not None:
-        size, crc, known = fact.size, fact.crc, f"{shard.name}\0{fact.size}\0{fact.crc}"
+        size, crc, known = fact.size, fact.crc, f"{shard.file_name}\0{fact.size}\0{fact.crc}"
     else:
         found, place = file_fact(shard.path), shard.path if is_url(shard.path) else os.path.realpath(shard.path)
         size, crc, known = found.st_size, None, f"{place}\0{found.st_size}\0{found.st_mtime_ns}"
     digest = blake2b(os.fsencode(known), digest_size=12).hexdigest()
-    shown = _ODD.sub("_", shard.name)[-_KEPT:]
+    shown = _ODD.sub("_", shard.file_name)[-_KEPT:]
     return Original(shard.path, size, crc, f"{digest}-{size}-{'unknown' if crc is None else f'{crc:08x}'}-{shown}")
 
 

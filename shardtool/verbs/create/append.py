@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.dataset.sidecar_read import Rows, Sidecar
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
@@ -232,10 +232,10 @@ def existing_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> Names:
     Raises:
         CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
     """
-    return Names.parse(b"".join([keys_of(read_old(folder, shard).rows) for shard in shards]))
+    return Names.parse(b"".join([keys_of(read_old(folder, shard)) for shard in shards]))
 
 
-def read_old(folder: OutputFolder, shard: ShardEntry) -> Sidecar:
+def read_old(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
     """Return the index of a shard of a dataset that is appended to.
 
     Raises:
@@ -258,10 +258,10 @@ def read_old(folder: OutputFolder, shard: ShardEntry) -> Sidecar:
     return sidecar
 
 
-def keys_of(rows: Rows) -> bytes:
+def keys_of(index: ShardIndex) -> bytes:
     """Return the keys of a shard, a NUL after each."""
-    text = np.frombuffer(rows.keys.replace(b"\0", _NO_KEY), np.uint8)
-    return np.insert(text, np.cumsum(rows.key_sizes), 0).tobytes()
+    text = np.frombuffer(bytes(index.keys).replace(b"\0", _NO_KEY), np.uint8)
+    return np.insert(text, index.key_ends[1:], 0).tobytes()
 
 
 def check_new_keys(keys: Names, taken: Names, where: str) -> None:
@@ -471,14 +471,14 @@ def _read(destinations: Sequence[Destination], numbers: dict[bytes, int]) -> _Da
     keys, counts, names, sizes, written = [], [], [], [], []
     for output in destinations:
         for shard in output.old.shards if output.old else ():
-            rows = read_old(output.folder, shard).rows
-            known = [numbers.setdefault(name, len(numbers)) for name in rows.names]
-            keys.append(keys_of(rows))
-            counts.append(rows.counts)
-            names.append(np.array(known, np.int64)[rows.codes])
-            sizes.append(rows.lengths)
+            index = read_old(output.folder, shard)
+            known = [numbers.setdefault(name, len(numbers)) for name in map(str.encode, index.names)]
+            keys.append(keys_of(index))
+            counts.append(index.counts)
+            names.append(np.array(known, np.int64)[index.codes])
+            sizes.append(index.lengths)
             fact = output.existing[os.fsdecode(to_bytes(shard.name))]
-            written.append(np.full(len(rows.counts), fact.mtime_ns, np.int64))
+            written.append(np.full(len(index), fact.mtime_ns, np.int64))
     parts = (np.concatenate([np.zeros(0, np.int64), *one]) for one in (counts, names, sizes, written))
     return _DatasetKeys(Names.parse(b"".join(keys)), *parts)
 

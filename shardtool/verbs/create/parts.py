@@ -383,7 +383,7 @@ def _check_files(
             raise _not_left(folder.full_path(sidecar), record.part, problem, expected)
         if dataset.format == "tar":
             index = read_sidecar(data, folder.full_path(sidecar), shard.size, metadata=False)
-            content.append(index.rows.fingerprint())
+            content.append(index.fingerprint())
     found = show_fingerprint(sum(one for one in content if one is not None))
     if content and None not in content and found != dataset.fingerprint:
         where = folder.full_path(record_name(pattern, record.part))

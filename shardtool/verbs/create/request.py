@@ -350,7 +350,7 @@ def check_other_place(request: Request, datasets: Any) -> None:
     """
     pattern = output_pattern(request.names)
     for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
-        for path in (path for dataset in of_glob(one) for path in find_dataset(dataset).shards):
+        for path in (path for dataset in of_glob(one) for path in find_dataset(dataset).paths):
             same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
             if not is_url(path) and same and pattern.owns(os.path.basename(path)):
                 raise OutputExists(path, _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)

@@ -167,7 +167,7 @@ def _said(planned: PlannedShard, output: Destination, manner: Manner) -> _Said |
         raise
     except (OSError, ShardError):
         return None
-    fact, crcs = sidecar.fact, b"" if sidecar.rows.crcs is None else sidecar.rows.crcs.tobytes()
+    fact, crcs = sidecar.fact, b"" if sidecar.crcs is None else sidecar.crcs.tobytes()
     wanted = planned.fingerprint(manner), output_text(planned.name), size
     if fact.crc is None or (fact.plan, fact.name, fact.size) != wanted:
         return None
@@ -465,7 +465,7 @@ def _keys_of(output: Destination, earlier: _EarlierShard) -> NDArray[np.uint64] 
     name = sidecar_name(earlier.shard)
     try:
         data = _sidecar(output, earlier)
-        keys = read_sidecar(data, name, earlier.size, metadata=False).rows.all_keys()
+        keys = read_sidecar(data, name, earlier.size, metadata=False).all_keys()
     except (OSError, CorruptShard):
         return None
     return np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.dataset_file import ShardEntry
-from shardtool.dataset.sidecar import FORMAT_VERSION, MadeFact, ShardFact, ShardTally, tally_of, types_of, with_shard
+from shardtool.dataset.sidecar import FORMAT_VERSION, MadeFact, ShardFact, ShardTally, types_of, with_shard
 from shardtool.dataset.sidecar_read import read_facts, read_sidecar
 from shardtool.dataset.sidecar_write import WrittenShard, encode, encode_table, index_of, string_lists
 from shardtool.entries.arrow import number_array, with_column, with_images
@@ -342,7 +342,7 @@ class PackingRun:
         fact = self._fact(result, planned, of_made, made.consumed)
         index = index_of(WrittenShard(plan.format, made.content, columns, result.field_crcs, ()))
         data, self.schema = encode(index, fact)
-        self._check_keys(index.keys[:-1].split(b"\0") if index.keys else [])
+        self._check_keys(index.all_keys())
         self.dropped += made.dropped
         self._count(shard, made.consumed, len(np.unique(sources)) + made.dropped + len(result.skipped), result)
         return index.tally(), fact, data
@@ -358,22 +358,21 @@ class PackingRun:
         index = sidecar_name(name)
         fact = read_facts(data, index)
         sidecar = read_sidecar(data, index, fact.size)  # as it was read when it was found to be sound
-        table = sidecar.plain_table()
-        self.schema = types_of(with_shard(table.schema))
+        self.schema = types_of(with_shard(sidecar.plain_table().schema))
         made = fact.made
         if made is None:
             raise Bug(name, "a kept shard without its facts")
         planned = self._planned(shard, made.consumed)  # another number if the source has grown or shrunk since
         if (fact.shards, sidecar.version) != (planned, FORMAT_VERSION):
             fact = replace(fact, first=self._first, shards=planned)
-            data = encode_table(table, fact)
+            data = encode_table(sidecar.plain_table(), fact)
         self.digest += made.content
         self.dropped += made.dropped
         self.skipped += made.left_out
         self._consumed[shard] = made.consumed
         self._done += made.consumed
-        self._check_keys([key.encode() for key in table.column("__key__").to_pylist()])
-        return tally_of(table), fact, data
+        self._check_keys(sidecar.all_keys())
+        return sidecar.tally(), fact, data
 
     @property
     def _first(self) -> str:

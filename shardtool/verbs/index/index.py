@@ -13,7 +13,7 @@ from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.feature import features_of
 from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
-from shardtool.dataset.shard_file import FETCH, is_packed, shard_format
+from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import SurveyTask, survey, torn_samples, walked_text
 from shardtool.errors import (
     CorruptShard,
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from shardtool.dataset.find import DatasetFiles
-    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.dataset.find import StoredDataset
+    from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.dataset.sidecar import ShardFact, ShardTally
     from shardtool.dataset.walk import Survey
     from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
@@ -110,8 +111,8 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     """
     found = _in_its_order(find_dataset(dataset))
     shard_kind = _format_of(found)
-    size = sum(_sizes(found.shards))
-    names = [base_name(path) for path in found.shards]
+    size = sum(_sizes(found.paths))
+    names = [shard.file_name for shard in found.shards]
     if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
         raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
     pattern = parse_pattern(names)
@@ -124,22 +125,22 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     if data is None:
         old = _dataset_at(path if found.dataset_file is None else found.dataset_file)  # where `output` is elsewhere
         if old is None:
-            check_finished(found.folder, found.shards)
+            check_finished(found)
     else:
         old = _old(found, path, data, overwrite=options.overwrite)
         if old is not None:
             _check_listed(old, found, path, shards_folder, overwrite=options.overwrite)
     own = data is not None and old is not None
     recorded: Dots = recorded_dots(found) if old is None else old.made.dots
-    return IndexTarget(found.shards, names, pattern, size, shard_kind, folder, shards_folder, name, old, own, recorded)
+    return IndexTarget(found.paths, names, pattern, size, shard_kind, folder, shards_folder, name, old, own, recorded)
 
 
-def _in_its_order(found: DatasetFiles) -> DatasetFiles:
+def _in_its_order(found: StoredDataset) -> StoredDataset:
     """Return the shards of a dataset in the order in which its file lists them, however they were named."""
     listed = shard_names(read_small(found.dataset_file)) if found.own and found.dataset_file else None
-    paths = {output_text(base_name(path)): path for path in found.shards}
-    is_all = listed is not None and {*listed} == {*paths}
-    return replace(found, shards=tuple(paths[one] for one in listed or ())) if is_all else found
+    shards = {shard.name: shard for shard in found.shards}
+    is_all = listed is not None and {*listed} == {*shards}
+    return replace(found, shards=tuple(shards[one] for one in listed or ())) if is_all else found
 
 
 def read_there(path: str) -> bytes | None:
@@ -158,31 +159,25 @@ def read_there(path: str) -> bytes | None:
         raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
 
 
-def _format_of(found: DatasetFiles) -> str:
+def _format_of(found: StoredDataset) -> str:
     """Return the format of the shards.
 
     Raises:
         InvalidRequest: There are none, they are compressed, or of two formats.
     """
-    if packed := [path for path in found.shards if is_packed(path)]:
+    if packed := [shard.path for shard in found.shards if shard.packed]:
         remedy = "Decompress it: nothing can be read at an offset of a compressed file."
         raise InvalidRequest(packed[0], "a compressed shard", expected="a plain one", remedy=remedy)
-    where = found.dataset_file or found.folder or "."
     if not found.shards:
-        raise InvalidRequest(where, "no shards", expected="one at least")
-    if blobs := [path for path in found.shards if not is_shard_name(base_name(path))]:
+        raise InvalidRequest(found.where, "no shards", expected="one at least")
+    if blobs := [shard.path for shard in found.shards if not is_shard_name(shard.file_name)]:
         raise InvalidRequest(
             blobs[0], "a name that does not tell what it is", expected=f"one that ends in one of {KNOWN}",
             remedy="Make a link to it that has such a name, and index that.",
         )  # fmt: skip
-    formats = sorted({shard_format(path) for path in found.shards})
+    formats = sorted({shard.format for shard in found.shards})
     if len(formats) > 1:
-        raise InvalidRequest(
-            where,
-            "tar and TFRecord shards",
-            expected="one format",
-            remedy="Index each alone.",
-        )
+        raise InvalidRequest(found.where, "tar and TFRecord shards", expected="one format", remedy="Index each alone.")
     return formats[0]
 
 
@@ -251,7 +246,7 @@ def _check_rivals(folder: OutputFolder, names: list[str], own: set[str]) -> None
         raise OutputExists(folder.path or ".", found, expected=expected, remedy="Move one of the datasets away.")
 
 
-def _old(found: DatasetFiles, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
+def _old(found: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> DatasetFile | None:
     """Return what the dataset file at its place says; None where it may be replaced.
 
     Raises:
@@ -262,16 +257,16 @@ def _old(found: DatasetFiles, path: str, data: bytes, *, overwrite: bool) -> Dat
             if _is_json(data):
                 remedy = f"Move it away, or choose another {option('output')}."
                 raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
-            check_finished(found.folder, found.shards)
+            check_finished(found)
             _check_replaced(path, "no JSON: cut or damaged", _ONLY_A_PLAN, overwrite=overwrite)
             return None
-        check_finished(found.folder, found.shards)
+        check_finished(found)
         _check_replaced(path, "an index of wids", "what only it says of the shards", overwrite=overwrite)
         return None
     try:
         return read_dataset(data, path)
     except CorruptShard as error:
-        check_finished(found.folder, found.shards)
+        check_finished(found)
         _check_replaced(path, error.found, _ONLY_A_PLAN, overwrite=overwrite)
         return None
 
@@ -284,9 +279,9 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def _check_listed(old: DatasetFile, found: DatasetFiles, path: str, shards_folder: str, *, overwrite: bool) -> None:
+def _check_listed(old: DatasetFile, found: StoredDataset, path: str, shards_folder: str, *, overwrite: bool) -> None:
     """Refuse a dataset file that lists other shards than were given, unless it does so wrongly and may be replaced."""
-    listed, given = {one.name for one in old.shards}, {output_text(base_name(path)) for path in found.shards}
+    listed, given = {one.name for one in old.shards}, {shard.name for shard in found.shards}
     others = sorted(listed - given)
     folder = join(folder_of(path), os.fsdecode(to_bytes(old.shards_folder)))
     lies = set(names_in(folder)) if others else set()
@@ -294,7 +289,7 @@ def _check_listed(old: DatasetFile, found: DatasetFiles, path: str, shards_folde
         what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
         raise OutputExists(path, what, remedy=f"Give all shards of the dataset, or choose another {option('output')}.")
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of
-        check_finished(found.folder, found.shards)
+        check_finished(found)
     if listed != given or old.shards_folder != shards_folder:
         gone = f", {counted(len(others), 'shard')} of them not there: {listing(others, 3)}" if others else ""
         what = f"it lists {counted(len(listed), 'shard')}{gone}; {len(given):,} were given"
@@ -353,63 +348,40 @@ class DifferingSidecar:
     lost: frozenset[str] = frozenset()
 
 
-def compare_sidecar(
-    found: Survey, where: str, data: bytes, walked: pa.Table, *, checksum: bool
-) -> MatchingSidecar | DifferingSidecar:
+def compare_sidecar(path: str, walked: ShardIndex, where: str, data: bytes) -> MatchingSidecar | DifferingSidecar:
     """Return whether a sidecar is right.
 
     Args:
-        found: What the walk found.
+        path: The shard's path.
+        walked: What a walk found in the shard, with checksums where payloads were read.
         where: The sidecar's path.
         data: The sidecar's bytes.
-        walked: The rows that the walk found, as the sidecar's table.
-        checksum: Whether payloads were read.
 
     Raises:
         CorruptShard: The shard has another checksum than its sidecar says.
     """
-    from shardtool.dataset.opened import places_of
-    from shardtool.dataset.sidecar import FORMAT_VERSION, SCHEMA
+    from shardtool.dataset.shard_index import differences
+    from shardtool.dataset.sidecar import FORMAT_VERSION
     from shardtool.dataset.sidecar_read import read_sidecar
 
+    seen = walked.fact
     try:
-        known = read_sidecar(data, where, found.size)
-        fact, table = known.fact, known.plain_table()
+        known = read_sidecar(data, where, seen.size)
     except CorruptShard:
         return DifferingSidecar("damaged")
-    lost = frozenset({*table.column_names} - {*SCHEMA.names})
-    same = (fact.name, fact.size) == (output_text(base_name(found.path)), found.size)
-    if not same or places_of(table) != places_of(walked):
+    fact, lost = known.fact, frozenset(known.metadata.column_names)
+    wrong = next(differences(known, walked), None)
+    if (fact.name, fact.size) != (seen.name, seen.size) or (wrong is not None and wrong.what != "checksum"):
         return DifferingSidecar("of another shard", lost)
-    current = data if known.version == FORMAT_VERSION else None
-    if not checksum:
-        return MatchingSidecar(table, fact, current)
-    if fact.crc is not None and fact.crc != found.crc:
-        what = f"the checksum {found.crc:08x}"
+    if fact.crc is not None and seen.crc not in (fact.crc, None):
+        what = f"the checksum {seen.crc:08x}"
         expected = f"{fact.crc:08x}, as its sidecar says"
-        raise CorruptShard(found.path, what, expected=expected, remedy="`shardtool verify` shows what is damaged.")
-    new = _with_checksums(table, walked)
-    if new is None:
+        raise CorruptShard(path, what, expected=expected, remedy="`shardtool verify` shows what is damaged.")
+    if wrong is not None:
         return DifferingSidecar("checksums of other payloads", lost)
-    if fact.crc is not None and not new[1]:
-        return MatchingSidecar(table, fact, current)
-    return MatchingSidecar(new[0], replace(fact, crc=found.crc))
-
-
-def _with_checksums(old: pa.Table, walked: pa.Table) -> tuple[pa.Table, bool] | None:
-    """Return a sidecar's table with the checksums of the payloads that a walk has read, and whether they are new to it.
-
-    Returns:
-        None where it has others.
-    """
-    import pyarrow.compute as pc
-
-    at = old.column_names.index("__fields__")
-    before, now = (table.column("__fields__").combine_chunks().flatten().field("crc32c") for table in (old, walked))
-    if pc.any(pc.not_equal(before, now)).as_py():  # null, an unknown checksum, is neither
-        return None
-    new = old.set_column(at, walked.schema.field("__fields__"), walked.column("__fields__"))
-    return new.replace_schema_metadata(None), bool(before.null_count)
+    if seen.crc is None or (fact.crc is not None and known.crcs is not None):
+        return MatchingSidecar(known.plain_table(), fact, data if known.version == FORMAT_VERSION else None)
+    return MatchingSidecar(replace(known, crcs=walked.crcs).plain_table(), replace(fact, crc=seen.crc))
 
 
 _NULL = "null"  # the type of a column without a value: it goes with any
@@ -452,19 +424,18 @@ class Indexer:
             OutputExists: A sidecar cannot be read.
             OutputFailed: The sidecar cannot be written.
         """
-        from shardtool.dataset.opened import table_of
-        from shardtool.dataset.sidecar import ShardFact
+        from shardtool.dataset.shard_index import walked_index
         from shardtool.dataset.sidecar_write import encode_table
 
         if found.error is not None:
             raise found.error
         _check_together(found)
         name = self.target.names[number]
-        index_name, walked = sidecar_name(name), table_of(found)
+        index_name, walked = sidecar_name(name), walked_index(found)
         where = self.target.folder.full_path(index_name)
-        one = MatchingSidecar(walked, ShardFact(output_text(name), found.size, found.crc, ""))
+        one = MatchingSidecar(walked.plain_table(), walked.fact)
         if (there := read_there(where)) is not None:
-            known = compare_sidecar(found, where, there, walked, checksum=self.options.checksum)
+            known = compare_sidecar(found.path, walked, where, there)
             if isinstance(known, MatchingSidecar):
                 one = known
             elif not self._may_replace(index_name, known):
@@ -475,7 +446,7 @@ class Indexer:
             self._publish(index_name, data)
         else:
             self.kept += 1
-        self._add_entry(number, one, found, data)
+        self._add_entry(number, one, walked.tally(), data)
         self._add_sums(number, found)
         self.observer.advance(self.entries[number].samples, found.size, 1)
         done = "written" if one.data is None else "kept"
@@ -489,11 +460,10 @@ class Indexer:
             self._note(f"{name}: {wrong.found}, so what only it knew is lost: checksums and metadata")
         return self.options.overwrite
 
-    def _add_entry(self, number: int, one: MatchingSidecar, found: Survey, data: bytes) -> None:
-        from shardtool.dataset.opened import walked_tally
+    def _add_entry(self, number: int, one: MatchingSidecar, tally: ShardTally, data: bytes) -> None:
         from shardtool.dataset.sidecar import types_of, with_shard
 
-        tally, name = walked_tally(found), self.target.names[number]
+        name = self.target.names[number]
         shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)
         sidecar = (output_text(sidecar_name(name)), len(data), crc32c(data))
         self.entries[number] = ShardEntry(*shard, *sidecar, tally.first_key, tally.last_key)
@@ -718,7 +688,7 @@ def check_names(dataset: Given, formats: Sequence[str]) -> None:
         InvalidRequest: They cannot, they are indexes of other shards, or there are no such shards.
     """
     found = find_dataset(dataset)
-    names = [base_name(path) for path in found.shards]
-    wanted = wanted_exports(formats, shard_format(found.shards[0]) if names else "")
+    names = [base_name(path) for path in found.paths]
+    wanted = wanted_exports(formats, found.shards[0].format if names else "")
     file = found.dataset_file or (parse_pattern(names).dataset_file if names else "")
     index_names(names, wanted, base_name(file))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     Font = FreeTypeFont | ImageFont
     from collections.abc import Sequence
 
-    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.find import StoredDataset
     from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample
 
 _EDGE = 160
@@ -34,7 +34,7 @@ _NO_GLYPH = "\U0010fffd"  # a private character: what a font draws for what it l
 
 
 def write_contact_sheet(
-    dataset: OpenedDataset, path: str, *, samples: int = 100, columns: int = 10, seed: int = 0, overwrite: bool = False
+    dataset: StoredDataset, path: str, *, samples: int = 100, columns: int = 10, seed: int = 0, overwrite: bool = False
 ) -> None:
     """Write a picture of a dataset's samples, in the order of the dataset.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.opened import file_size, open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.dataset.several import given_datasets
 from shardtool.errors import CorruptShard, current_folder, listing, printable, reason, without_secrets
@@ -29,7 +29,7 @@ from shardtool.verbs.inspect.overview import Overview, Sizes, by_count
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.find import StoredDataset
     from shardtool.values import Given
     from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Spread
 
@@ -54,14 +54,14 @@ def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: 
     return summaries[0] if len(summaries) == 1 else together(summaries, spreads)
 
 
-def _summary(dataset: OpenedDataset, options: InspectOptions, observer: Observer, spreads: ShardSpreads) -> Summary:
+def _summary(dataset: StoredDataset, options: InspectOptions, observer: Observer, spreads: ShardSpreads) -> Summary:
     overview = Overview(dataset, options, observer)
     for _ in overview.read():
         pass
     overview.look()
     summary = summarize(overview)
     if not overview.counts:
-        where, problem = dataset.found.dataset_file or dataset.shards[0].path, summary.problems[0]
+        where, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(where, found, remedy="Get the shards again.")
     spreads.add(overview)
@@ -235,7 +235,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         most_values: How many values of a label are named.
     """
     opened = overview.dataset
-    file, found = opened.file, opened.found
+    file, found = opened.file, opened
     problems = (*_missing(opened), *_damaged(overview))
     spreads = ShardSpreads()
     spreads.add(overview)
@@ -246,7 +246,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         dataset=without_secrets(output_text(found.dataset_file or found.folder or ".")),
         dataset_file=None if found.dataset_file is None else without_secrets(output_text(found.dataset_file)),
         name=file.name if file else None,
-        format=file.format if file else opened.format,
+        format=file.format if file else opened.shards[0].format,
         samples=counts.total,
         size=sizes.total,
         field_bytes=file.field_bytes if file and not file.part_of else payloads,
@@ -268,14 +268,12 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     )
 
 
-def _missing(opened: OpenedDataset) -> Iterator[Problem]:
+def _missing(opened: StoredDataset) -> Iterator[Problem]:
     """Yield what the dataset file lists and is not there, or not of the size that it lists."""
     if opened.file is None:
         return
-    listed = {shard.path for shard in opened.shards}
-    for path in opened.found.shards:
-        if path not in listed:  # a range found it beside those of the dataset
-            yield Problem("extra-shard", shown(path), "not in the dataset file")
+    for path in opened.unlisted:  # a range found it beside those of the dataset
+        yield Problem("extra-shard", shown(path), "not in the dataset file")
     sizes = for_each(_size, [path for shard in opened.shards for path in (shard.path, shard.sidecar)])
     for shard, entry in zip(opened.shards, opened.file.shards, strict=True):
         for what, path, size in (("shard", shard.path, entry.size), ("sidecar", shard.sidecar, entry.sidecar_size)):
@@ -324,7 +322,7 @@ class ShardSpreads:
             self.sizes.add(np.array([min(entry.size, _MOST) for entry in opened.file.shards], np.uint64))
             self.counts.add(np.array([min(entry.samples, _MOST) for entry in opened.file.shards], np.uint64))
             return
-        found = [size for shard in opened.shards if (size := file_size(shard.path)) is not None]
+        found = [size for shard in opened.shards if (size := shard.size()) is not None]
         self.sizes.add(np.array(found, np.uint64))
         self.counts.add(np.array([*overview.counts.values()], np.uint64))
 
@@ -430,15 +428,15 @@ def _splits(overview: Overview) -> dict[str, int]:
     return {str(value): count for value, count in column.counts.most()[:MOST_VALUES]} if column else {}
 
 
-def _siblings(opened: OpenedDataset) -> dict[str, str]:
+def _siblings(opened: StoredDataset) -> dict[str, str]:
     """Return the dataset files beside this one that the same run made, for other splits."""
     if opened.file is None or not opened.file.made.split:
         return {}
     found: dict[str, str] = {}
-    folder = opened.found.folder or "."
+    folder = opened.folder or "."
     for name in names_in(folder):
         path = join(folder, name)
-        if not name.endswith(DATASET_SUFFIX) or name == base_name(opened.found.dataset_file or ""):
+        if not name.endswith(DATASET_SUFFIX) or name == base_name(opened.dataset_file or ""):
             continue
         with suppress(OSError, CorruptShard):
             other = read_dataset(read_small(path), path)

@@ -20,9 +20,9 @@ import pyarrow.types as pt
 
 from shardtool.dataset.feature import numbers_in
 from shardtool.dataset.find import natural
-from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
-from shardtool.dataset.shard_file import is_packed, open_shard
+from shardtool.dataset.shard_file import is_packed, open_shard, payload
+from shardtool.dataset.shard_index import ends_of
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
+    from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.request.options import InspectOptions
     from shardtool.request.results import Observer
 
@@ -72,8 +73,8 @@ class Payloads:
 class ReadShard:
     """A shard, its index, and the payloads of each field."""
 
-    shard: OpenedShard
-    part: OpenedIndex
+    shard: StoredShard
+    part: ShardIndex
     fields: dict[str, Payloads]
 
 
@@ -81,7 +82,7 @@ class ReadShard:
 class PlacedSample:
     """A sample to look into: its shard, key, and field to (offset, length)."""
 
-    shard: OpenedShard
+    shard: StoredShard
     key: str
     fields: dict[str, tuple[int, int]]
 
@@ -100,11 +101,11 @@ class FieldTally:
     def __init__(self) -> None:
         self.sizes = Sizes()
         self.groups = ValueCounts[int]()
-        self.places: dict[int, tuple[OpenedShard, int]] = {}
+        self.places: dict[int, tuple[StoredShard, int]] = {}
         self.unknown = False
         self.labels: Counter[tuple[str, int | float | None]] = Counter()
 
-    def add(self, shard: OpenedShard, payloads: Payloads) -> None:
+    def add(self, shard: StoredShard, payloads: Payloads) -> None:
         """Take the field's payloads in one shard."""
         self.sizes.add(payloads.lengths)
         if payloads.crcs is None:
@@ -146,7 +147,7 @@ class ImageTally:
         self.modes[fact[2]] += 1
 
 
-def class_names(dataset: OpenedDataset) -> dict[str, list[str]]:
+def class_names(dataset: StoredDataset) -> dict[str, list[str]]:
     """Return field to the names of its class numbers, as far as the dataset file has names."""
     found = dataset.file.classes if dataset.file else {}
     return {field: names for field, names in found.items() if isinstance(names, list)}
@@ -176,16 +177,15 @@ class Overview:
         InvalidRequest: The dataset has no shards.
     """
 
-    def __init__(self, dataset: OpenedDataset, options: InspectOptions, observer: Observer) -> None:
+    def __init__(self, dataset: StoredDataset, options: InspectOptions, observer: Observer) -> None:
         if not dataset.shards:
-            where = dataset.found.dataset_file or dataset.found.folder or "."
-            raise InvalidRequest(where, "no shards", expected="one at least")
+            raise InvalidRequest(dataset.where, "no shards", expected="one at least")
         self.dataset, self.options, self.observer = dataset, options, observer
         self.counts: dict[int, int] = {}
         self.walked = 0
         self.sample_sizes = Sizes()
         self.damage: list[CorruptShard] = []
-        self.torn: list[tuple[OpenedShard, int, int]] = []
+        self.torn: list[tuple[StoredShard, int, int]] = []
         self.fields: dict[str, FieldTally] = {}
         self.columns: dict[str, Column] = {}
         self.pixels = (Sizes(), Sizes())
@@ -212,30 +212,30 @@ class Overview:
             step = max(1, -(-sum(shard.samples for shard in file.shards) // MOST_SAMPLES))
         for shard in self.dataset.shards[::step]:
             try:
-                part = read_part(shard, metadata=True)
+                part = shard.index(metadata=True)
             except CorruptShard as error:
                 self.damage.append(error)
                 continue
             yield self._add(shard, part)
 
-    def _add(self, shard: OpenedShard, part: OpenedIndex) -> ReadShard:
-        self.damage += part.damage
-        self.counts[shard.number] = part.samples
-        self.walked += part.walked
+    def _add(self, shard: StoredShard, part: ShardIndex) -> ReadShard:
+        self.damage += part.problems
+        self.counts[shard.number] = len(part)
+        self.walked += part.walk is not None
         self.kinds |= {name: kind for name, kind in part.kinds.items() if kind != "bytes"}
-        if part.walked and (known := pc.count_distinct(part.table.column("__key__")).as_py()) < part.samples:
-            self.torn.append((shard, part.samples, known))
+        if part.walk is not None and (known := len({*part.all_keys()})) < len(part):
+            self.torn.append((shard, len(part), known))
         self._add_columns(part)
-        fields = self._payloads(shard, part) if part.samples else {}
+        fields = self._payloads(shard, part) if len(part) else {}
         for name, found in fields.items():
             self.fields.setdefault(name, FieldTally()).add(shard, found)
-        if part.samples:
+        if len(part):
             self._choose(shard, part)
-        self.observer.listed(part.samples)
-        self.observer.log(f"{shard.path}: {part.samples:,} samples{', walked' if part.walked else ''}")
+        self.observer.listed(len(part))
+        self.observer.log(f"{shard.path}: {len(part):,} samples{', walked' if part.walk else ''}")
         return ReadShard(shard, part, fields)
 
-    def _add_columns(self, part: OpenedIndex) -> None:
+    def _add_columns(self, part: ShardIndex) -> None:
         for one in part.schema:
             if one.name.startswith("__"):
                 continue
@@ -249,23 +249,17 @@ class Overview:
                 numbers = values.combine_chunks().drop_null().to_numpy(zero_copy_only=False)
                 self.pixels[one.name == "height"].add(numbers[numbers >= 0].astype(np.uint64))
 
-    def _payloads(self, shard: OpenedShard, part: OpenedIndex) -> dict[str, Payloads]:
+    def _payloads(self, shard: StoredShard, part: ShardIndex) -> dict[str, Payloads]:
         """Return the payloads of each field, and count how large the samples are."""
-        fields, starts = part.fields(), part.starts()
-        names = fields.field("name")
-        names = names if pt.is_dictionary(names.type) else names.dictionary_encode()
-        codes = names.indices.to_numpy()
-        order = np.argsort(codes, kind="stable")
-        bounds = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1))
-        offsets, lengths = (fields.field(name).to_numpy() for name in ("offset", "length"))
-        crcs = fields.field("crc32c")
-        known = None if crcs.null_count else crcs.to_numpy().astype(np.uint64)
-        ends = np.concatenate((np.zeros(1, np.uint64), np.cumsum(lengths, dtype=np.uint64)))
-        self.sample_sizes.add(ends[starts[1:]] - ends[starts[:-1]])
-        parents = np.repeat(np.arange(part.samples), np.diff(starts))
+        order = np.argsort(part.codes, kind="stable")
+        bounds = np.searchsorted(part.codes[order], np.arange(len(part.names) + 1))
+        offsets, lengths = part.offsets.astype(np.uint64), part.lengths.astype(np.uint64)
+        known = None if part.crcs is None else part.crcs.astype(np.uint64)
+        ends, parents = ends_of(part.lengths), part.owners()
+        self.sample_sizes.add(np.diff(ends[part.firsts]).astype(np.uint64))
         found: dict[str, Payloads] = {}
         room = _MOST_FIELDS - len(self.fields)
-        for code, name in enumerate(names.dictionary.to_pylist()):
+        for code, name in enumerate(part.names):
             rows = order[bounds[code] : bounds[code + 1]]
             if len(rows) and (name in self.fields or room > 0):
                 room -= name not in self.fields
@@ -274,7 +268,7 @@ class Overview:
         return found
 
     def _checksums(
-        self, shard: OpenedShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
+        self, shard: StoredShard, name: str, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64]
     ) -> NDArray[np.uint64] | None:
         """Return the checksums of a label's payloads that no index has; None where these are no few short reads."""
         few = len(lengths) <= self._reads_left and lengths.max() <= SHORT
@@ -291,21 +285,21 @@ class Overview:
             return None
         return found
 
-    def _choose(self, shard: OpenedShard, part: OpenedIndex) -> None:
+    def _choose(self, shard: StoredShard, part: ShardIndex) -> None:
         """Keep those samples whose random numbers are the smallest of all."""
         most = self.options.looks
         if most < 1:
             return
-        ranks = draw(self.options.seed, shard.number, part.samples)
+        ranks = draw(self.options.seed, shard.number, len(part))
         rows = np.argpartition(ranks, most)[:most] if len(ranks) > most else np.arange(len(ranks))
         for row in rows.tolist():
             rank = -float(ranks[row])
             if len(self._looks) >= most and rank <= self._looks[0][0]:
                 continue
-            one = part.table.slice(row, 1).select(["__key__", FIELDS]).to_pylist()[0]
-            fields = {field["name"]: (field["offset"], field["length"]) for field in one[FIELDS]}
+            places = range(int(part.firsts[row]), int(part.firsts[row + 1]))
+            fields = {part.names[part.codes[at]]: (int(part.offsets[at]), int(part.lengths[at])) for at in places}
             push = heapq.heappush if len(self._looks) < most else heapq.heapreplace
-            push(self._looks, (rank, shard.number, row, PlacedSample(shard, one["__key__"], fields)))
+            push(self._looks, (rank, shard.number, row, PlacedSample(shard, part.keys_of(np.array([row]))[0], fields)))
 
     def look(self, *, images: bool = True) -> None:
         """Look into the chosen samples, shard by shard: for labels that no index holds, and for images."""

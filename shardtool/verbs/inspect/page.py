@@ -16,7 +16,6 @@ from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.opened import file_size
 from shardtool.errors import InvalidRequest, printable
 from shardtool.request.run_record import command_line
 from shardtool.storage.places import base_name
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.find import StoredDataset
     from shardtool.verbs.inspect.inspect import Summary
     from shardtool.verbs.inspect.overview import Overview
     from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample, Thumbnail
@@ -56,7 +55,7 @@ _TEMPLATES = "shardtool.verbs.inspect"
 
 
 def write_page(
-    dataset: OpenedDataset, path: str, *, samples: int = 200, seed: int = 0, overwrite: bool = False
+    dataset: StoredDataset, path: str, *, samples: int = 200, seed: int = 0, overwrite: bool = False
 ) -> None:
     """Write a page that shows a dataset.
 
@@ -129,7 +128,7 @@ def _problems(gathered: ChosenSamples, shown: Sequence[ShownSample]) -> list[tup
     found: list[tuple[str, str, int | None]] = []
     found += [(base_name(one.where), one.message, None) for one in gathered.summary.problems]
     for number, one in enumerate(shown):
-        where = f"{shorten(one.key, 80)} in {gathered.overview.dataset.shards[one.chosen.shard].name}"
+        where = f"{shorten(one.key, 80)} in {gathered.overview.dataset.shards[one.chosen.shard].file_name}"
         found += [(where, what, number) for what in one.problems]
     return found
 
@@ -146,11 +145,11 @@ def _state(summary: Summary) -> tuple[str, str]:
 
 def _shards(overview: Overview) -> list[tuple[int, str, int | None, int | None]]:
     """Return number, name, bytes and samples of each shard; what is missing or unknown is None."""
-    file, found = overview.dataset.file, []
+    found = []
     for shard in overview.dataset.shards:
-        entry, size = file.shards[shard.number] if file else None, file_size(shard.path)
+        entry, size = shard.entry, shard.size()
         samples = overview.counts.get(shard.number) if entry is None else entry.samples
-        found.append((shard.number, shard.name, size if size is None or entry is None else entry.size, samples))
+        found.append((shard.number, shard.file_name, size if size is None or entry is None else entry.size, samples))
     return found
 
 
@@ -189,12 +188,12 @@ def script_json(value: object) -> str:
     return document
 
 
-def _sample(dataset: OpenedDataset, one: ShownSample) -> dict[str, object]:
+def _sample(dataset: StoredDataset, one: ShownSample) -> dict[str, object]:
     values = one.chosen.values
     return {
         "key": one.key,
         "labels": one.labels,
-        "shard": shorten(dataset.shards[one.chosen.shard].name, 200),
+        "shard": shorten(dataset.shards[one.chosen.shard].file_name, 200),
         "offset": values["__offset__"],
         "size": values["__size__"],
         "fields": [list(field) for field in one.fields[:_META]],

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.feature import numbers_in
-from shardtool.dataset.opened import FIELDS, payload, read_part
 from shardtool.dataset.payload import (
     IMAGE_LIMIT,
     MOST_LEVELS,
@@ -31,7 +30,8 @@ from shardtool.dataset.payload import (
     label_of,
     value_of,
 )
-from shardtool.dataset.shard_file import open_shard, shard_format
+from shardtool.dataset.shard_file import open_shard, payload
+from shardtool.dataset.shard_index import FIELDS
 from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedDataset, OpenedIndex, OpenedShard
+    from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.sidecar import FieldRow
     from shardtool.values import Kind, Number
 
@@ -70,9 +71,9 @@ class Piece:
         rows: The samples that are asked for, in order.
     """
 
-    dataset: OpenedDataset
-    shard: OpenedShard
-    part: OpenedIndex = field(repr=False)
+    dataset: StoredDataset
+    shard: StoredShard
+    part: ShardIndex = field(repr=False)
     first: int
     rows: NDArray[np.int64] = field(repr=False)
 
@@ -82,11 +83,11 @@ class Piece:
         Raises:
             CorruptShard: Something did.
         """
-        if self.part.walked and self.part.damage:
-            raise self.part.damage[-1]
+        if self.part.problems:
+            raise self.part.problems[-1]
 
 
-def pieces(datasets: Sequence[OpenedDataset], where: str | None = None, *, metadata: bool = False) -> Iterator[Piece]:
+def pieces(datasets: Sequence[StoredDataset], where: str | None = None, *, metadata: bool = False) -> Iterator[Piece]:
     """Yield the shards of datasets, those without a sample that is asked for, too.
 
     Args:
@@ -102,22 +103,22 @@ def pieces(datasets: Sequence[OpenedDataset], where: str | None = None, *, metad
     first = found = 0
     for dataset in datasets:
         for shard in dataset.shards:
-            part = read_part(shard, metadata=metadata or where is not None)
-            rows = np.arange(part.samples) if where is None else matching(asked_table(shard, part, columns), where)
+            part = shard.index(metadata=metadata or where is not None)
+            rows = np.arange(len(part)) if where is None else matching(asked_table(shard, part, columns), where)
             yield Piece(dataset, shard, part, first, rows)
-            first, found = first + part.samples, found + len(rows)
+            first, found = first + len(part), found + len(rows)
     if where is not None and not found:
         raise InvalidRequest(option("where"), f"no sample for which {where}", expected="one sample or more")
 
 
-def _columns(datasets: Sequence[OpenedDataset]) -> set[str]:
+def _columns(datasets: Sequence[StoredDataset]) -> set[str]:
     """Return the columns that any sidecar has; a query may name one that a shard lacks."""
     names: set[str] = set()
     for dataset in datasets:
         if dataset.file is not None:
             names.update(dataset.file.schema)
         else:
-            names.update(name for shard in dataset.shards for name in read_part(shard).schema.names)
+            names.update(name for shard in dataset.shards for name in shard.index().schema.names)
     return {name for name in names if not name.startswith("__")}
 
 
@@ -147,7 +148,7 @@ class FoundSample:
         classes: Field to the names of its class numbers.
     """
 
-    shard: OpenedShard
+    shard: StoredShard
     number: int
     key: str
     offset: int
@@ -224,7 +225,7 @@ class SampleView:
         }
 
 
-def keys(datasets: Sequence[OpenedDataset], where: str | None = None) -> Iterator[str]:
+def keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
     """Yield all keys, in the order of the samples; with a query, of those for which it is true."""
     for piece in pieces(datasets, where):
         column = piece.part.table.column("__key__")
@@ -233,7 +234,7 @@ def keys(datasets: Sequence[OpenedDataset], where: str | None = None) -> Iterato
 
 
 def first_samples(
-    datasets: Sequence[OpenedDataset], most: int | None = None, where: str | None = None
+    datasets: Sequence[StoredDataset], most: int | None = None, where: str | None = None
 ) -> Iterator[FoundSample]:
     """Yield the first samples, or all; with a query, of those for which it is true."""
     left = sys.maxsize if most is None else most
@@ -246,7 +247,7 @@ def first_samples(
         piece.raise_damage()
 
 
-def find_sample(datasets: Sequence[OpenedDataset], key: str) -> FoundSample:
+def find_sample(datasets: Sequence[StoredDataset], key: str) -> FoundSample:
     """Return the first sample of that key or else, if the key is a number, that sample counted from 0 over all.
 
     Raises:
@@ -260,19 +261,19 @@ def find_sample(datasets: Sequence[OpenedDataset], key: str) -> FoundSample:
     damage: list[CorruptShard] = []
     for dataset, shard in ((one, shard) for one in datasets for shard in one.shards):
         try:
-            part = read_part(shard)
+            part = shard.index()
         except CorruptShard as error:
             damage.append(error)
             continue
-        damage += part.damage if part.walked else ()
+        damage += part.problems
         column = part.table.column("__key__")
         row = pc.index(column, key).as_py()
         if row >= 0:
             return _whole(dataset, shard, part, row, number + row)
-        if number <= wanted < number + part.samples:
-            by_number = (dataset, shard, None if not part.walked else part, wanted - number)
-        example = example or (column[0].as_py() if part.samples else "")
-        number += part.samples
+        if number <= wanted < number + len(part):
+            by_number = (dataset, shard, part if part.walk else None, wanted - number)
+        example = example or (column[0].as_py() if len(part) else "")
+        number += len(part)
     if by_number is not None:
         return _whole(*by_number, wanted)
     if damage:
@@ -285,7 +286,7 @@ def find_sample(datasets: Sequence[OpenedDataset], key: str) -> FoundSample:
     )
 
 
-def _in_its_range(datasets: Sequence[OpenedDataset], key: str) -> FoundSample | None:
+def _in_its_range(datasets: Sequence[StoredDataset], key: str) -> FoundSample | None:
     """Return the sample of a key, if a dataset file lists shards in the order of keys, and one has room for it.
 
     Then one index is read instead of thousands. None: where it lies, if anywhere, only all indexes say.
@@ -300,7 +301,7 @@ def _in_its_range(datasets: Sequence[OpenedDataset], key: str) -> FoundSample | 
     if at < 0 or key > listed[at].last_key:
         return None
     try:
-        part = read_part(shards[at])
+        part = shards[at].index()
     except CorruptShard:
         return None
     row = pc.index(part.table.column("__key__"), key).as_py()
@@ -308,24 +309,24 @@ def _in_its_range(datasets: Sequence[OpenedDataset], key: str) -> FoundSample | 
     return None if row < 0 else _whole(datasets[0], shards[at], part, row, before + row)
 
 
-def _whole(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex | None, row: int, number: int) -> FoundSample:
+def _whole(dataset: StoredDataset, shard: StoredShard, part: ShardIndex | None, row: int, number: int) -> FoundSample:
     """Return a sample with all that its index says."""
-    if part is None or not part.walked:
-        part = read_part(shard, metadata=True)
+    if part is None or part.walk is None:
+        part = shard.index(metadata=True)
     return _found(dataset, shard, part, row, number)
 
 
-def _found(dataset: OpenedDataset, shard: OpenedShard, part: OpenedIndex, row: int, number: int) -> FoundSample:
+def _found(dataset: StoredDataset, shard: StoredShard, part: ShardIndex, row: int, number: int) -> FoundSample:
     shown = [name for name in part.table.column_names if name in _OWN or is_plain(part.schema.field(name).type)]
     one = python_rows(part.table.slice(row, 1).select(shown))[0]
     key, offset, size, fields = (one.pop(name) for name in _OWN)
     kinds = part.kinds
-    if shard_format(shard.path) == "tfrecord" and not part.walked:
+    if shard.format == "tfrecord" and part.walk is None:
         kinds = numbers_in(dataset.file.features) if dataset.file else _kinds(shard, offset, size)
     return FoundSample(shard, number, key, offset, size, fields, one, kinds, class_names(dataset))
 
 
-def _kinds(shard: OpenedShard, offset: int, size: int) -> dict[str, Number]:
+def _kinds(shard: StoredShard, offset: int, size: int) -> dict[str, Number]:
     """Return what the features of a record are, if it is not too large to be read for that."""
     if size > IMAGE_LIMIT:
         return {}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from shardtool.dataset.opened import read_part
 from shardtool.dataset.sidecar import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.storage.staging import Folder, check_target, write_whole
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.find import StoredDataset
     from shardtool.storage.staging import StagedFile
     from shardtool.verbs.inspect.samples import Piece
 
@@ -42,7 +41,7 @@ _FORMS = {
 }
 
 
-def check_report(dataset: OpenedDataset, path: str, *, overwrite: bool, ending: str) -> None:
+def check_report(dataset: StoredDataset, path: str, *, overwrite: bool, ending: str) -> None:
     """Refuse a path to which no report may be written.
 
     Args:
@@ -57,7 +56,7 @@ def check_report(dataset: OpenedDataset, path: str, *, overwrite: bool, ending: 
     """
     if "://" in path or not os.path.basename(path):
         raise InvalidRequest(path or "the report", "no name of a local file", expected="one such as report.html")
-    own = [dataset.found.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
+    own = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if os.path.realpath(path) in {os.path.realpath(name) for name in own if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
     begins, holds = _FORMS[ending]
@@ -81,7 +80,7 @@ _ROWS = 2**16  # that are gathered before they are written, so that many small s
 
 
 def write_table(
-    datasets: Sequence[OpenedDataset], path: str, *, where: str | None = None, overwrite: bool = False
+    datasets: Sequence[StoredDataset], path: str, *, where: str | None = None, overwrite: bool = False
 ) -> int:
     """Write a row for each sample: `__key__`, `__shard__` (a path), `__offset__`, `__size__`, `__fields__`, metadata.
 
@@ -125,14 +124,14 @@ def write_table(
     return rows
 
 
-def _schema(datasets: Sequence[OpenedDataset]) -> pa.Schema:
+def _schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
     """Return the table's columns: those of all sidecars."""
     schemas = []
     for dataset in datasets:
-        first = read_part(dataset.shards[0]).schema
+        first = dataset.shards[0].index().schema
         known = dataset.file is not None and types_of(first) == dataset.file.schema
         rest = () if known else dataset.shards[1:]
-        schemas += [first, *(read_part(shard).schema for shard in rest)]
+        schemas += [first, *(shard.index().schema for shard in rest)]
     metadata = [
         pa.schema([one.with_nullable(nullable=True) for one in schema if one.name[:2] != "__"]) for schema in schemas
     ]
@@ -154,7 +153,7 @@ def _metadata(schema: pa.Schema) -> pa.Schema:
     return pa.schema([one.with_nullable(nullable=True) for one in schema if not one.name.startswith("__")])
 
 
-def _tables(datasets: Sequence[OpenedDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
+def _tables(datasets: Sequence[StoredDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
     for piece in pieces(datasets, where, metadata=True):
         yield _table(piece, schema, every=where is None)
         piece.raise_damage()

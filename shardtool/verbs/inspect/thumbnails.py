@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.opened import OpenedDataset
+    from shardtool.dataset.find import StoredDataset
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.dataset.sidecar import FieldRow
     from shardtool.verbs.inspect.inspect import Summary
@@ -95,13 +95,13 @@ class _Candidate:
     chosen: ChosenSample
 
 
-def gather(dataset: OpenedDataset, samples: int, seed: int) -> ChosenSamples:
+def gather(dataset: StoredDataset, samples: int, seed: int) -> ChosenSamples:
     """Read the indexes of a dataset, and choose at most so many samples to show."""
     overview = Overview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
     pool: list[_Candidate] = []
     for read in overview.read():
-        if read.part.samples:
+        if len(read.part):
             name, codes, strata = _strata(read, overview.label_names())
             spread.add(name)
             pool = _first(pool + _candidates(read, codes, strata, seed, samples), samples)
@@ -115,7 +115,7 @@ def _strata(read: ReadShard, labels: Sequence[str]) -> tuple[str, NDArray[np.int
     """Return what the choice is spread over, a code for each sample, and what the codes (-1 is the last) stand for."""
     for name in labels:
         if name in read.fields and read.fields[name].crcs is not None:
-            codes = np.full(read.part.samples, -1, np.int64)
+            codes = np.full(len(read.part), -1, np.int64)
             groups, codes[read.fields[name].rows] = np.unique(read.fields[name].groups(), return_inverse=True)
             return name, codes, [*map(str, groups.tolist()), ""]
         if name in read.part.schema.names and is_plain(read.part.schema.field(name).type):
@@ -123,7 +123,7 @@ def _strata(read: ReadShard, labels: Sequence[str]) -> tuple[str, NDArray[np.int
             values = values if pt.is_dictionary(values.type) else values.dictionary_encode()
             codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
             return name, codes, [*map(str, values.dictionary.to_pylist()), ""]
-    return "", np.zeros(read.part.samples, np.int64), [f"shard {read.shard.number}"]
+    return "", np.zeros(len(read.part), np.int64), [f"shard {read.shard.number}"]
 
 
 def _candidates(read: ReadShard, codes: NDArray[np.int64], strata: list[str], seed: int, most: int) -> list[_Candidate]:
@@ -475,11 +475,11 @@ def _numbers(start: bytes, kind: str) -> str | None:
 _LONGEST = 120
 
 
-def dataset_name(dataset: OpenedDataset) -> str:
+def dataset_name(dataset: StoredDataset) -> str:
     """Return the dataset's name, for people: its own, or what its shards' names have in common."""
     if dataset.file and dataset.file.name:
         return shorten(dataset.file.name, _LONGEST)
-    names = [shard.name for shard in dataset.shards]
+    names = [shard.file_name for shard in dataset.shards]
     first, last = min(names), max(names)
     same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     common = first[:same] if first != last else first.partition(".")[0]

@@ -16,7 +16,6 @@ from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, listing, printable
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
-from shardtool.storage.places import base_name as plain_name
 from shardtool.storage.places import is_web, join, names_in, read_small
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding, Findings
@@ -200,7 +199,7 @@ def check_finished(subject: Subject) -> Findings:
         return findings
     found, there = subject.found, [case for case in subject.cases if case.size is not None]
     facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
-    short = unfinished(facts, facts_beside(found.folder, found.shards))
+    short = unfinished(facts, facts_beside(found))
     folder = base_name(found.folder or ".")
     findings.add(-1, *(Finding("dataset-incomplete", folder, str(one), ALL_SHARDS) for one in short))
     if missing is not None and not short:
@@ -220,7 +219,7 @@ def _sidecars_alone(subject: Subject, names: set[str]) -> int:
     """Return how many of the shards have a sidecar, where no dataset file was given or found for just these shards."""
     if subject.found.dataset_file is not None:
         return 0
-    return sum(sidecar_name(name) in names for name in {plain_name(path) for path in subject.found.shards})
+    return sum(sidecar_name(name) in names for name in {shard.file_name for shard in subject.found.shards})
 
 
 def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
@@ -260,7 +259,7 @@ def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Fin
 
 def _gaps(subject: Subject) -> Iterator[Finding]:
     """Yield the shards of a range that are neither there nor listed; else the numbers that are missing."""
-    names = [plain_name(path) for path in subject.found.shards]
+    names = [shard.file_name for shard in subject.found.shards]
     for name in subject.found.missing:
         yield Finding("shard-missing", output_text(name), "not there, and of the pattern")
     if subject.file is not None:

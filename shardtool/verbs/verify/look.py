@@ -289,7 +289,7 @@ def _examine_all(
         case.examined = examined
         _check_case(findings, number, case)
         sums.add(number, examined)
-        case.rows = case.data = case.examined = None
+        case.index = case.data = case.examined = None
         if examined.survey is not None:
             case.examined = ShardExamination(_short(examined.survey))
             if keep:
@@ -319,8 +319,8 @@ def _check_case(findings: Findings, number: int, case: ShardCase) -> None:
     if case.examined is None:
         case.data = None
         return
-    findings.add(number, *checks.read_case_rows(case))
-    findings.add(number, *checks.check_records(case), *checks.check_rows(case), *checks.check_entry(case))
+    findings.add(number, *checks.read_case_index(case))
+    findings.add(number, *checks.check_records(case), *checks.check_index(case), *checks.check_entry(case))
     findings.counts.update(case.examined.more)
 
 

@@ -245,7 +245,7 @@ def compare_beside(task: BesideTask) -> BesideFound:
 
 
 def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
-    from shardtool.dataset.opened import table_of
+    from shardtool.dataset.shard_index import walked_index
     from shardtool.dataset.walk import SurveyTask, survey
 
     found = survey(SurveyTask(task.path, dots=task.dots))
@@ -261,7 +261,7 @@ def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
         digests = digest(
             DigestTask(task.path, found.size, found.offsets.tobytes(), stops.tobytes()), lambda _, __: None
         )
-    return IndexedShard(task.name, found.size, table_of(found), digests)
+    return IndexedShard(task.name, found.size, walked_index(found).plain_table(), digests)
 
 
 def _read(path: str, limit: int) -> tuple[bytes, int]:

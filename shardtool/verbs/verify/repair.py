@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.find import DatasetFiles
+    from shardtool.dataset.find import StoredDataset
     from shardtool.request.options import VerifyOptions
     from shardtool.storage.staging import DurableFile, Folder
     from shardtool.values import Given, OnError
@@ -111,7 +111,7 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
     return replace(run.options, map=given, if_exists="resume", on_error=on_error, **how)
 
 
-def output_again(file: DatasetFile, found: DatasetFiles, codes: Collection[str]) -> list[str] | str:
+def output_again(file: DatasetFile, found: StoredDataset, codes: Collection[str]) -> list[str] | str:
     """Return where `create` is to write: to the names that the dataset file lists, in its own folder.
 
     Raises:
@@ -251,15 +251,15 @@ class _Repair:
             raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
 
     def _sidecar_of(self, case: ShardCase) -> bytes:
-        from shardtool.dataset.opened import table_of
-        from shardtool.dataset.sidecar import ShardFact
+        from shardtool.dataset.shard_index import walked_index
         from shardtool.dataset.sidecar_write import encode_table
         from shardtool.dataset.walk import SurveyTask, survey
 
         found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots))
         if found.error is not None or case.entry is None or found.crc != case.entry.crc:
             raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
-        return encode_table(table_of(found), ShardFact(case.name, found.size, found.crc, ""))
+        index = walked_index(found)
+        return encode_table(index.plain_table(), index.fact)
 
     def _dataset_file(self) -> None:
         """Make the dataset file again from shards that are what their sidecars say."""
@@ -274,8 +274,8 @@ class _Repair:
         from shardtool.request.options import OF_WORKERS, IndexOptions
         from shardtool.verbs.index.index import index
 
-        given = self.seen.found.dataset_file or self.seen.found.shards
-        if {*find_dataset(given).shards} - {*self.seen.found.shards}:
+        given = self.seen.found.dataset_file or self.seen.found.paths
+        if {*find_dataset(given).paths} - {*self.seen.found.paths}:
             self._leave("the dataset file: only some of its shards were given. Name the dataset file")
             return
         try:

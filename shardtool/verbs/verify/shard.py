@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import OddMember, Survey
     from shardtool.verbs.verify.subject import ShardCase
 
@@ -221,93 +220,39 @@ def check_fact(case: ShardCase) -> Iterator[Finding]:
         yield Finding("sidecar-stale", case.sidecar, f"{said}, checksum {fact.crc:08x}", f"{entry.crc:08x}")
 
 
-def read_case_rows(case: ShardCase) -> Iterator[Finding]:
-    """Read the sidecar's rows; yield what keeps them from being read."""
+def read_case_index(case: ShardCase) -> Iterator[Finding]:
+    """Read the sidecar's columns; yield what keeps them from being read."""
     from shardtool.dataset.sidecar_read import read_sidecar as read
 
     if case.data is None or case.fact is None:
         return
     try:
-        case.rows = read(case.data, case.sidecar, case.size).rows
+        case.index = read(case.data, case.sidecar, case.size)
     except CorruptShard as error:
         yield finding_of("sidecar-damaged", case.sidecar, error)
 
 
-def check_rows(case: ShardCase) -> Iterator[Finding]:
-    """Yield where the sidecar's rows and the shard differ."""
-    rows, survey = case.rows, case.survey
-    if rows is None or survey is None or survey.size < 0:
+def check_index(case: ShardCase) -> Iterator[Finding]:
+    """Yield where the sidecar and the shard differ."""
+    from shardtool.dataset.shard_index import differences, walked_index
+
+    index, survey = case.index, case.survey
+    if index is None or survey is None or survey.size < 0:
         return
-    whole = survey.error is None
-    if whole and len(rows.counts) != len(survey.keys):
-        found = counted(len(rows.counts), "sample")
-        yield Finding("index-differs", case.sidecar, found, f"{len(survey.keys):,}, as the shard holds")
-    samples = min(len(rows.counts), len(survey.keys))
-    if not whole:
-        samples = max(0, samples - 1)  # the last one may be cut
-    same_keys = rows.keys == b"".join(survey.keys) and len(rows.counts) == len(survey.keys)
-    if not (same_keys and np.array_equal(rows.key_sizes, [len(key) for key in survey.keys])):
-        recorded = rows.all_keys()
-        at = next((at for at in range(samples) if not _same_key(recorded[at], survey.keys[at])), None)
-        if at is not None:
-            yield _differs(case, at, f"the key {printable(recorded[at])}", printable(survey.keys[at]))
-            return
-    for what, ours, theirs in (
-        ("offset", rows.starts, column(survey.starts, np.int64)),
-        ("size", rows.sizes, column(survey.sizes, np.int64)),
-        ("number of fields", rows.counts, column(survey.counts, np.uint32)),
-    ):
-        differ = np.flatnonzero(ours[:samples] != theirs[:samples])
-        if len(differ):
-            at = int(differ[0])
-            yield _differs(case, at, f"the {what} {ours[at]:,}", f"{theirs[at]:,}")
-            return
-    fields = int(rows.counts[:samples].sum())
-    yield from _check_fields(case, rows, survey, fields)
-
-
-def _check_fields(case: ShardCase, rows: Rows, survey: Survey, fields: int) -> Iterator[Finding]:
-    places = {_text(name): at for at, name in enumerate(rows.names)}
-    codes = np.array([places.get(_text(name), -1) for name in survey.names] or [-1], np.int64)
-    theirs = codes[column(survey.codes, np.uint32)]
-    owner = np.repeat(np.arange(len(rows.counts)), rows.counts)
-    for what, ours, found in (
-        ("field", rows.codes, theirs),
-        ("offset", rows.offsets, column(survey.offsets, np.int64)),
-        ("length", rows.lengths, column(survey.lengths, np.int64)),
-    ):
-        differ = np.flatnonzero(ours[:fields] != found[:fields])
-        if len(differ):
-            row = int(differ[0])
-            name = walked_text(survey.names[survey.codes[row]])
-            if what == "field":
-                one, other = f"the field {printable(rows.names[int(ours[row])])}", printable(name)
-            else:
-                one, other = f"the {what} {int(ours[row]):,}", f"{int(found[row]):,}"
-            yield _differs(case, int(owner[row]), one, other, name)
-            return
-    crcs = column(survey.crcs, np.uint32)
-    if rows.crcs is not None:
-        for row in np.flatnonzero(rows.crcs[:fields] != crcs[:fields]).tolist():
-            what, expected = f"the checksum {int(crcs[row]):08x}", f"{int(rows.crcs[row]):08x}, as its sidecar says"
-            key, field = walked_text(survey.keys[int(owner[row])]), walked_text(survey.names[survey.codes[row]])
-            yield Finding("payload-checksum", case.name, what, expected, survey.offsets[row], key, field)
-
-
-def _differs(case: ShardCase, sample: int, found: str, expected: str, field: str = "") -> Finding:
-    survey = case.survey
-    key = walked_text(survey.keys[sample]) if survey else ""
-    start = survey.starts[sample] if survey else None
-    where = f"{expected}, as the shard holds"
-    return Finding("index-differs", case.sidecar, f"in row {sample:,}: {found}", where, start, key, field)
-
-
-def _same_key(recorded: bytes, key: bytes) -> bool:
-    return recorded == key or recorded == walked_text(key).encode()  # as it is, in most
-
-
-def _text(name: bytes) -> bytes:
-    return walked_text(name).encode()
+    for one in differences(index, walked_index(survey)):
+        if one.what == "samples":
+            yield Finding(
+                "index-differs", case.sidecar, counted(len(index), "sample"), f"{one.second}, as the shard holds"
+            )
+            continue
+        key = walked_text(survey.keys[one.sample])
+        field = walked_text(survey.names[survey.codes[one.row]]) if one.row >= 0 else ""
+        if one.what == "checksum":
+            what, expected = f"the checksum {one.second}", f"{one.first}, as its sidecar says"
+            yield Finding("payload-checksum", case.name, what, expected, survey.offsets[one.row], key, field)
+            continue
+        what, expected = f"in row {one.sample:,}: the {one.what} {one.first}", f"{one.second}, as the shard holds"
+        yield Finding("index-differs", case.sidecar, what, expected, survey.starts[one.sample], key, field)
 
 
 def column(values: array[int], kind: type[Number]) -> NDArray[Number]:

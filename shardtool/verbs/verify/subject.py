@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.dataset.dataset_file import ShardEntry
-    from shardtool.dataset.find import DatasetFiles
+    from shardtool.dataset.find import StoredDataset
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.sidecar import ShardFact
-    from shardtool.dataset.sidecar_read import Rows
     from shardtool.dataset.walk import Survey
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import VerifyOptions
@@ -49,7 +49,7 @@ class ShardCase:
         size: The shard's bytes; None where there is no such file.
         data: The sidecar's bytes; None where it is not there, or cannot be read.
         fact: What the sidecar says of its shard; None where it is damaged.
-        rows: The sidecar's rows; None where it is damaged, or they were not read.
+        index: The sidecar's rows; None where it is damaged, or they were not read.
         examined: What a worker found; None where the shard was not read.
     """
 
@@ -62,7 +62,7 @@ class ShardCase:
     size: int | None = None
     data: bytes | None = None
     fact: ShardFact | None = None
-    rows: Rows | None = None
+    index: ShardIndex | None = None
     examined: ShardExamination | None = None
 
     @property
@@ -93,7 +93,7 @@ class Subject:
     """
 
     given: Given
-    found: DatasetFiles
+    found: StoredDataset
     own: bool
     file: DatasetFile | None
     cases: tuple[ShardCase, ...]
@@ -136,17 +136,16 @@ def open_subject(given: Given) -> tuple[Subject, Findings]:
     own, file, findings = _read_dataset_file(found)
     entries = {one.name: one for one in file.shards} if file else {}
     cases = []
-    for path, size in zip(found.shards, plain_sizes(found.shards), strict=True):
-        name = places.base_name(path)
-        entry = entries.get(output_text(name))
+    for shard, size in zip(found.shards, plain_sizes(found.paths), strict=True):
+        entry = entries.get(shard.name)
         wanted = own and (file is None or entry is not None)
-        sidecar = sidecar_name(name)
-        cases.append(ShardCase(output_text(name), path, sidecar, found.sidecar(path), entry, wanted, size))
+        sidecar = sidecar_name(shard.file_name)
+        cases.append(ShardCase(shard.name, shard.path, sidecar, shard.sidecar, entry, wanted, size))
     dots: Dots = recorded_dots(found) if file is None else file.made.dots
     return Subject(given, found, own, file, tuple(cases), dots), findings
 
 
-def _read_dataset_file(found: DatasetFiles) -> tuple[bool, DatasetFile | None, Findings]:
+def _read_dataset_file(found: StoredDataset) -> tuple[bool, DatasetFile | None, Findings]:
     """Return whether there is a dataset file of ours, what it says, and what is wrong with it."""
     findings, path = Findings(), found.dataset_file
     if path is None:

@@ -139,7 +139,7 @@ def _with(report: Report, more: Findings) -> Report:
 
 
 def _named_alike(first: Subject, second: Subject) -> bool:
-    names = [one.found.dataset_file or one.found.shards[0] for one in (first, second)]
+    names = [one.found.dataset_file or one.found.paths[0] for one in (first, second)]
     return names[0] != names[1] and _without_split(names[0]) == _without_split(names[1])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool.dataset.opened import OpenedShard, open_dataset
+from shardtool.dataset.find import StoredShard, open_dataset
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ class Noting(shardtool.Observer):
 
 
 @pytest.fixture(scope="session")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenedShard, ...]:
+def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[StoredShard, ...]:
     """Give six shards of one size, each of other bytes."""
     return made_shards(tmp_path_factory.mktemp("slow"))
 
 
-def made_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[OpenedShard, ...]:
+def made_shards(folder: Path, count: int = 6, salt: str = "") -> tuple[StoredShard, ...]:
     """Return shards of one size, each of other bytes."""
     files = {f"{at:03d}.bin": f"{salt}{at:04d}".encode() * 250 for at in range(count * 7)}
     write_tree(folder / "src", files)

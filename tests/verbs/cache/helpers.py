@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool import Cache
-    from shardtool.dataset.opened import OpenedShard
+    from shardtool.dataset.find import StoredShard
 
 # The head of a program that puts functions into its own code which kill it there.
 KILLING = """
@@ -37,7 +37,7 @@ def copies(folder: str | Path) -> list[str]:
     return sorted(path.name.split("-", 3)[-1] for path in (Path(folder) / "copied").iterdir())
 
 
-def read_all(cache: Cache, shards: Sequence[OpenedShard]) -> list[bool]:
+def read_all(cache: Cache, shards: Sequence[StoredShard]) -> list[bool]:
     """Read shards through a cache, hold their bytes against the shards' own, and return which were copies."""
     found = []
     for shard in shards:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import shardtool
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.verbs.cache.cache import cache_status, cache_verify
 from shardtool.verbs.cache.folder import COPIED, FOLDERS, WRITTEN, Space
 

@@ -22,11 +22,11 @@ from tests.verbs.cache.conftest import SHARD, made_shards
 from tests.verbs.cache.helpers import KILLING, copies, python, read_all
 
 if TYPE_CHECKING:
-    from shardtool.dataset.opened import OpenedShard
+    from shardtool.dataset.find import StoredShard
     from shardtool.verbs.cache.folder import Policy
     from tests.verbs.cache.conftest import Noting
 
-Shards = tuple["OpenedShard", ...]
+Shards = tuple["StoredShard", ...]
 
 
 def test_a_shard_is_copied_once(tmp_path: Path, shards: Shards) -> None:
@@ -289,7 +289,7 @@ _KILLED = (
 import sys
 from shardtool import Cache
 from shardtool.verbs.cache import cache as caching
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.storage.staging import Folder, StagedFile
 
 folder, dataset = sys.argv[1:]

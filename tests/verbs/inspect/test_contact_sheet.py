@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
 from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, labelled, write_shard

@@ -20,7 +20,7 @@ from PIL import Image
 
 from shardtool import CreateOptions, create, inspect
 from shardtool.cli.summary_text import summary_text
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.values import show_size
 from shardtool.verbs.inspect import thumbnails

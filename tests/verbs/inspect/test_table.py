@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, create, reshard
-from shardtool.dataset.opened import open_dataset
+from shardtool.dataset.find import open_dataset
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.verbs.inspect.samples import first_samples, keys
 from shardtool.verbs.inspect.table import write_table
