@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import shardtool
 from shardtool.dataset.find import open_dataset
 from shardtool.storage import folders as copying
-from shardtool.storage.reading import read_blocks
+from shardtool.storage.open_file import blocks_of
 from shardtool.values import parse_size
 
 if TYPE_CHECKING:
@@ -58,12 +58,11 @@ class Throttle:
         if (wait_s := self._next_s - time.perf_counter()) > 0:
             time.sleep(wait_s)
 
-    def blocks(self, path: bytes, into: memoryview, flags: int) -> Iterator[int | os.stat_result]:
-        """Read a file as `read_blocks` does, but slowly."""
-        for got in read_blocks(path, into, flags):
-            if isinstance(got, int):
-                self.passed(got)
-            yield got
+    def blocks(self, path: str) -> Iterator[memoryview | bytes]:
+        """Read a file as `blocks_of` does, but slowly."""
+        for block in blocks_of(path):
+            self.passed(len(block))
+            yield block
 
 
 def made(place: Path, size: int) -> Path:
@@ -152,7 +151,7 @@ def main() -> None:
     place = Path(mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: S108
     try:
         dataset = made(place, size)
-        copying.read_blocks = Throttle(rate).blocks  # type: ignore[attr-defined]
+        copying.blocks_of = Throttle(rate).blocks  # type: ignore[attr-defined, assignment]
         cache = shardtool.Cache(place / "cache", 2 * size)
         rows = [(f"shardtool, epoch {number}", epoch(dataset, cache)) for number in (1, 2)]
         rows.append(("shardtool, no cache, a fast disk", epoch(dataset, None)))

@@ -26,7 +26,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.interop.indexes import SplitShards
 from shardtool.pattern import FORMATS, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.reading import read_small
+from shardtool.storage.places import read_small
 from shardtool.values import source_text
 from shardtool.wording import made_again, option
 

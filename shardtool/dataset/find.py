@@ -44,8 +44,10 @@ from shardtool.pattern import (
     sidecar_name,
     whole_of,
 )
-from shardtool.storage.places import (  # fmt: skip
+from shardtool.storage.places import (
     base_name,
+    dangling,
+    file_stat,
     folder_of,
     for_each,
     is_file,
@@ -61,7 +63,6 @@ from shardtool.storage.places import (  # fmt: skip
     read_small,
     refuse_near_url,
 )
-from shardtool.storage.reading import dangling, file_stat
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import create_again, either, made_again
 

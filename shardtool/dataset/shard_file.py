@@ -10,13 +10,20 @@ import os
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Protocol
 
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, printable, reason
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputFailed,
+    machine_reads,
+    printable,
+    raise_if_machines,
+    reason,
+)
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.pattern import KNOWN, NameFacts, part_of, read_name
 from shardtool.storage.open_file import open_file
-from shardtool.storage.places import base_name, is_file, is_url, read_head
-from shardtool.storage.reading import dangling
+from shardtool.storage.places import base_name, dangling, is_file, is_url, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,12 +52,14 @@ class ShardFile:
             self._file = open_file(path)
         except OSError as error:
             raise unopened(path, error) from None
-        self.size, self.mtime_ns = self._file.size, self._file.mtime_ns
+        fact = self._file.fact()
+        self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
         self._start, self._window = 0, b""
 
     def stream(self) -> IO[bytes]:
         """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
-        return self._file.stream()
+        with machine_reads(self.path):
+            return self._file.stream()
 
     def __enter__(self) -> Self:
         return self
@@ -77,8 +86,8 @@ class ShardFile:
         return self._window[:length]
 
     def _failed(self, offset: int, error: OSError) -> CorruptShard:
-        found = reason(error)
-        return CorruptShard(self.path, f"cannot be read: {found}", offset=offset)
+        raise_if_machines(error, self.path)
+        return CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=offset)
 
 
 class SummedFile(ShardFile):

@@ -14,10 +14,10 @@ from hashlib import sha1, sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
+from shardtool.errors import CorruptShard, InvalidRequest, machine_reads, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import SIDECAR_SUFFIX, format_of, sidecar_name
-from shardtool.storage.open_file import open_file
+from shardtool.storage.open_file import BLOCK, open_file
 from shardtool.values import to_bytes
 from shardtool.wording import either, exporting, flag
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 # The hashes that other tools want of a shard and of every payload in it: one pass over its bytes, in a worker.
 
 
-_BLOCK = 2**20
 _SHA256_SIZE = 32
 
 
@@ -82,28 +81,23 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
     crc = at = end = 0
     git, whole, part = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
     payloads = []
-    view = memoryview(bytearray(_BLOCK))
+    view = memoryview(bytearray(BLOCK))
     try:
-        file = open_file(task.path)
+        with machine_reads(task.path), open_file(task.path) as file:
+            while got := file.read_next(view, end):
+                block, first, end = view[:got], end, end + got
+                crc = crc32c(block, crc)
+                git.update(block)
+                whole.update(block)
+                while at < len(starts) and starts[at] < end:
+                    part.update(block[max(starts[at] - first, 0) : stops[at] - first])
+                    if stops[at] > end:
+                        break
+                    payloads.append(part.digest())
+                    part, at = sha256(), at + 1
+                report(0, got)
     except OSError as error:
         raise CorruptShard(task.path, reason(error), expected="the shard") from None
-    try:
-        while got := file.read_next(view, end):
-            block, first, end = view[:got], end, end + got
-            crc = crc32c(block, crc)
-            git.update(block)
-            whole.update(block)
-            while at < len(starts) and starts[at] < end:
-                part.update(block[max(starts[at] - first, 0) : stops[at] - first])
-                if stops[at] > end:
-                    break
-                payloads.append(part.digest())
-                part, at = sha256(), at + 1
-            report(0, got)
-    except OSError as error:
-        raise CorruptShard(task.path, reason(error), expected="the shard") from None
-    finally:
-        file.close()
     if end != task.size:
         raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,}, as the dataset file says")
     payloads += [part.digest()] * (len(starts) - at)  # empty ones at the very end

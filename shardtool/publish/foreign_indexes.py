@@ -38,9 +38,9 @@ from shardtool.interop.indexes import (
     wanted_exports,
 )
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
-from shardtool.storage.folders import open_folder
-from shardtool.storage.places import join
-from shardtool.storage.staging import write_whole
+from shardtool.storage.folders import open_folder, write_whole
+from shardtool.storage.open_file import READ_PLAIN
+from shardtool.storage.places import join, read_head
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import export_call, exporting, flag, made_again, option
 
@@ -198,11 +198,8 @@ class StaleIndexes:
         self._counts = {form: counts for form, counts in ours.items() if counts}
 
     def _form(self, name: str) -> str:
-        head = memoryview(bytearray(HEAD_SIZE))
         with suppress(OSError):
-            for got in self.folder.blocks(name, head):
-                size = self.folder.facts([name])[name].size
-                return form_of(name, bytes(head[:got]), size) if isinstance(got, int) else ""
+            return form_of(name, *read_head(self.folder.full_path(name), HEAD_SIZE, READ_PLAIN))
         return ""
 
     def check_none_left(self, there: Collection[str]) -> None:

@@ -25,8 +25,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.publish.destination import EndedAppend, later_files
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, record_name, remove_records, unmerged
-from shardtool.storage.folders import check_there
-from shardtool.storage.staging import write_whole
+from shardtool.storage.folders import check_there, write_whole
 from shardtool.values import show_size, to_bytes
 from shardtool.wording import option
 

@@ -23,8 +23,9 @@ from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, raise_if_machines, reason
 from shardtool.fingerprint import crc32c
 from shardtool.request.choices import check_choice
-from shardtool.storage.places import is_url, open_blob, read_places
-from shardtool.storage.reading import open_plain
+from shardtool.storage.open_file import open_blob, open_plain
+from shardtool.storage.places import is_url
+from shardtool.storage.remote.blob import read_places
 from shardtool.storage.shared import ForkLock
 from shardtool.values import OnBadSample
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredShard
-    from shardtool.storage.places import Blob
+    from shardtool.storage.remote.blob import Blob
 
     Numbers = NDArray[np.int64]
 

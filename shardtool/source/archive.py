@@ -22,7 +22,7 @@ from shardtool.pattern import is_packed_name
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.folder import FolderSource, left_behind_notes
 from shardtool.source.scan import ScanPart, ScanRules, pass_over
-from shardtool.storage.reading import file_stat, identity
+from shardtool.storage.places import file_stat, identity
 from shardtool.values import SPAN, SpanFile, counted, is_utf8, split_name, to_bytes, to_text
 from shardtool.wording import flag, option, typed_option
 

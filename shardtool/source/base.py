@@ -17,8 +17,8 @@ from shardtool.errors import Bug, CorruptShard, InvalidRequest, SampleFailed, St
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
-from shardtool.storage import places, sources
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_small
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of
+from shardtool.storage.places import for_each, read_small
 from shardtool.values import LINK, counted, placed, source_name, to_bytes
 from shardtool.wording import option
 
@@ -318,16 +318,13 @@ def _problem(error: Exception) -> str:
 
 
 def _of_files(task: Files) -> Iterator[bytes | OSError]:
-    pairs = zip(task.paths, task.links, strict=True)
-    return sources.at_once(_of_file, pairs) if any(map(sources.is_place, task.paths)) else map(_of_file, pairs)
+    return for_each(_of_file, zip(task.paths, task.links, strict=True), lambda one: address_of(one[0]))
 
 
 def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
     path, link = one
     try:
-        if sources.is_place(path):
-            return places.read_small(sources.address_of(path), _MOST)
-        return read_small(os.fsdecode(path), _MOST, flags=READ_FOLLOWING if link else READ_PLAIN)
+        return read_small(address_of(path), _MOST, flags=READ_FOLLOWING if link else READ_PLAIN)
     except OSError as error:
         return error
     except StoreFailed as failed:  # a file of the source that cannot be read is left out by name

@@ -19,10 +19,7 @@ from shardtool.request.options import TOP_FOLDER
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.scan import ObjectTree, ScanPart, ScanRules, scan, share_out
-from shardtool.storage import sources
-from shardtool.storage.places import base_name, folder_of, is_file, is_url, join
-from shardtool.storage.reading import source_root
-from shardtool.storage.sources import identity
+from shardtool.storage.places import base_name, folder_of, identity, inside, is_file, is_url, join, source_root
 from shardtool.values import counted, output_text, to_bytes, to_text
 from shardtool.wording import either, flag, option
 
@@ -159,8 +156,8 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
         InvalidRequest: There is no such folder.
     """
     is_remote = is_url(source)
-    root = sources.source_root(source) if is_remote else source_root(source)
-    below = [(sources.inside(pattern.folder, root), pattern) for pattern in outputs]
+    root = source_root(source, needed=True)
+    below = [(inside(pattern.folder, root), pattern) for pattern in outputs]
     own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
     dots = options.dots or "first"
     rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own)

@@ -31,8 +31,8 @@ from shardtool.source.manifest_columns import META, ManifestOptions, choose, end
 from shardtool.source.manifest_rows import FieldColumn, ListedFiles, lay_out, shown_column
 from shardtool.source.naming import find_groups, grouped
 from shardtool.source.scan import ALWAYS, ListedTask, look_at_objects, stat_listed
-from shardtool.storage.places import is_url
-from shardtool.storage.sources import check_scheme, is_place, source_root
+from shardtool.storage.open_file import is_place
+from shardtool.storage.places import check_scheme, is_url, source_root
 from shardtool.table import columns as keys
 from shardtool.table.columns import Rows, check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.open import open_table, read_columns, readable

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.fetch import LONGEST, shown_url
-from shardtool.storage.sources import is_place
+from shardtool.storage.open_file import is_place
 from shardtool.table import arrays
 from shardtool.table.columns import is_wrapped_bytes
 from shardtool.table.open import readable

@@ -12,8 +12,7 @@ from shardtool.errors import InvalidRequest, ShardError
 from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern, read_name, sidecar_name
 from shardtool.request.options import ReshardOptions
 from shardtool.source.folder import EXPECTED, FolderSource, FoldersSource, again, only
-from shardtool.storage.places import base_name, is_url, is_web, refuse_near_url
-from shardtool.storage.sources import check_scheme
+from shardtool.storage.places import base_name, check_scheme, is_url, is_web, refuse_near_url
 from shardtool.table.kinds import archive_in, is_table
 from shardtool.wording import option
 

@@ -47,8 +47,8 @@ from shardtool.request.run_record import differing_options
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label
-from shardtool.storage.places import is_url
-from shardtool.storage.reading import file_stat, identity, open_plain, source_root
+from shardtool.storage.open_file import open_plain
+from shardtool.storage.places import file_stat, identity, is_url, source_root
 from shardtool.storage.staging import Folder, check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
@@ -138,7 +138,7 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
     follows = options.symlinks == "follow"
     if len(sources) != 1:
         paths = [os.fspath(one) for one in sources]
-        roots, labels = [source_root(one) for one in paths], label(paths)
+        roots, labels = [source_root(one, needed=True) for one in paths], label(paths)
         below, whose = dict(zip(labels, roots, strict=True)), " ".join(map(identity, roots))
         return PlanRequest("folders", tuple(map(printable, labels)), folders=below, identity=whose, outside=follows)
     (one,) = sources
@@ -156,7 +156,7 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
         stamps = tuple(map(_stamp, parquet_files(path) if os.path.isdir(path) else [path]))
         root = os.fsencode(options.root or folder_of(path)).rstrip(b"/") + b"/"
         return PlanRequest("manifest", (_name(path),), stamps, root, outside=options.allow_outside)
-    return PlanRequest("folder", (_name(path),), root=source_root(path), outside=follows)
+    return PlanRequest("folder", (_name(path),), root=source_root(path, needed=True), outside=follows)
 
 
 def _name(path: str) -> str:

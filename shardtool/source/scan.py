@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest, printable, reason
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.storage.sources import at_once, object_fact, objects_below
+from shardtool.storage.places import file_fact, objects_below, together
 from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_bytes, to_text
 from shardtool.wording import typed_option
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.results import Observer
-    from shardtool.storage.sources import FoundObject
+    from shardtool.storage.places import FoundObject
 
 
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
@@ -725,7 +725,7 @@ def look_at_objects(task: ListedTask) -> ListedPart:
     """
     part = ListedPart(task.samples)
     found: dict[tuple[SkipCode, str], int] = {}
-    for seen in at_once(_object_facts, [task.root + path for path in task.paths[:-1].split(b"\0")]):
+    for seen in together(_object_facts, [task.root + path for path in task.paths[:-1].split(b"\0")]):
         part.kinds.append(FILE)
         part.sizes.append(seen.size)
         part.mtimes.append(seen.version)
@@ -738,7 +738,7 @@ def look_at_objects(task: ListedTask) -> ListedPart:
 
 def _object_facts(place: bytes) -> _Seen:
     try:
-        fact = object_fact(place)
+        fact = file_fact(place)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         return _Seen(problem=("vanished" if gone else "unreadable", reason(error)))

@@ -27,8 +27,8 @@ from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.skipped import Skipped
 from shardtool.source.number_text import NumberField, TextTask, read_texts
-from shardtool.storage.open_file import file_fact, plain_fact
-from shardtool.storage.places import is_url
+from shardtool.storage.open_file import open_file
+from shardtool.storage.places import file_fact, is_url
 from shardtool.values import SpanFile, counted, is_utf8, to_bytes
 from shardtool.wording import either, option
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.source.number_text import Texts
-    from shardtool.storage.sources import FileFact
+    from shardtool.storage.open_file import FileFact
     from shardtool.values import Dots, Kind, Number
 
     _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
@@ -189,7 +189,8 @@ def stat_shard(path: str) -> FileFact:
         CorruptShard: It is not there, no plain file, or cannot be opened.
     """
     try:
-        return plain_fact(path)
+        with open_file(path) as file:
+            return file.fact()
     except OSError as error:
         raise unopened(path, error, remedy=_GET) from None
 

@@ -42,8 +42,7 @@ from shardtool.source.shard_columns import (
     stat_shard,
     walked_part,
 )
-from shardtool.storage.open_file import file_fact
-from shardtool.storage.places import base_name, for_each, is_url, join, names_in
+from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
 from shardtool.table import arrays
 from shardtool.table import columns as keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, output_text, to_bytes, to_text
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from shardtool.request.options import ReshardOptions
     from shardtool.request.results import Observer
     from shardtool.source.shard_columns import NumberFields, ShardColumns
-    from shardtool.storage.sources import FileFact
+    from shardtool.storage.open_file import FileFact
     from shardtool.values import Dots, Given
 
 # The shard source: datasets become `Entries`, in the order in which they are given.

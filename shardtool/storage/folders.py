@@ -2,104 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed
 from shardtool.fingerprint import crc32c
-from shardtool.storage.places import open_blob
-from shardtool.storage.reading import READ_FOLLOWING, file_stat, read_blocks
+from shardtool.storage.open_file import blocks_of
+from shardtool.storage.places import file_stat
 from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address, refuse_near_url
 from shardtool.storage.remote.output import RemoteFolder
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
-    from shardtool.storage.remote.blob import ObjectFact
-    from shardtool.storage.staging import DurableFile, FileFact, Sink, StagedOutput
+    from shardtool.storage.staging import DurableFile, Sink
 
 
-Made = TypeVar("Made")
-
-
-class OutputFolder(Protocol):
-    """A place that is written to: `Folder` or `RemoteFolder`, a plain value that travels to workers.
-
-    Whatever cannot be written is an `OutputFailed`, or, in a store, a `StoreFailed`.
-    """
-
-    @property
-    def path(self) -> str:
-        """The folder as the user gave it, or its address; "" is the current folder."""
-
-    @property
-    def hides(self) -> bool:
-        """Whether files that are written stay invisible until they are published."""
-
-    @property
-    def temporary(self) -> Folder:
-        """The folder for temporary files of those who write here."""
-
-    def largest(self) -> int | None:
-        """Return how many bytes a file may have at most; None: any number."""
-
-    def ready(self) -> None:
-        """Make the folder where it is missing."""
-
-    def names(self) -> list[str]:
-        """Return the names of all that lies in the folder; none where there is no folder."""
-
-    def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
-        """Return the facts of those of `names` that are there."""
-
-    def stage(self, name: str) -> StagedOutput:
-        """Start a small file that will be called `name`."""
-
-    def write(
-        self, name: str, fill: Callable[[Sink], Made], size: int | None, mtime_ns: int, /
-    ) -> tuple[Made, DurableFile]:
-        """Write a file of any size by `fill`, which may be called again; return what it has returned, and the file."""
-
-    def publish(self, *staged: DurableFile) -> None:
-        """Give staged files their final names, each in place of what had it."""
-
-    def set_time(self, name: str, mtime_ns: int) -> None:
-        """Set the modification time of a published file, where that is possible."""
-
-    def discard_staged(self, names: Iterable[str]) -> None:
-        """Remove what a run has left of the files `names` under temporary names."""
-
-    def staged_names(self) -> list[str]:
-        """Return the final names of the files that lie here under temporary ones."""
-
-    def remove(self, names: list[str]) -> None:
-        """Remove published files; those that are gone already are no error."""
-
-    def read(self, name: str) -> bytes:
-        """Return a whole file, which must be small."""
-
-    def read_staged(self, name: str) -> bytes:
-        """Return a whole staged file, which must be small; only where staged files are hidden."""
-
-    def md5(self, name: str) -> str | None:
-        """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
-
-    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result | ObjectFact]:
-        """Read a published file block by block; see `storage.reading.read_blocks`."""
-
-    def full_path(self, name: str) -> str:
-        """Return where `name` lies."""
-
-    def free_bytes(self) -> int | None:
-        """Return how many more bytes fit; None: any number."""
-
-    def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Hold the lock of the dataset `base` in this folder; `shared`: beside others who share it."""
+OutputFolder: TypeAlias = Folder | RemoteFolder  # plain values, which travel to workers
 
 
 def open_folder(path: str) -> OutputFolder:
@@ -119,6 +41,17 @@ def open_folder(path: str) -> OutputFolder:
     if any(part in ("", ".", "..") for part in at.key.rstrip("/").split("/") if at.key):
         raise InvalidRequest(path, "a name with an empty part, or . or ..", expected="names without `//` and `/../`")
     return RemoteFolder(path)
+
+
+def write_whole(folder: OutputFolder, name: str, data: bytes) -> DurableFile:
+    """Stage a whole file.
+
+    Raises:
+        OutputFailed: It cannot be written.
+    """
+    with folder.stage(name) as file:
+        file.write(data)
+        return file.finish()
 
 
 def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
@@ -146,7 +79,6 @@ def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> 
 # A file is copied, and checked on the way: what appears has the bytes that its index says, or nothing appears.
 
 
-_BLOCK = 2**20
 _TRIES = 2  # a network file system may return other bytes once
 
 
@@ -213,19 +145,3 @@ def checked_copy(
         with suppress(CorruptShard):
             return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
-
-
-def blocks_of(path: str) -> Iterator[memoryview | bytes]:
-    """Yield the bytes of a file; of a local one in a buffer that each block fills anew.
-
-    Raises:
-        OSError: It cannot be read.
-        ShardError: A store or a server cannot be asked.
-    """
-    if is_url(path):
-        yield from open_blob(path).pieces()
-        return
-    buffer = memoryview(bytearray(_BLOCK))
-    for got in read_blocks(os.fsencode(path), buffer, READ_FOLLOWING):
-        if isinstance(got, int):
-            yield buffer[:got]

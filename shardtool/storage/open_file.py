@@ -1,36 +1,258 @@
-"""A file that is open for reading at any place, wherever it lies."""
+"""A file that is open for reading at any place, wherever it lies: `LocalFile` or `RemoteFile`, chosen by its path.
+
+A path is a text, or bytes as those of a source's files are; one that is an address leads to a store, to the web, or to
+what fsspec reads. A local file is opened so that no FIFO or device can make us wait; what is there may be hostile, so
+that callers choose whether the last link is followed: those of datasets are, for stores of content (Hugging Face's
+cache, DVC, git-annex) hand shards out as links. `read_file`, one call a source file, is a hot path.
+"""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import queue
+import stat
 from contextlib import suppress
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from shardtool.errors import machine_reads
-from shardtool.storage.places import is_url, open_blob
-from shardtool.storage.reading import SpanSource, file_stat, open_plain
-from shardtool.storage.remote.blob import Blob, ObjectFact, requests, version_number
-from shardtool.storage.sources import address_of, is_place, object_fact
+from shardtool.fingerprint import crc32c
+from shardtool.storage.remote.address import SCHEMES, is_url, is_web, join, parse_address
+from shardtool.storage.remote.blob import Blob, ObjectFact, read_object, requests
+from shardtool.storage.remote.other_schemes import OtherBlob
+from shardtool.values import to_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from shardtool.storage.sources import FileFact
+    from typing_extensions import Buffer, Self
 
+    FileFact = os.stat_result | ObjectFact
 
-# An object read in its order, whole or span by span: what follows is asked for while what came is worked on.
-
-
+READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
+READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
+PARTS = 1024  # that one system call can fill: IOV_MAX
+BLOCK = 2**20  # bytes that are read at a time, where nothing speaks for another number
 _CLOSE_S = 1.0  # a stalled server keeps the thread for longer; it ends by itself
 _HELD = 16  # pieces, of 1 MiB at most, that wait to be taken
 _LEAST, _MOST = 2**16, 2**21  # bytes of a request: more and more while spans follow each other
 _NEAR = 2**16  # bytes between two spans that follow each other
+_MOST_WHOLE = 2**30  # bytes that are held, of an object that its server gives whole only
+
+_open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
-class Ahead:
+class LocalFile:
+    """A file of the file system; `close` it.
+
+    Args:
+        fd: Its descriptor.
+
+    Attributes:
+        window: Bytes that are best read at once where one place follows the other.
+        hop: Bytes that are best read at a place that lies far from the last one.
+        near: Bytes between two places that are read rather than passed over.
+    """
+
+    window, hop, near = 2**20, 2**12, 2**16
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fact(self) -> os.stat_result:
+        """Return what fstat says of it."""
+        return _fstat(self._fd)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on: fewer only at the end of the file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        found = os.pread(self._fd, length, offset)
+        while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
+            found += more  # a network file system may return less
+        return found
+
+    def read_into(self, into: memoryview, offset: int) -> int:
+        """Fill `into` from `offset` on; return how much there was: less only at the end of the file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        total = len(into)
+        done = os.preadv(self._fd, (into,), offset)
+        while done < total and (got := os.preadv(self._fd, (into[done:],), offset + done)):
+            done += got
+        return done
+
+    read_next = read_into
+
+    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
+        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was.
+
+        Args:
+            parts: `PARTS` at most.
+            offset: Where to start in the file.
+            total: What `parts` hold together.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        done = os.preadv(self._fd, parts, offset)
+        if done == total or not done:
+            return done
+        before = 0  # a network file system may return less, and no system call returns more than 2 GiB
+        for part in parts:
+            missing = part[max(0, done - before) :]
+            before += len(part)
+            if missing:
+                got = self.read_into(missing, offset + done)
+                done += got
+                if got < len(missing):
+                    break
+        return done
+
+    def blocks(self, into: memoryview) -> Iterator[memoryview]:
+        """Yield what is behind the last block, in `into`, which each block fills anew; of what is no plain file, none.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        if stat.S_ISREG(self.fact().st_mode):
+            while got := _readv(self._fd, (into,)):
+                yield into[:got]
+
+    def stream(self) -> IO[bytes]:
+        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
+        return os.fdopen(os.dup(self._fd), "rb")
+
+    def expect_random(self) -> None:
+        """Ask the system to read nothing ahead."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        _close(self._fd)
+
+
+class RemoteFile:
+    """An object, as a file; `close` it. What follows in order is read ahead.
+
+    It must stay as it was when this was made: it fails to be read once it has changed.
+
+    Args:
+        address: Where it is.
+
+    Attributes:
+        window: As those of `LocalFile`.
+        hop: These too.
+        near: And these.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: A store or a server cannot be asked.
+    """
+
+    window, hop, near = 2**22, 2**16, 2**20
+
+    def __init__(self, address: str) -> None:
+        self._blob = open_blob(address)
+        self._ahead: Ahead | None = None  # and where it goes on: for `read_next`
+        self._next = 0
+        self._window, self._start, self._size = b"", 0, 0  # what was read last, where, and by how much: for `read_into`
+        self._asked: tuple[int, Future[bytes]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fact(self) -> ObjectFact:
+        """Return what the server said of it."""
+        return self._blob.fact()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on: fewer only at the end of the object."""
+        return self._blob.read(offset, length)
+
+    def read_next(self, view: memoryview, offset: int) -> int:
+        """Fill `view` from `offset` on, best where the last such call ended; return how much there was."""
+        if offset != self._next:
+            return self._blob.read_into(view, offset)
+        self._ahead = self._ahead or Ahead(self._blob)
+        got = self._ahead.readinto(view)
+        self._next += got
+        return got
+
+    def read_into(self, into: memoryview, offset: int) -> int:
+        """Fill `into` from `offset` on, best where spans follow each other; return how much there was."""
+        done = 0
+        while done < len(into) and offset + done < self._blob.size:
+            at = offset + done - self._start
+            if not 0 <= at < len(self._window):
+                self._enter(offset + done, len(into) - done)
+                at = 0
+            some = self._window[at : at + len(into) - done]
+            into[done : done + len(some)] = some
+            done += len(some)
+        return done
+
+    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
+        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was."""
+        done = 0
+        for part in parts:
+            done += self.read_into(part, offset + done)
+        return min(done, total)
+
+    def blocks(self, _into: memoryview) -> Iterator[memoryview]:
+        """Yield all of it, checked at the end against what the store says of it; see `Blob.checked_pieces`."""
+        return map(memoryview, self._blob.checked_pieces())
+
+    def stream(self) -> IO[bytes]:
+        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
+        return cast("IO[bytes]", io.BufferedReader(Ahead(self._blob), self.window))
+
+    def expect_random(self) -> None:
+        """Do nothing: of a span that follows no other, little more is read than is asked for."""
+
+    def close(self) -> None:
+        """Ask for no more."""
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._asked is not None:
+            self._asked[1].cancel()
+
+    def _enter(self, offset: int, wanted: int) -> None:
+        """Put the bytes from `offset` on into the window, and ask for those behind where spans follow each other."""
+        follows = 0 <= offset - self._start - len(self._window) <= _NEAR and bool(self._window)
+        self._size = min(_MOST, 2 * self._size) if follows else _LEAST
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[0] == offset:
+            self._window = asked[1].result()
+        else:
+            self._window = self._blob.read(offset, max(self._size, min(wanted, _MOST)))
+        self._start = offset
+        end = offset + len(self._window)
+        if follows and end < self._blob.size:
+            self._asked = end, requests().submit(self._blob.read, end, self._size)
+
+
+File = LocalFile | RemoteFile
+
+
+class Ahead(io.RawIOBase):
     """The bytes of an object in order, some MB ahead, by one request where nothing fails; `close` it.
 
     Args:
@@ -38,21 +260,26 @@ class Ahead:
     """
 
     def __init__(self, blob: Blob) -> None:
+        super().__init__()
         self._blob = blob
         self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(_HELD)
         self._stopped, self._ended = False, False
         self._piece = memoryview(b"")
         self._thread: Thread | None = None
 
-    def read_into(self, view: memoryview) -> int:
-        """Fill `view` with what comes next; return how much there was: less only at the end.
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def readinto(self, into: Buffer, /) -> int:
+        """Fill `into` with what comes next; return how much there was: less only at the end.
 
         Raises:
             OSError: It is another one by now, or it is gone.
             AccessRefused: We may not read it any more.
             StoreFailed: The server fails time and again.
         """
-        done = 0
+        view, done = memoryview(into).cast("B"), 0
         while done < len(view) and (self._piece or self._next()):
             some = self._piece[: len(view) - done]
             view[done : done + len(some)] = some
@@ -62,12 +289,14 @@ class Ahead:
 
     def close(self) -> None:
         """Ask for no more."""
-        self._stopped = True
-        with suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+        if not self.closed:
+            self._stopped = True
+            with suppress(queue.Empty):
+                while True:
+                    self._queue.get_nowait()
+            if self._thread is not None:
+                self._thread.join(_CLOSE_S)
+        super().close()
 
     def _next(self) -> bool:
         if self._ended:
@@ -101,250 +330,164 @@ class Ahead:
         return False
 
 
-class AheadFile(io.RawIOBase):
-    """The same as a file of Python's, for those who unpack it."""
+class _ObjectFile(io.RawIOBase):
+    """An object as a file that is read at any place, for libraries that want one: each read is a request."""
 
     def __init__(self, blob: Blob) -> None:
-        super().__init__()
-        self._ahead = Ahead(blob)
+        self._blob, self._at = blob, 0
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
         return True
 
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """Fill a buffer with what comes next."""
-        with memoryview(buffer) as view:
-            return self._ahead.read_into(view.cast("B"))
+    def seekable(self) -> bool:
+        return True
 
-    def close(self) -> None:
-        """Ask for no more."""
-        if not self.closed:
-            self._ahead.close()
-        super().close()
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._blob.size}[whence]
+        return self._at
+
+    def readinto(self, into: Buffer, /) -> int:
+        got = self._blob.read_into(memoryview(into).cast("B"), self._at)
+        self._at += got
+        return got
 
 
-class ObjectSpans:
-    """An object that must stay as the plan saw it; see `storage.reading.SpanSource`.
+def is_place(path: bytes) -> bool:
+    """Tell whether the path of a source's file is an address."""
+    return b"://" in path and is_url(to_text(path))
+
+
+def address_of(path: bytes) -> str:
+    """Return the address of a source's file: see `places.source_root`."""
+    text = to_text(path)
+    folder, mark, below = text.partition("#") if is_web(text) else (text, "", "")
+    return join(folder, below) if mark else folder
+
+
+def is_other(address: str) -> bool:
+    """Tell whether an address is of a scheme that is fsspec's affair."""
+    return parse_address(address).scheme not in SCHEMES
+
+
+def open_blob(address: str, size: int | None = None) -> Blob:
+    """Return an object at an address, to be read at any place.
+
+    Args:
+        address: Where it is.
+        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
 
     Raises:
         OSError: It is not there.
-        ShardError: A store or a server cannot be asked.
+        ShardError: It cannot be read.
     """
-
-    def __init__(self, address: str) -> None:
-        self._blob = Blob(address)
-        self._start, self._window, self._size = 0, b"", 0
-        self._next: tuple[int, Future[bytes]] | None = None
-
-    def fact(self) -> ObjectFact:
-        """Return what the server said of it: it fails to be read once that has changed."""
-        return ObjectFact(self._blob.size, version_number(self._blob.version))
-
-    def read(self, into: memoryview, offset: int) -> int:
-        """Fill `into` from `offset` on; return how much there was.
-
-        Raises:
-            OSError: It is another one by now, or it is gone.
-            ShardError: A store or a server cannot be asked.
-        """
-        done = 0
-        while done < len(into) and offset + done < self._blob.size:
-            at = offset + done - self._start
-            if not 0 <= at < len(self._window):
-                self._enter(offset + done, len(into) - done)
-                at = 0
-            some = self._window[at : at + len(into) - done]
-            into[done : done + len(some)] = some
-            done += len(some)
-        return done
-
-    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
-        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was.
-
-        Raises:
-            OSError: It is another one by now, or it is gone.
-            ShardError: A store or a server cannot be asked.
-        """
-        done = 0
-        for part in parts:
-            done += self.read(part, offset + done)
-        return min(done, total)
-
-    def expect_random(self) -> None:
-        """Do nothing: of a span that follows no other, little more is read than is asked for."""
-
-    def close(self) -> None:
-        """Ask for no more."""
-        if self._next is not None:
-            self._next[1].cancel()
-
-    def _enter(self, offset: int, wanted: int) -> None:
-        """Put the bytes from `offset` on into the window, and ask for those behind where spans follow each other."""
-        follows = 0 <= offset - self._start - len(self._window) <= _NEAR and bool(self._window)
-        self._size = min(_MOST, 2 * self._size) if follows else _LEAST
-        asked, self._next = self._next, None
-        if asked is not None and asked[0] == offset:
-            self._window = asked[1].result()
-        else:
-            self._window = self._blob.read(offset, max(self._size, min(wanted, _MOST)))
-        self._start = offset
-        end = offset + len(self._window)
-        if follows and end < self._blob.size:
-            self._next = end, requests().submit(self._blob.read, end, self._size)
+    return OtherBlob(address) if is_other(address) else Blob(address, size)
 
 
-Spans = SpanSource | ObjectSpans
+def open_object(address: str) -> BinaryIO:
+    """Return an object at an address as a file of Python's; what is read of it is asked for then, some at a time.
 
-
-class OpenedFile(Protocol):
-    """A file that can be read at any place; `close` it.
-
-    Attributes:
-        size: Its bytes.
-        mtime_ns: When it was changed; of an object its version, as a number.
-        window: Bytes that are best read at once where one place follows the other.
-        hop: Bytes that are best read at a place that lies far from the last one.
-        near: Bytes between two places that are read rather than passed over.
+    Raises:
+        OSError: It is not there.
+        ShardError: It cannot be read.
     """
-
-    size: int
-    mtime_ns: int
-    window: int
-    hop: int
-    near: int
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on: fewer only at the end of the file."""
-        ...
-
-    def read_next(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on, best where the last such call ended; return how much there was."""
-        ...
-
-    def stream(self) -> IO[bytes]:
-        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
-        ...
-
-    def close(self) -> None:
-        """Give it back."""
-        ...
+    blob = open_blob(address)
+    if not blob.ranges and blob.size <= _MOST_WHOLE:
+        return io.BytesIO(blob.read(0, blob.size))
+    return io.BufferedReader(_ObjectFile(blob), BLOCK)
 
 
-class LocalFile:
-    """A plain file of the file system."""
+def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
+    """Return the descriptor of a plain file of the file system, and what fstat says of it.
 
-    window, hop, near = 2**20, 2**12, 2**16
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd, fact = open_plain(path)
-        self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on: fewer only at the end of the file.
-
-        Raises:
-            StoreFailed: The disk fails.
-        """
-        with machine_reads(self._path):
-            found = os.pread(self._fd, length, offset)
-            while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
-                found += more  # a network file system may return less
-            return found
-
-    def read_next(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on; return how much there was.
-
-        Raises:
-            StoreFailed: The disk fails.
-        """
-        with machine_reads(self._path):
-            return os.preadv(self._fd, [view], offset)
-
-    def stream(self) -> IO[bytes]:
-        """Return it as a file of Python's."""
-        with machine_reads(self._path):
-            return os.fdopen(os.dup(self._fd), "rb")
-
-    def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self._fd)
+    Raises:
+        OSError: It cannot be opened, or is no plain file.
+        StoreFailed: The machine is to blame.
+    """
+    with machine_reads(path):
+        fd = _open(path, flags)
+    fact = _fstat(fd)
+    if stat.S_ISREG(fact.st_mode):
+        return fd, fact
+    _close(fd)
+    raise OSError(errno.EINVAL, "no plain file", path)
 
 
-class RemoteFile:
-    """An object in a store or behind HTTP: what follows in order is read ahead."""
+def open_file(path: str, flags: int = READ_FOLLOWING) -> File:
+    """Return a plain file, or an object, to be read at any place.
 
-    window, hop, near = 2**22, 2**16, 2**20
-
-    def __init__(self, address: str) -> None:
-        self._blob = open_blob(address)
-        self.size, self.mtime_ns = self._blob.size, version_number(self._blob.version)
-        self._ahead: Ahead | None = None
-        self._next = 0
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on: fewer only at the end of the object."""
-        return self._blob.read(offset, length)
-
-    def read_next(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on, best where the last such call ended; return how much there was."""
-        if offset != self._next:
-            return self._blob.read_into(view, offset)
-        self._ahead = self._ahead or Ahead(self._blob)
-        got = self._ahead.read_into(view)
-        self._next += got
-        return got
-
-    def stream(self) -> IO[bytes]:
-        """Return it as a file of Python's."""
-        return cast("IO[bytes]", io.BufferedReader(AheadFile(self._blob), self.window))
-
-    def close(self) -> None:
-        """Ask for no more."""
-        if self._ahead is not None:
-            self._ahead.close()
+    Raises:
+        OSError: It cannot be opened, or is no plain file.
+        ShardError: The machine, a store or a server fails.
+    """
+    return RemoteFile(path) if is_url(path) else LocalFile(open_plain(path, flags)[0])
 
 
-def open_spans(path: bytes) -> Spans:
-    """Return a source's file to be read span by span.
+def open_source(path: bytes, flags: int = READ_FOLLOWING) -> File:
+    """Return a source's file to be read at any place; what it is, and whether it is what was listed, its fact tells.
 
     Raises:
         OSError: It cannot be opened.
         ShardError: A store or a server cannot be asked.
     """
-    return ObjectSpans(address_of(path)) if is_place(path) else SpanSource(path)
+    return RemoteFile(address_of(path)) if is_place(path) else LocalFile(_open(path, flags))
 
 
-def plain_fact(path: str) -> FileFact:
-    """Return what the file system says of a plain file that can be opened, or a server of an object.
+def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]:
+    """Fill `into` from the start of a source's file; return how much there was, and what is said of it after that.
+
+    A hot path: one call a source file. The caller compares both with what was planned, so a file
+    of another size, or one that changed while it was read, cannot pass.
 
     Raises:
-        OSError: It cannot be opened, or is no plain file.
+        OSError: It cannot be opened or read.
         ShardError: A store or a server cannot be asked.
+    """
+    if b"://" in path and is_place(path):
+        return _read_object(address_of(path), into)
+    fd = _open(path, flags)
+    try:
+        got = _readv(fd, (into,))
+        while got < len(into) and (more := _readv(fd, (into[got:],))):  # a network file system may return less
+            got += more
+        return got, _fstat(fd)
+    finally:
+        _close(fd)
+
+
+def _read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
+    if not is_other(address):
+        return read_object(address, into)
+    other = OtherBlob(address)
+    return (other.read_into(into, 0) if other.size == len(into) else 0), other.fact()
+
+
+def blocks_of(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
+    """Yield the bytes of a plain file, or of an object; of a local one in a buffer that each block fills anew.
+
+    Raises:
+        OSError: It cannot be opened or read, or is no plain file.
+        ShardError: The machine, a store or a server fails.
     """
     if is_url(path):
-        return object_fact(os.fsencode(path))
-    fd, fact = open_plain(path)
-    os.close(fd)
-    return fact
+        yield from open_blob(path).pieces()
+        return
+    with machine_reads(path), open_file(path, flags) as file:
+        yield from file.blocks(memoryview(bytearray(BLOCK)))
 
 
-def file_fact(path: str) -> FileFact:
-    """Return what the file system says of what a path leads to, or a server of an object.
+def file_crc(path: str, took: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
+    """Return the size and the CRC-32C of a plain file that no link leads to, or of an object, which is read for that.
 
-    Raises:
-        OSError: It leads to nothing, or nowhere that we may look.
-        ShardError: A store or a server cannot be asked.
-    """
-    return object_fact(os.fsencode(path)) if is_url(path) else file_stat(path)
-
-
-def open_file(path: str) -> OpenedFile:
-    """Return a file at a path or an address.
+    Args:
+        path: Where it is.
+        took: Called with the bytes of each block.
 
     Raises:
-        OSError: It cannot be opened, or is no plain file.
-        ShardError: A store or a server fails.
+        OSError: It cannot be opened or read, or is no plain file.
+        ShardError: The machine, a store or a server fails.
     """
-    return RemoteFile(path) if is_url(path) else LocalFile(path)
+    size = crc = 0
+    for block in blocks_of(path, READ_PLAIN):
+        size, crc = size + len(block), crc32c(block, crc)
+        took(len(block))
+    return size, crc

@@ -1,33 +1,54 @@
-"""What is read by name, wherever it lies: a path of the file system, or an address of a store or of the web.
+"""What is asked for by name, wherever it lies: a path of the file system, or an address of a store or of the web.
 
-Those who read datasets ask here. Names are texts: `join`, `folder_of` and `base_name` take them apart and put them
-together, by the rules of what they are. For a path each function is the one of `storage.reading`, or of `os.path`.
+Here it is decided what a text means, and nowhere above. Names are texts: `join`, `folder_of` and `base_name` take them
+apart and put them together, by the rules of what they are. The paths of a source's files are bytes, as those of file
+systems are: what they count from (`source_root`), and a path behind it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shardtool.errors import AccessRefused
-from shardtool.storage import other_schemes, reading
-from shardtool.storage.other_schemes import listed, read_end, read_small_object
-from shardtool.storage.remote import address, output
-from shardtool.storage.remote.blob import Blob, called, read_places, together
-from shardtool.storage.remote.stores import use_endpoint as _use_endpoint
+from shardtool.errors import AccessRefused, InvalidRequest, raise_if_machines
+from shardtool.storage.open_file import READ_FOLLOWING, address_of, is_other, is_place, open_blob, open_file
+from shardtool.storage.remote import address, blob, other_schemes, stores
+from shardtool.storage.remote.address import is_url, is_web, refuse_near_url, shown, use_headers
+from shardtool.storage.remote.blob import called, together, version_number
+from shardtool.storage.remote.stores import use_endpoint
+from shardtool.values import to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Blob", "called", "read_places"]  # as they are, for those who read shards
+    from shardtool.storage.open_file import FileFact
+    from shardtool.storage.remote.stores import BucketEntry
+
+__all__ = ["called", "is_url", "is_web", "refuse_near_url", "together", "use_endpoint", "use_headers"]  # as they are
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
+_LARGE = 2**25
 
-is_url, is_web, use_endpoint, use_headers = address.is_url, address.is_web, _use_endpoint, address.use_headers
-refuse_near_url = address.refuse_near_url
+
+class FoundObject(NamedTuple):
+    """An object below an address.
+
+    Attributes:
+        path: Where it lies, counted from there.
+        size: Bytes.
+        version: Its ETag as a number, as `read_file` has it; 0 where it has none.
+        changed_ns: When it was written, by the store's clock.
+    """
+
+    path: str
+    size: int
+    version: int
+    changed_ns: int
 
 
 def join(folder: str, name: str) -> str:
@@ -52,18 +73,72 @@ def same_place(one: str, other: str) -> bool:
     return os.path.realpath(one or ".") == os.path.realpath(other or ".")
 
 
-def open_blob(where: str, size: int | None = None) -> Blob:
-    """Return an object at an address, to be read at any place.
-
-    Args:
-        where: The address.
-        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
+def check_scheme(where: str) -> None:
+    """Check that an address is of a scheme that is known, and names a bucket or a server.
 
     Raises:
-        OSError: It is not there.
-        ShardError: It cannot be read.
+        InvalidRequest: It is not, or does not.
     """
-    return other_schemes.open_blob(where, size)
+    address.parse_address(where)
+
+
+def source_root(folder: str, *, needed: bool = False) -> bytes:
+    """Return what paths of a source's files count from: put before a path, it gives what `read_file` reads.
+
+    Of a folder or a prefix it ends in a slash. An address of the web may end in a query, and has its names encoded: so
+    what counts from there stands behind a `#`, which ends such an address.
+
+    Args:
+        folder: A folder, or an address.
+        needed: Whether a folder of the file system must be there.
+
+    Raises:
+        InvalidRequest: It must, and is not.
+    """
+    if needed and not is_url(folder) and not os.path.isdir(folder):
+        found = "no folder" if os.path.exists(folder) else "no such file or folder"
+        raise InvalidRequest(folder, found, expected="a folder of samples")
+    root = to_bytes(folder)
+    return root + b"#" if is_web(folder) else root.rstrip(b"/") + b"/"
+
+
+def identity(root: bytes) -> str:
+    """Return what tells a source from any other: of a folder, what its path leads to now; of an address, itself."""
+    if is_place(root):
+        return to_text(root)
+    fact = os.stat(root)
+    return f"{fact.st_dev} {fact.st_ino}"
+
+
+def inside(folder: str, root: bytes) -> bytes | None:
+    """Return where an output folder lies below a source: empty, or a path ending in a slash; None: elsewhere."""
+    if is_place(root):
+        above, below = root, to_bytes(folder).rstrip(b"/") + b"/"
+    elif is_url(folder):
+        return None
+    else:
+        above, below = os.path.realpath(root).rstrip(b"/") + b"/", os.path.realpath(os.fsencode(folder or ".")) + b"/"
+    return below[len(above) :] if below.startswith(above) else None
+
+
+def file_stat(path: str) -> os.stat_result:
+    """Return what the file system says of what a path leads to.
+
+    Raises:
+        OSError: It leads to nothing, or nowhere that we may look.
+    """
+    return os.stat(path)
+
+
+def file_fact(path: str | bytes) -> FileFact:
+    """Return what the file system says of what a path leads to, or a server of an object.
+
+    Raises:
+        OSError: It leads to nothing, or nowhere that we may look.
+        ShardError: A store or a server cannot be asked.
+    """
+    place = to_bytes(path) if isinstance(path, str) else path
+    return open_blob(address_of(place)).fact() if is_place(place) else os.stat(path)
 
 
 def is_file(path: str) -> bool:
@@ -75,42 +150,18 @@ def plain_size(path: str) -> int | None:
     """Return the bytes of the plain file that a path or an address leads to; None where it leads to none.
 
     Raises:
-        ShardError: A store or a server cannot be asked.
+        ShardError: The machine cannot tell, or a store or a server cannot be asked.
     """
-    if not is_url(path):
-        return reading.plain_size(path)
     try:
-        return open_blob(path).size
-    except FileNotFoundError:
+        if is_url(path):
+            return open_blob(path).size
+        fact = os.stat(path)
+    except (OSError, ValueError) as error:
+        if is_url(path) and not isinstance(error, FileNotFoundError):
+            raise
+        raise_if_machines(error, path)
         return None
-
-
-def sizes_of(folder: str, names: Iterable[str]) -> dict[str, int] | None:
-    """Return the bytes of those of `names` that are plain files in a folder; of a store by one listing.
-
-    Returns:
-        Bytes by name; None: the folder is on the web, where each file must be asked for.
-
-    Raises:
-        ShardError: A store cannot be asked.
-    """
-    if is_web(folder):
-        return None
-    if is_url(folder):
-        found = {one.name: one.size for one in listed(folder) if not one.is_folder}
-        return {name: found[name] for name in names if name in found}
-    sizes = {name: reading.plain_size(os.path.join(folder, name)) for name in names}
-    return {name: size for name, size in sizes.items() if size is not None}
-
-
-def stored_crc(path: str) -> int | None:
-    """Return the CRC-32C of an object as its store says it, without reading it; None: no store says it.
-
-    Raises:
-        OSError: It is not there.
-        ShardError: A store cannot be asked.
-    """
-    return output.stored_crc(path) if is_url(path) and not other_schemes.is_other(path) else None
+    return fact.st_size if stat.S_ISREG(fact.st_mode) else None
 
 
 def plain_sizes(paths: Iterable[str]) -> list[int | None]:
@@ -123,9 +174,19 @@ def plain_sizes(paths: Iterable[str]) -> list[int | None]:
     folders = {folder_of(path) for path in paths}
     if len(paths) > _FEW and len(folders) == 1 and is_url(folder := folders.pop()) and not is_web(folder):
         with suppress(AccessRefused):  # who may read may not be allowed to list
-            sizes = sizes_of(folder, map(base_name, paths)) or {}
+            sizes = {one.name: one.size for one in _listed(folder) if not one.is_folder}
             return [sizes.get(base_name(path)) for path in paths]
     return list(for_each(plain_size, paths))
+
+
+def stored_crc(path: str) -> int | None:
+    """Return the CRC-32C of an object as its store says it, without reading it; None: no store says it.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: A store cannot be asked.
+    """
+    return blob.stored_crc(path) if is_url(path) and not is_other(path) else None
 
 
 def for_each(
@@ -136,15 +197,21 @@ def for_each(
     return together(ask, items) if any(is_url(path_of(one)) for one in items) else map(ask, items)
 
 
+def dangling(path: str) -> str | None:
+    """Return where a link leads that leads to nothing; None: it is no such link."""
+    try:
+        return None if os.path.exists(path) else os.readlink(path)
+    except (OSError, ValueError):
+        return None
+
+
 def is_folder(path: str) -> bool:
     """Tell whether a path leads to a folder, or whether a store has something below an address.
 
     Raises:
         ShardError: A store cannot be asked.
     """
-    if not is_url(path):
-        return os.path.isdir(path)
-    return not is_web(path) and bool(list_folder(path))
+    return not is_web(path) and bool(list_folder(path)) if is_url(path) else os.path.isdir(path)
 
 
 def list_folder(folder: str) -> list[str]:
@@ -152,11 +219,17 @@ def list_folder(folder: str) -> list[str]:
 
     Raises:
         OSError: It cannot be listed.
-        ShardError: A store cannot be asked, or it is an address of the web, where nothing is listed.
+        ShardError: The machine has no means to, a store cannot be asked, or it is an address of the web, where nothing
+            is listed.
     """
-    if not is_url(folder):
-        return reading.list_folder(folder)
-    return [one.name for one in listed(folder)]
+    if is_url(folder):
+        return [one.name for one in _listed(folder)]
+    try:
+        return os.listdir(folder or ".")
+    except OSError as error:
+        if not isinstance(error, PermissionError):  # one who may read a file need not be allowed to list
+            raise_if_machines(error, folder or ".")
+        raise
 
 
 def names_in(folder: str, *, needed: bool = False) -> list[str]:
@@ -169,14 +242,15 @@ def names_in(folder: str, *, needed: bool = False) -> list[str]:
     Raises:
         ShardError: A store cannot be asked.
     """
-    if not is_url(folder):
-        return reading.names_in(folder)
     try:
         return [] if is_web(folder) else sorted(list_folder(folder))
+    except OSError:
+        if is_url(folder):
+            raise
     except AccessRefused:
         if needed:
             raise
-        return []
+    return []
 
 
 def folders_in(folder: str) -> list[str]:
@@ -186,24 +260,66 @@ def folders_in(folder: str) -> list[str]:
         OSError: It cannot be listed.
         ShardError: A store cannot be asked.
     """
-    if not is_url(folder):
-        return [one.name for one in reading.entries_in(folder or ".") if one.is_dir(follow_symlinks=False)]
-    return [one.name for one in listed(folder) if one.is_folder]
+    if is_url(folder):
+        return [one.name for one in _listed(folder) if one.is_folder]
+    return [one.name for one in entries_in(folder or ".") if one.is_dir(follow_symlinks=False)]
 
 
-def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"") -> bytes:
-    """Return a whole file that must be small; see `storage.reading.read_small`.
+def entries_in(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in a folder of the file system, which may be millions of files, no further than it is asked for.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    with os.scandir(folder) as entries:
+        yield from entries
+
+
+def objects_below(folder: str) -> Iterator[FoundObject]:
+    """Yield the objects below an address, at any depth, in the store's order, as they are listed.
+
+    Folders are none, but an empty object that stands for one is there, without the slash at its end.
+
+    Raises:
+        ShardError: The store cannot be asked, or it is an address of the web, where nothing is listed.
+    """
+    above = len(address.parse_address(folder).key.rstrip("/"))
+    for one in _listed(folder, below=True):
+        if path := one.key[above:].lstrip("/"):
+            yield FoundObject(path, one.size, version_number(one.version), one.changed_ns)
+
+
+def _listed(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
+    return other_schemes.listed(folder, below=below) if is_other(folder) else stores.listed(folder, below=below)
+
+
+def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
+    """Return a whole file that must be small and plain.
+
+    Args:
+        path: Where it is.
+        limit: Bytes that it may have.
+        ending: How a large one must end, or none of it is read: large files that hold nothing are cheap to make.
+        flags: Whether a link is followed.
 
     Raises:
         OSError: It cannot be read, or is too large.
-        ShardError: A store or a server cannot be asked.
+        ShardError: The machine, a store or a server fails.
     """
-    if not is_url(path):
-        return reading.read_small(path, limit, ending=ending)
-    return read_small_object(
-        path,
-        lambda size: reading.check_small(address.shown(path), size, limit, lambda: read_end(path, len(ending)), ending),
-    )
+    where = shown(path) if is_url(path) else path
+
+    def check(size: int, read_end: Callable[[], bytes]) -> None:
+        if size > limit:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, too large", where)
+        if size > _LARGE and read_end() != ending:
+            raise OSError(errno.EINVAL, "not what its name says", where)
+
+    if is_url(path) and not is_other(path):
+        return blob.read_whole(path, lambda size: check(size, lambda: blob.read_end(path, len(ending))))
+    with open_file(path, flags) as file:
+        size = file.fact().st_size
+        check(size, lambda: file.read(size - len(ending), len(ending)))
+        return file.read(0, size)
 
 
 def read_beside(path: str) -> bytes | None:
@@ -220,26 +336,25 @@ def read_beside(path: str) -> bytes | None:
         return None
 
 
-def read_head(path: str, limit: int) -> tuple[bytes, int]:
-    """Return the first bytes of a file, and how many it has.
+def read_head(path: str, limit: int, flags: int = READ_FOLLOWING) -> tuple[bytes, int]:
+    """Return the first bytes of a plain file, and how many it has.
 
     Raises:
         OSError: It cannot be read.
-        ShardError: A store or a server cannot be asked.
+        ShardError: The machine, a store or a server fails.
     """
-    if not is_url(path):
-        return reading.read_head(path, limit)
-    blob = open_blob(path)
-    return blob.read(0, limit), blob.size
+    with open_file(path, flags) as file:
+        return file.read(0, limit), file.fact().st_size
 
 
 def read_tail(path: str, limit: int) -> bytes:
-    """Return the last bytes of a file.
+    """Return the last bytes of a plain file.
 
     Raises:
         OSError: It cannot be read.
-        ShardError: A store or a server cannot be asked.
+        ShardError: The machine, a store or a server fails.
     """
-    if not is_url(path):
-        return reading.read_tail(path, limit)
-    return read_end(path, limit)
+    if is_url(path) and not is_other(path):
+        return blob.read_end(path, limit)
+    with open_file(path) as file:
+        return file.read(max(0, file.fact().st_size - limit), limit)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -18,9 +17,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, machine_reads, reason
-from shardtool.storage.reading import READ_PLAIN, list_folder, read_blocks, read_head, read_small, read_tail
+from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
+from shardtool.storage.open_file import READ_PLAIN
+from shardtool.storage.places import list_folder, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
+from shardtool.storage.shared import take_lock
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -146,29 +147,6 @@ class Sink(Protocol):
 
     def write(self, data: memoryview | bytes) -> None:
         """Append `data`, all of it."""
-
-
-class StagedOutput(Sink, Protocol):
-    """A file being written; `finish` or `abandon` ends it, or a `with` block that fails."""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End; if the block has failed, `abandon` the file."""
-
-    def finish(self) -> DurableFile:
-        """Make it whole and durable."""
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-
-
-class Stages(Protocol):
-    """Where small files can be staged."""
-
-    def stage(self, name: str) -> StagedOutput:
-        """Start a file that will be called `name`."""
 
 
 class StagedFile:
@@ -439,17 +417,6 @@ class Folder:
         """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
         return None
 
-    def blocks(self, name: str, into: memoryview) -> Iterator[int | os.stat_result]:
-        """Read a published file block by block; see `read_blocks`.
-
-        Raises:
-            OSError: It is not there, or no plain file.
-            StoreFailed: The machine cannot read it.
-        """
-        path = self.full_path(name)
-        with machine_reads(path):
-            yield from read_blocks(os.fsencode(path), into, READ_PLAIN)
-
     def full_path(self, name: str) -> str:
         """Return where `name` lies."""
         return os.path.join(self.path, name)
@@ -481,36 +448,21 @@ class Folder:
             OutputExists: Another run holds it.
         """
         path = self.full_path(f".{base}.lock")
-        fd = self._locked(path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        check_replaceable(path)  # it is removed in the end
         try:
-            yield
-        finally:
-            if not shared:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-            os.close(fd)
-
-    def _locked(self, path: str, kind: int) -> int:
-        while True:
-            check_replaceable(path)  # it is removed in the end
+            lock = take_lock(path, shared=shared, create=True)
+        except OSError as error:
+            raise _failed(path, error) from None
+        if lock is None:
+            found = "another run is writing this dataset"
+            raise OutputExists(path, found, remedy="Wait for it to end, or write elsewhere.")
+        with lock:
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            except OSError as error:
-                raise _failed(path, error) from None
-            try:
-                fcntl.flock(fd, kind | fcntl.LOCK_NB)
-                # The last holder removes the file: a lock on a name that is gone guards nothing.
-                if os.fstat(fd).st_ino == os.stat(path).st_ino:
-                    return fd
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                os.close(fd)
-                if error.errno in (errno.EAGAIN, errno.EACCES):
-                    found = "another run is writing this dataset"
-                    raise OutputExists(path, found, remedy="Wait for it to end, or write elsewhere.") from None
-                raise _failed(path, error) from None
-            os.close(fd)
+                yield
+            finally:
+                if not shared:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
 
 
 def local_folder(path: str) -> Folder:
@@ -539,17 +491,6 @@ def set_attempt(token: str) -> None:
     """
     global _attempt  # noqa: PLW0603 - as the language of messages: of the process
     _attempt = f"~{token}" if token else ""
-
-
-def write_whole(folder: Stages, name: str, data: bytes) -> DurableFile:
-    """Stage a whole file.
-
-    Raises:
-        OutputFailed: It cannot be written.
-    """
-    with folder.stage(name) as file:
-        file.write(data)
-        return file.finish()
 
 
 def is_staged(name: str) -> bool:

@@ -8,9 +8,17 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.pattern import format_of, is_shard_name
-from shardtool.storage.places import base_name, folder_of, is_file, is_url, is_web, join, names_in
-from shardtool.storage.reading import entries_in
-from shardtool.storage.sources import objects_below
+from shardtool.storage.places import (
+    base_name,
+    entries_in,
+    folder_of,
+    is_file,
+    is_url,
+    is_web,
+    join,
+    names_in,
+    objects_below,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

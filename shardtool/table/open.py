@@ -19,13 +19,13 @@ import pyarrow as pa
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
 from shardtool.storage import places
-from shardtool.storage.reading import file_stat
-from shardtool.storage.sources import object_fact, open_object
+from shardtool.storage.open_file import open_blob, open_object
+from shardtool.storage.places import file_fact
 from shardtool.table import arrays
 from shardtool.table.columns import PATH_NAMES, Rows, check_names, check_shape, mixed_types
 from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, is_glob, parquet_files, table_ending
 from shardtool.table.text import DelimitedTable, numbers_of, read_json_lines, read_list
-from shardtool.values import counted, is_utf8, to_bytes
+from shardtool.values import counted, is_utf8
 from shardtool.wording import create_again, option
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def opened(path: str) -> pa.NativeFile | str:
 
 
 def _fact(path: str) -> tuple[int, int, int]:
-    if places.is_url(path):
-        return (0, *object_fact(to_bytes(path)))
-    fact = file_stat(path)
-    return fact.st_ino, fact.st_size, fact.st_mtime_ns
+    fact = file_fact(path)
+    return getattr(fact, "st_ino", 0), fact.st_size, fact.st_mtime_ns
 
 
 class _Files:
@@ -326,7 +324,7 @@ def _open_file(path: str) -> Table:
 
 def _opener(path: str) -> Callable[[], BinaryIO]:
     if places.is_url(path):
-        blob = places.open_blob(path)
+        blob = open_blob(path)
         data = pa.py_buffer(blob.read(0, blob.size))  # a text is read more than once
         packed = next((kind for ending, kind in _PACKED.items() if base_name(path).lower().endswith(ending)), None)
         return lambda: pa.input_stream(data, compression=packed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
-from shardtool.storage.reading import read_small
+from shardtool.storage.places import read_small
 from shardtool.values import field_problem, name_problem, to_text
 from shardtool.wording import option, typed_option
 

@@ -30,7 +30,6 @@ from shardtool.errors import (
     reason,
     without_secrets,
 )
-from shardtool.fingerprint import crc32c
 from shardtool.interop.indexes import (
     EXPORTS,
     HEAD_SIZE,
@@ -50,9 +49,11 @@ from shardtool.publish.records import check_skipped_file
 from shardtool.request.choices import given_options
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
-from shardtool.storage.folders import Original, blocks_of, check_there, checked_copy, open_folder
+from shardtool.storage.folders import Original, check_there, checked_copy, open_folder, write_whole
+from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
     base_name,
+    file_stat,
     folder_of,
     is_file,
     is_url,
@@ -64,9 +65,8 @@ from shardtool.storage.places import (
     read_small,
     same_place,
 )
-from shardtool.storage.reading import file_stat
 from shardtool.storage.remote.retry import RequestStopped, until
-from shardtool.storage.staging import check_facts, write_whole
+from shardtool.storage.staging import check_facts
 from shardtool.values import counted, output_text, show_size, to_bytes
 from shardtool.wording import flag
 
@@ -304,9 +304,6 @@ def side_by_side(
 # asked for; only shards that the dataset file there lists are removed, for only they are known to be the dataset's.
 
 
-_BLOCK = 2**20
-
-
 @dataclass(frozen=True, slots=True)
 class CopyDestination:
     """The place of a copy, and what was there.
@@ -495,13 +492,8 @@ def _is_right(folder: OutputFolder, facts: Mapping[str, FileFact], original: Ori
         return None
     if fact.size != original.size:
         return False
-    crc, buffer = 0, memoryview(bytearray(_BLOCK))
     with suppress(OSError):  # a link, or what cannot be read
-        for got in folder.blocks(original.name, buffer):
-            if isinstance(got, int):
-                crc = crc32c(buffer[:got], crc)
-                meter.took(got)
-        return crc == original.crc
+        return file_crc(folder.full_path(original.name), meter.took)[1] == original.crc
     return False
 
 

@@ -29,10 +29,9 @@ from shardtool.format.tfrecord import (
     put_frame_tail,
     single_int,
 )
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, file_crc
 from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import NullSink, Packer, StartAgain, changed, no_report, unreadable
-from shardtool.write.spans import packing_buffer
 from shardtool.write.task import Keep, ShardResult, ShardTask, SourceFailed, Write, digest, numbers, split_names
 
 if TYPE_CHECKING:
@@ -99,11 +98,11 @@ def _left(task: ShardTask) -> ShardResult | None:
         return None
     with suppress(OSError):
         if isinstance(task.todo, Keep):
-            right = task.todo.unread or task.todo.crc == _file_crc(task)[1]
+            right = task.todo.unread or task.todo.crc == file_crc(task.folder.full_path(task.name))[1]
             return _kept(task, task.todo) if right else None
         if md5 := task.folder.md5(task.name):
             return _compared_by(task, md5)
-        there = _file_crc(task)
+        there = file_crc(task.folder.full_path(task.name))
         result = _from_source(task, NullSink())
         return result if result and (result.size, result.crc) == there else None
     return None
@@ -115,7 +114,9 @@ def _compared_by(task: ShardTask, md5: str) -> ShardResult | None:
     result = _from_source(task, hashed)
     if result is None or hashed.md5.hexdigest() == md5:
         return result
-    return result if (result.size, result.crc) == _file_crc(task) else None  # stores that encrypt give other numbers
+    return (
+        result if (result.size, result.crc) == file_crc(task.folder.full_path(task.name)) else None
+    )  # stores that encrypt give other numbers
 
 
 class _HashSink(NullSink):
@@ -148,17 +149,6 @@ def _kept(task: ShardTask, keep: Keep) -> ShardResult:
     """Return the result for a file that is what its sidecar says."""
     content = 0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())  # its sidecar has it
     return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-
-
-def _file_crc(task: ShardTask) -> tuple[int, int]:
-    """Return the size and CRC-32C of the file that is there."""
-    view = packing_buffer()
-    size = crc = 0
-    for got in task.folder.blocks(task.name, view):
-        if isinstance(got, int):
-            crc = crc32c(view[:got], crc)
-            size += got
-    return size, crc
 
 
 # Writes a tar shard.

@@ -29,8 +29,7 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
-from shardtool.storage import sources
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
 from shardtool.values import FILE, INLINE, LINK, SPAN, ShardContent, placed, to_text
 from shardtool.wording import option
 from shardtool.write.spans import BUFFER_SIZE, SpanReader, packing_buffer
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from shardtool.skipped import SkipCode
-    from shardtool.storage.sources import FileFact
+    from shardtool.storage.open_file import FileFact
     from shardtool.storage.staging import DurableFile
     from shardtool.values import Number
 
@@ -88,7 +87,7 @@ class ReadAhead:
     Args:
         files: All that may be asked for, in order.
         at_once: How many are read at the same time.
-        read_file: Reads one: that of `storage.reading`, or of `storage.sources`.
+        read_file: Reads one: `storage.open_file.read_file`.
     """
 
     def __init__(self, files: Iterator[PlannedFile], at_once: int, read_file: ReadFile) -> None:
@@ -240,9 +239,8 @@ class Packer:
         self.offsets = numbers("q", samples.spans.offsets).tolist()
         self.expected = numbers("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
-        read = sources.read_file if any(map(sources.is_place, (self.root, *samples.folders.values()))) else read_file
-        self.ahead = ReadAhead(self._planned_files(), task.reads, read) if task.reads > 1 else None
-        self.read_file = self.ahead.read if self.ahead else read
+        self.ahead = ReadAhead(self._planned_files(), task.reads, read_file) if task.reads > 1 else None
+        self.read_file = self.ahead.read if self.ahead else read_file
         self.file_of_row: list[int] = []
         if self.files:
             for file, count in zip(numbers("I", samples.spans.file), self.counts, strict=True):
@@ -339,15 +337,15 @@ class Packer:
         if self.ahead and (blocks := self.ahead.blocks(whole, size, flags, view)):
             yield from blocks
             return
-        for got in sources.read_blocks(whole, view, flags):
-            if not isinstance(got, int):
-                if done != size or got.st_size != size or got.st_mtime_ns != self.mtimes[row]:
-                    raise changed(path, size, done, got)
-                return
-            done += got
-            if done > size:
-                raise SourceFailed(path, "changed", f"grew beyond {size:,} bytes while it was packed")
-            yield view[:got]
+        with open_source(whole, flags) as file:
+            for block in file.blocks(view):
+                done += len(block)
+                if done > size:
+                    raise SourceFailed(path, "changed", f"grew beyond {size:,} bytes while it was packed")
+                yield block
+            fact = file.fact()
+        if done != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
+            raise changed(path, size, done, fact)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> bytes:
         """Fill `payload` from wherever the plan says; return the path that was read.
@@ -453,7 +451,7 @@ def unreadable(path: bytes, error: OSError) -> SourceFailed:
     return SourceFailed(path, code, reason(error))
 
 
-def changed(path: bytes, planned: int, got: int, fact: sources.FileFact) -> SourceFailed:
+def changed(path: bytes, planned: int, got: int, fact: FileFact) -> SourceFailed:
     """Return the failure of a file that is not what the plan saw."""
     if fact.st_size != planned:
         message = f"changed while it was packed: {planned:,} bytes in the plan, {fact.st_size:,} now"

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.fingerprint import crc32c
-from shardtool.storage.reading import PARTS
+from shardtool.storage.open_file import PARTS
 from shardtool.write.packer import unreadable
 from shardtool.write.spans import GAP, arena, gap_buffer, open_span_file
 from shardtool.write.task import SourceFailed, numbers

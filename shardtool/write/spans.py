@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed
 from shardtool.format import zip_read
-from shardtool.storage.open_file import open_spans
+from shardtool.storage.open_file import open_source
 from shardtool.values import to_text
 from shardtool.wording import option
 from shardtool.write.task import SourceFailed
@@ -25,7 +25,7 @@ from shardtool.write.task import SourceFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.storage.open_file import Spans
+    from shardtool.storage.open_file import File
     from shardtool.values import SpanFile
 
 
@@ -34,14 +34,14 @@ _NEAR = 64 * 1024
 OPEN_FILES = 64
 
 
-def open_span_file(planned: SpanFile) -> Spans:
+def open_span_file(planned: SpanFile) -> File:
     """Return a file for reading.
 
     Raises:
         OSError: It cannot be opened.
         Failed: It is not the file that the plan saw.
     """
-    source = open_spans(planned.path)
+    source = open_source(planned.path)
     fact = source.fact()
     if isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode):
         found = "is no plain file"
@@ -56,7 +56,7 @@ def open_span_file(planned: SpanFile) -> Spans:
     raise SourceFailed(planned.path, "changed", found)
 
 
-def check_unchanged(source: Spans, planned: SpanFile) -> None:
+def check_unchanged(source: File, planned: SpanFile) -> None:
     """Check that a file which was read is still what the plan saw.
 
     Raises:
@@ -83,7 +83,7 @@ class SpanReader:
         bounds.frombytes(regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
-        self._open: dict[int, Spans] = {}
+        self._open: dict[int, File] = {}
         self._file = -1  # whose bytes the window holds
         self._start = self._held = self._end = self._ahead = 0  # where; how many; where the last span ended
 
@@ -157,7 +157,7 @@ class SpanReader:
 
         def read(start: int, length: int) -> memoryview:
             held = memoryview(bytearray(min(length, max(0, self._files[file].size - start))))
-            return held[: source.read(held, start)]
+            return held[: source.read_into(held, start)]
 
         try:
             yield from zip_read.payload(read, offset, size, to_text(self.path(file)))
@@ -191,7 +191,7 @@ class SpanReader:
 
     def _read(self, file: int, offset: int, into: memoryview) -> None:
         source = self._open.get(file) or self._opened(file)
-        got = source.read(into, offset)
+        got = source.read_into(into, offset)
         if got != len(into):
             raise OSError(errno.EIO, f"ends at {offset + got:,}, {len(into) - got:,} bytes too early")
 
@@ -202,7 +202,7 @@ class SpanReader:
         self._read(file, offset, reading_window()[:held])
         self._start, self._held = offset, held
 
-    def _opened(self, file: int) -> Spans:
+    def _opened(self, file: int) -> File:
         if len(self._open) >= OPEN_FILES:
             self._close_oldest()
         while True:

@@ -23,8 +23,8 @@ from shardtool.publish.records import check_skipped_file, encode_skipped, merged
 from shardtool.publish.records import find_parts as find_records
 from shardtool.request.results import IndexResult, Observer
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.folders import open_folder
-from shardtool.storage.staging import local_folder, write_whole
+from shardtool.storage.folders import open_folder, write_whole
+from shardtool.storage.staging import local_folder
 from shardtool.table.columns import repeated
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.verbs.create.append import existing_keys, joined

@@ -35,7 +35,8 @@ from shardtool.publish.publisher import Publisher, clean
 from shardtool.request.choices import check_choices, check_ranges
 from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
-from shardtool.storage.staging import local_folder, write_whole
+from shardtool.storage.folders import write_whole
+from shardtool.storage.staging import local_folder
 from shardtool.values import (
     FILE,
     INLINE,

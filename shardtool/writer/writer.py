@@ -20,7 +20,6 @@ from shardtool.errors import (
     memory_for,
     printable,
 )
-from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import check_written, parse_pattern, sidecar_name
 from shardtool.plan.order import NO_LIMIT
@@ -28,11 +27,11 @@ from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.publish.destination import check_old
 from shardtool.request.results import Notes, Observer
 from shardtool.skipped import Skipped
-from shardtool.storage.staging import write_whole
+from shardtool.storage.folders import write_whole
+from shardtool.storage.open_file import file_crc
 from shardtool.values import ShardContent, counted, parse_size, show_size, to_text
 from shardtool.verbs.create.advice import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
-from shardtool.write.spans import packing_buffer
 from shardtool.writer.merge import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.open_shard import OpenShard
 from shardtool.writer.output import Output, options_of, skipped_rows
@@ -129,13 +128,9 @@ def _noted(output: Output) -> list[JournalEntry] | None:
 
 def _sound(output: Output, name: str, noted: JournalEntry) -> ShardIndex | None:
     """Return the sidecar of a shard that is there as the journal says; None where it is not."""
-    folder, view = output.folder, packing_buffer()
-    size = crc = 0
     try:
-        for got in folder.blocks(name, view):
-            if isinstance(got, int):
-                crc, size = crc32c(view[:got], crc), size + got
-        found = read_sidecar(folder.read(sidecar_name(name)), name, size)
+        size, crc = file_crc(output.folder.full_path(name))
+        found = read_sidecar(output.folder.read(sidecar_name(name)), name, size)
     except StoreFailed:
         raise
     except (OSError, ShardError):

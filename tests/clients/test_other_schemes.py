@@ -10,8 +10,8 @@ import pytest
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage import places
-from shardtool.storage.sources import objects_below
+from shardtool.storage import open_file, places
+from shardtool.storage.places import objects_below
 from tests.helpers import members, read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidRequest, match=r"the scheme nosuch://; expected .* one of fsspec's: .*hf"):
         shardtool.open("nosuch://x/y.json")
     with pytest.raises(FileNotFoundError):
-        places.open_blob(f"{memory}/none")
+        open_file.open_blob(f"{memory}/none")
     kind = type(fsspec.filesystem("memory"))
     for error, ours in ((PermissionError("key=sesame"), AccessRefused), (RuntimeError("key=sesame"), StoreFailed)):
 
@@ -68,7 +68,7 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(kind, "cat_file", fail)
         with pytest.raises(ours) as said:
-            places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
+            open_file.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
         assert "sesame" not in str(said.value)
         assert said.value.__suppress_context__
 

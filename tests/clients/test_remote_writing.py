@@ -14,9 +14,8 @@ import pytest
 from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.storage import places
-from shardtool.storage.folders import open_folder
+from shardtool.storage.folders import open_folder, write_whole
 from shardtool.storage.remote import lock, stores
-from shardtool.storage.staging import write_whole
 from shardtool.verbs.create import parts
 from tests.clients.remote import start, tool
 from tests.faults.helpers import settles

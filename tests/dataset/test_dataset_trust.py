@@ -38,7 +38,7 @@ from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.dataset.find import open_dataset
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
-from shardtool.storage.reading import read_small
+from shardtool.storage.places import read_small
 from shardtool.verbs.inspect.page import write_page
 from shardtool.verbs.verify.subject import TAKEN_AGAIN
 from tests.helpers import flip, identity, read_tree, write_tree

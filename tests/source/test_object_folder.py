@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardtool.source.folder_samples import collect
 from shardtool.source.scan import ScanPart, ScanRules, parts_of, scan, share_out
-from shardtool.storage.sources import FoundObject
+from shardtool.storage.places import FoundObject
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:

@@ -1,12 +1,12 @@
 """Laws of reading files."""
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from shardtool.storage.reading import SpanSource, dangling, entries_in, names_in, plain_size, read_head, read_small
+from shardtool.storage.open_file import open_source
+from shardtool.storage.places import dangling, entries_in, names_in, plain_size, read_head, read_small
 
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(10)))
     parts = [memoryview(bytearray(b"?" * size)) for size in (4, 0, 4, 4)]
-    with closing(SpanSource(os.fsencode(path))) as source:
+    with open_source(os.fsencode(path)) as source:
         assert source.read_parts(parts, 1, 12) == 9
         assert b"".join(parts) == bytes(range(1, 10)) + b"???"
         assert source.read_parts(parts[:3], 2, 8) == 8
@@ -29,7 +29,7 @@ def test_more_than_one_system_call_reads(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.seek(blocks * len(block))
         file.write(b"the tail")
-    with closing(SpanSource(os.fsencode(path))) as source:
+    with open_source(os.fsencode(path)) as source:
         total = blocks * len(block) + len(tail)
         assert source.read_parts([block] * blocks + [tail], 0, total) == total
     assert (bytes(tail), any(block[:100])) == (b"the tail", False)

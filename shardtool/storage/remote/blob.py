@@ -26,6 +26,7 @@ from shardtool.storage.remote.address import (
     is_same_server,
     is_web,
     of_proxy,
+    parse_address,
     proxy_of,
     shown,
     tls,
@@ -260,6 +261,10 @@ class Blob:
         """Its ETag; empty where the server gives none, or nothing was asked for yet."""
         return self._seen.get("version", "")
 
+    def fact(self) -> ObjectFact:
+        """Return what is known of it."""
+        return ObjectFact(self.size, version_number(self.version))
+
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset` on: fewer only at the end of the object.
 
@@ -296,6 +301,21 @@ class Blob:
                     yield piece
             except PassingFailure as error:
                 attempts.failed(error)
+
+    def checked_pieces(self) -> Iterator[bytes]:
+        """Yield all bytes as `pieces` does; at the end they are compared with what the store says of them.
+
+        Raises:
+            OSError: It is another one by now, it is gone, or has other bytes than the store says.
+            AccessRefused: We may not read it any more.
+            StoreFailed: The server fails time and again, or knows no ranges.
+        """
+        md5 = hashlib.md5(usedforsecurity=False)
+        for piece in self.pieces():
+            md5.update(piece)
+            yield piece
+        if self.md5 is not None:
+            _compare(self.address, self.md5, md5)
 
     def read_into(self, view: memoryview, offset: int) -> int:
         """Fill `view` from `offset` on; return how much there was.
@@ -509,24 +529,22 @@ def _compare(address: str, md5: str, read: Any) -> None:
         raise OSError(errno.EBADMSG, found, shown(address))
 
 
-def object_blocks(blob: Blob, into: memoryview) -> Iterator[int | ObjectFact]:
-    """Read an object of any size block by block: fill `into`, yield the bytes that are new, and again; then its facts.
+def stored_crc(address: str) -> int | None:
+    """Return the CRC-32C of an object that its store says, without reading it; None: it says none. Google's store does.
 
     Raises:
-        OSError: It is not there, is another one by now, or has other bytes than the store says.
-        AccessRefused: We may not read it.
-        StoreFailed: The server fails time and again.
+        FileNotFoundError: There is no such object.
+        StoreFailed: The store fails, or does not let us.
     """
-    limit, md5 = len(into), hashlib.md5(usedforsecurity=False)
-    for piece in blob.pieces():
-        for first in range(0, len(piece), limit):
-            block = piece[first : first + limit]
-            into[: len(block)] = block
-            yield len(block)
-        md5.update(piece)
-    if blob.md5 is not None:
-        _compare(blob.address, blob.md5, md5)
-    yield ObjectFact(blob.size, version_number(blob.version))
+    if parse_address(address).scheme != "gs":
+        return None
+    answer = retried(shown(address), lambda: send("GET", address, {"Range": "bytes=0-0"}))
+    drop(answer)
+    given = google_hashes(answer.headers).get("crc32c", "")
+    try:
+        return int.from_bytes(base64.b64decode(given, validate=True), "big") if given else None
+    except ValueError:
+        return None
 
 
 # Many requests at once: each thread waits for one server's answer, and results come in the order of what was asked.

@@ -6,8 +6,6 @@ are published. Whoever publishes must hold the lock.
 
 from __future__ import annotations
 
-import base64
-import errno
 import hashlib
 import http.client
 import re
@@ -19,15 +17,13 @@ from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
+from shardtool.storage.open_file import BLOCK
+from shardtool.storage.places import read_small
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.blob import (
     Blob,
     connections_to,
-    drop,
-    google_hashes,
-    object_blocks,
     read_whole,
-    send,
     stored_md5,
 )
 from shardtool.storage.remote.lock import check_held, locked
@@ -41,7 +37,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
     from urllib3.connection import HTTPConnection
 
-    from shardtool.storage.remote.blob import ObjectFact
     from shardtool.storage.remote.line import Line
     from shardtool.storage.staging import Sink
 
@@ -222,24 +217,6 @@ class Upload:
             raise PassingFailure("the store has other bytes than were sent")
 
 
-def stored_crc(address: str) -> int | None:
-    """Return the CRC-32C of an object that its store says, without reading it; None: it says none. Google's store does.
-
-    Raises:
-        FileNotFoundError: There is no such object.
-        StoreFailed: The store fails, or does not let us.
-    """
-    if parse_address(address).scheme != "gs":
-        return None
-    answer = retried(shown(address), lambda: send("GET", address, {"Range": "bytes=0-0"}))
-    drop(answer)
-    given = google_hashes(answer.headers).get("crc32c", "")
-    try:
-        return int.from_bytes(base64.b64decode(given, validate=True), "big") if given else None
-    except ValueError:
-        return None
-
-
 def _connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
     """Return a connection that leads to the server of a signed address, not made yet; what to ask for, and headers."""
     pool: Any = connections_to(url).connection_from_url(url)
@@ -289,8 +266,6 @@ def _check(address: str, answer: _Answer) -> None:
 
 _FEW = 4  # files that are asked for one by one, and not by a listing
 _SECOND_NS = 10**9
-_BLOCK = 2**20
-_MOST_READ = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,15 +393,9 @@ class RemoteFolder:
             OSError: It is not there, or changes while it is read.
             StoreFailed: It cannot be read.
         """
-        return read_whole(self.full_path(name), _check_small)
+        return read_small(self.full_path(name))
 
-    def read_staged(self, name: str) -> bytes:
-        """Return what is published: nothing is hidden here.
-
-        Raises:
-            OSError: It is not there.
-        """
-        return self.read(name)
+    read_staged = read  # nothing is hidden here
 
     def md5(self, name: str) -> str | None:
         """Return the MD5 of an object, as far as the store says it."""
@@ -434,10 +403,6 @@ class RemoteFolder:
             return stored_md5({"ETag": Blob(self.full_path(name)).version})
         except FileNotFoundError:
             return None
-
-    def blocks(self, name: str, into: memoryview) -> Iterator[int | ObjectFact]:
-        """Read an object block by block; see `object_blocks`."""
-        return object_blocks(Blob(self.full_path(name)), into)
 
     def full_path(self, name: str) -> str:
         """Return the address of `name`."""
@@ -472,11 +437,6 @@ class RemoteFolder:
                 changed = one.changed_ns // _SECOND_NS * _SECOND_NS
                 found[one.name] = FileFact(one.size, changed, "a folder" if one.is_folder else "")
         return found
-
-
-def _check_small(size: int) -> None:
-    if size > _MOST_READ:
-        raise OSError(errno.EFBIG, f"{size:,} bytes, too large")
 
 
 def _put(where: str, data: bytes) -> None:
@@ -559,7 +519,7 @@ class _TemporaryFile:
     def copy(self, to: Sink) -> None:
         """Write all of it to another."""
         self._file.seek(0)
-        while block := self._file.read(_BLOCK):
+        while block := self._file.read(BLOCK):
             to.write(block)
 
 

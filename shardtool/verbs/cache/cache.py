@@ -20,7 +20,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing
 from shardtool.plan.order import NO_LIMIT
 from shardtool.request.choices import check_choice
 from shardtool.storage.folders import checked_copy
-from shardtool.storage.reading import plain_size
+from shardtool.storage.places import plain_size
 from shardtool.storage.shared import open_by, take_lock
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import parse_size

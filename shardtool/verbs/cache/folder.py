@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Literal
 from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputFailed, reason
 from shardtool.pattern import sidecar_name
-from shardtool.storage.folders import Original
-from shardtool.storage.open_file import file_fact
-from shardtool.storage.places import is_url
-from shardtool.storage.reading import READ_PLAIN, entries_in, names_in, read_small
+from shardtool.storage.folders import Original, write_whole
+from shardtool.storage.open_file import READ_PLAIN
+from shardtool.storage.places import entries_in, file_fact, is_url, names_in, read_small
 from shardtool.storage.shared import NO_LOCKS, Lock, take_lock
-from shardtool.storage.staging import Folder, write_whole
+from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

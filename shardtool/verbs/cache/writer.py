@@ -15,8 +15,9 @@ from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
 from shardtool.request.choices import check_choice
+from shardtool.storage.folders import write_whole
 from shardtool.storage.shared import take_lock
-from shardtool.storage.staging import Folder, write_whole
+from shardtool.storage.staging import Folder
 from shardtool.values import parse_size, show_size
 from shardtool.verbs.cache.folder import WRITTEN, room_path
 from shardtool.wording import option

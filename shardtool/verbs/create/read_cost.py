@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN, read_file
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, read_file
 from shardtool.values import FILE, LINK
 from shardtool.write.spans import open_span_file
 
@@ -77,7 +77,7 @@ def _time_read(planned: SpanFile, offset: int, length: int, *, opening: bool) ->
         source.expect_random()
         if not opening:
             begun = time.perf_counter()
-        source.read(into, offset)
+        source.read_into(into, offset)
         return time.perf_counter() - begun
 
 
@@ -87,10 +87,10 @@ def _time_sequence(planned: SpanFile, start: int) -> float:
     first = max(0, min(start, planned.size - _SEQUENCE))
     with closing(open_span_file(planned)) as source:
         if planned.size > 2 * _STEP:
-            first += source.read(into, first)  # the way there does not count
+            first += source.read_into(into, first)  # the way there does not count
         begun, done = time.perf_counter(), 0
         for at in range(first, min(first + _SEQUENCE, planned.size), _STEP):
-            done += source.read(into, at)
+            done += source.read_into(into, at)
         return (time.perf_counter() - begun) / max(1, done)
 
 

@@ -23,7 +23,7 @@ from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import Changes
-from shardtool.storage.sources import identity
+from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, counted, output_text, to_bytes
 from shardtool.wording import either, option

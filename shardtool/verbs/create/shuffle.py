@@ -21,7 +21,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
-from shardtool.storage.sources import is_place
+from shardtool.storage.open_file import is_place
 from shardtool.storage.staging import spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
 from shardtool.verbs.create.read_cost import PROBES, REMOTE_BYTE_S, REQUEST_S, Cost, probe, show_time

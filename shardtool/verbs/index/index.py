@@ -36,10 +36,8 @@ from shardtool.request.choices import given_options
 from shardtool.request.options import ExportOptions, IndexOptions
 from shardtool.request.results import ExportResult, IndexResult, Notes, Observer
 from shardtool.request.run_record import RunRecord
-from shardtool.storage.folders import open_folder
-from shardtool.storage.places import base_name, folder_of, is_url, join, names_in, plain_sizes, read_small
-from shardtool.storage.reading import dangling
-from shardtool.storage.staging import write_whole
+from shardtool.storage.folders import open_folder, write_whole
+from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import either, flag, option
 

@@ -21,8 +21,7 @@ from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
 from shardtool.request.choices import given_options
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
-from shardtool.storage.places import base_name, for_each, is_url, join, names_in, plain_size, read_small
-from shardtool.storage.reading import file_stat
+from shardtool.storage.places import base_name, file_stat, for_each, is_url, join, names_in, plain_size, read_small
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import Overview, Sizes, by_count
 

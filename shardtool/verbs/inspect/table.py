@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from shardtool.dataset.sidecar import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.storage.staging import Folder, check_target, write_whole
+from shardtool.storage.folders import write_whole
+from shardtool.storage.staging import Folder, check_target
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import is_plain
 from shardtool.verbs.inspect.samples import pieces, plain, texts_of

@@ -25,9 +25,9 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.options import OF_WORKERS, CreateOptions
 from shardtool.request.results import Observer
-from shardtool.storage.places import is_url
-from shardtool.storage.reading import read_small
-from shardtool.storage.staging import KeptFiles, local_folder, write_whole
+from shardtool.storage.folders import write_whole
+from shardtool.storage.places import is_url, read_small
+from shardtool.storage.staging import KeptFiles, local_folder
 from shardtool.verbs.verify.look import look
 from shardtool.verbs.verify.subject import recorded_run
 from shardtool.wording import option

@@ -15,8 +15,7 @@ from shardtool.dataset.sidecar_read import read_bytes, read_facts
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.places import is_url
-from shardtool.storage.reading import dangling
+from shardtool.storage.places import dangling, is_url
 from shardtool.values import RESERVED, counted
 from shardtool.verbs.verify.findings import Finding, finding_of
 

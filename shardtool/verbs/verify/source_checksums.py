@@ -16,8 +16,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, span_tasks
-from shardtool.storage.reading import READ_FOLLOWING, READ_PLAIN
-from shardtool.storage.sources import read_blocks
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
 from shardtool.values import FILE, LINK, SPAN
 from shardtool.verbs.create.read_cost import REMOTE_READS, opening_s, reads_at_once
 
@@ -77,9 +76,9 @@ def _sum_files(task: Files) -> list[int]:
     for path, link in zip(task.paths, task.links, strict=True):
         crc = 0
         try:
-            for got in read_blocks(path, buffer, READ_FOLLOWING if link else READ_PLAIN):
-                if isinstance(got, int):
-                    crc = crc32c(buffer[:got], crc)
+            with open_source(path, READ_FOLLOWING if link else READ_PLAIN) as file:
+                for block in file.blocks(buffer):
+                    crc = crc32c(block, crc)
         except OSError as error:
             if is_out_of_memory(error):
                 raise

@@ -10,7 +10,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage import places
-from shardtool.storage.open_file import Ahead, ObjectSpans
+from shardtool.storage.open_file import Ahead, RemoteFile
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.blob import Blob, read_places, together
 from tests.servers.faults import Fault
@@ -149,20 +149,20 @@ def test_in_order(object_at: str, proxy: FaultyProxy) -> None:
     proxy.set()
     ahead, buffer = Ahead(blob), memoryview(bytearray(700_000))
     got = bytearray()
-    while size := ahead.read_into(buffer):
+    while size := ahead.readinto(buffer):
         got += buffer[:size]
     assert bytes(got) == _DATA
     assert len(proxy.log().asked) == 1
     ahead = Ahead(blob)
-    ahead.read_into(buffer)
+    ahead.readinto(buffer)
     ahead.close()
     assert not [one for one in threading.enumerate() if one.name == "shardtool-ahead"]
-    spans = ObjectSpans(object_at)
+    spans = RemoteFile(object_at)
     proxy.set()
     for offset in [*range(0, 8_500_000, 70_000), 5, 6_000_000]:
-        assert spans.read(buffer[:69_000], offset) == 69_000
+        assert spans.read_into(buffer[:69_000], offset) == 69_000
         assert buffer[:69_000] == _DATA[offset : offset + 69_000]
-    assert spans.read(buffer, len(_DATA) - 7) == 7
+    assert spans.read_into(buffer, len(_DATA) - 7) == 7
     spans.close()
     assert len(proxy.log().asked) < 20
 

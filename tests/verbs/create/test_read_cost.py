@@ -11,7 +11,7 @@ import pytest
 from shardtool import create
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import Observer
-from shardtool.storage import reading
+from shardtool.storage import open_file as reading
 from shardtool.values import INLINE
 from shardtool.verbs.create import read_cost, rounds
 from shardtool.verbs.create.read_cost import opening_s, reads_at_once
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.entries.entries import Entries
+    from shardtool.storage.open_file import FileFact
 
 SLOW_S = 0.002
 PICTURE = b"P6 2 2 255\n" + bytes(range(12))
@@ -46,7 +47,7 @@ def test_a_slow_open_is_noticed(*, there: bool, tmp_path: Path, monkeypatch: pyt
     entries = _entries(tmp_path, 100)
     assert opening_s(entries) < SLOW_S
 
-    def slow(*how: Any) -> tuple[int, os.stat_result]:
+    def slow(*how: Any) -> tuple[int, FileFact]:
         time.sleep(SLOW_S)
         return reading.read_file(*how)
 
@@ -116,7 +117,7 @@ def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     sources = [str(folder) for folder in folders]
     expected, opened = _written(sources, tmp_path / "a"), list[bytes]()
 
-    def slow(path: bytes, *how: Any) -> tuple[int, os.stat_result]:
+    def slow(path: bytes, *how: Any) -> tuple[int, FileFact]:
         opened.append(path)
         time.sleep(SLOW_S)
         return reading.read_file(path, *how)

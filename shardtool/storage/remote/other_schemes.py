@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage.remote import blob, stores
-from shardtool.storage.remote.address import MEANT, SCHEMES, parse_address, shown
-from shardtool.storage.remote.blob import PIECE, Blob, ObjectFact, object_blocks, read_object, version_number
+from shardtool.storage.remote.address import MEANT, parse_address, shown
+from shardtool.storage.remote.blob import PIECE, Blob
 from shardtool.storage.remote.stores import BucketEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 _AT_ONCE = 4 * PIECE  # bytes asked for at a time: each of them is a call
@@ -59,57 +58,13 @@ class OtherBlob(Blob):
             offset += wanted
 
 
-def is_other(address: str) -> bool:
-    """Tell whether an address is of a scheme that is fsspec's affair."""
-    return parse_address(address).scheme not in SCHEMES
-
-
-def open_blob(address: str, size: int | None = None) -> Blob:
-    """Return an object at an address of any scheme; see `Blob`."""
-    return OtherBlob(address) if is_other(address) else Blob(address, size)
-
-
-def read_file(address: str, into: memoryview) -> tuple[int, ObjectFact]:
-    """Fill `into` with an object of any scheme; see `read_object`."""
-    if not is_other(address):
-        return read_object(address, into)
-    other = OtherBlob(address)
-    fact = ObjectFact(other.size, version_number(other.version))
-    return (other.read_into(into, 0) if other.size == len(into) else 0), fact
-
-
-def read_small_object(address: str, check: Callable[[int], None]) -> bytes:
-    """Return a small object of any scheme, once `check` has not refused its size; see `blob.read_whole`."""
-    if not is_other(address):
-        return blob.read_whole(address, check)
-    other = OtherBlob(address)
-    check(other.size)
-    return other.read(0, other.size)
-
-
-def read_end(address: str, limit: int) -> bytes:
-    """Return the last bytes of an object of any scheme; see `blob.read_end`."""
-    if not is_other(address):
-        return blob.read_end(address, limit)
-    other = OtherBlob(address)
-    return other.read(max(0, other.size - limit), limit)
-
-
-def read_blocks(address: str, into: memoryview) -> Iterator[int | ObjectFact]:
-    """Read an object of any scheme block by block; see `object_blocks`."""
-    return object_blocks(open_blob(address), into)
-
-
 def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    """Yield what lies directly in a folder, or with `below` all at any depth; see `objects.listed`.
+    """Yield what lies directly in a folder, or with `below` all at any depth; as `stores.listed` does.
 
     Raises:
         AccessRefused: We may not list it.
         StoreFailed: It fails.
     """
-    if not is_other(address):
-        yield from stores.listed(address, below=below)
-        return
     with _failures(address):
         files, path = _files(address)
         root = str(files._strip_protocol(address)).strip("/")  # noqa: SLF001 - fsspec's own way to say what it lists
