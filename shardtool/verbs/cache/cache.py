@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from errno import EMFILE
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, overload
 
 from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import SummedFile
@@ -76,6 +76,10 @@ class Cache:
             that is larger than the cache and read in whole epochs.
         observer: Gets notes; without one they are warnings.
 
+    Attributes:
+        max_bytes: What may lie in the folder, in bytes.
+        policy: Which shards are evicted first.
+
     Raises:
         InvalidRequest: The folder is one of another version, holds something else, or locks do not work there.
     """
@@ -92,7 +96,8 @@ class Cache:
         if not isinstance(folder, str | os.PathLike):
             raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
         self.folder = os.path.abspath(local_folder(os.fspath(folder)).path)
-        self._space = Space(self.folder, parse_size(max_bytes), policy)
+        self.max_bytes, self.policy = parse_size(max_bytes), policy
+        self._space = Space(self.folder, self.max_bytes, policy)
         self._observer, self._said = observer, set[str]()
         try:
             foreign = prepare(self._space)
@@ -112,16 +117,6 @@ class Cache:
         self._expected: set[str] = set()  # copied by `expect`, and not opened since
         self._counting = threading.Lock()
         self._counter = Counter(self.folder)
-
-    @property
-    def max_bytes(self) -> int:
-        """What may lie in the folder."""
-        return self._space.max_bytes
-
-    @property
-    def policy(self) -> Policy:
-        """Which shards are evicted first."""
-        return self._space.policy
 
     @property
     def counts(self) -> Counts:
@@ -154,10 +149,8 @@ class Cache:
         Raises:
             InvalidRequest: The shard is larger than the cache may be.
         """
-        if self._pid != os.getpid():
-            self._begin()
         try:
-            original = self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_of(shard))
+            original = self._original(shard)
         except OSError:  # the reader of the shard will say it
             return CachedShard(shard.path)
         lock = None if original.name in self._damaged else self._leased(original)
@@ -168,14 +161,17 @@ class Cache:
 
     def expect(self, shard: StoredShard) -> None:
         """Copy a shard that is read soon, if it has room without an eviction; what fails is left to `open`."""
-        if self._pid != os.getpid():
-            self._begin()
-        with suppress(NoRoomError, StuckError, CorruptShard, OutputFailed, OSError):
-            original = self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_of(shard))
+        with suppress(NotCopiedError, CorruptShard, OutputFailed, OSError):
+            original = self._original(shard)
             if (lock := leased_copy(self._space, original)) is not None:
                 lock.close()
             elif original.size <= self.max_bytes and time.monotonic() >= self._retry_s:
                 self._copy_expected(original)
+
+    def _original(self, shard: StoredShard) -> Original:
+        if self._pid != os.getpid():
+            self._begin()
+        return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_of(shard))
 
     def _copy_expected(self, original: Original) -> None:
         self._expected.add(original.name)
@@ -224,7 +220,9 @@ class Cache:
             self._release()
         size = default_size(self.max_bytes) if max_size is None else parse_size(max_size)
         grown = CacheWriterOptions(part, format, size, NO_LIMIT if max_count is None else max_count)
-        return CacheWriter(self._space, grown, partial(self._note, "wait"), self._count_evicted)
+        return CacheWriter(
+            self._space, grown, partial(self._note, "wait"), lambda evicted: self._count(evicted=evicted)
+        )
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the shards that samplers have finished by now, the oldest first.
@@ -254,10 +252,6 @@ class Cache:
         """Return what `refresh` does, as a list: for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
 
-    def _count_evicted(self, evicted: int) -> None:
-        if evicted:
-            self._count(evicted=evicted)
-
     def _release(self) -> None:
         if self._shards is not None:
             self._shards.close()
@@ -275,10 +269,8 @@ class Cache:
             if time.monotonic() < self._retry_s:
                 return None
             lock, evicted = copied(self._space, original)
-        except NoRoomError:
-            self._note("room", "full of shards that are read or kept; others are read at their own place")
-        except StuckError:
-            self._note("stuck", f"the process that copies {original.path} goes on no more; it is read at its own place")
+        except NotCopiedError as error:
+            self._note(*error.args)
         except CorruptShard as error:
             self._note(original.name, f"not copied: {error}")
         except (OSError, OutputFailed) as error:
@@ -334,12 +326,11 @@ class CacheShards(Sequence[str]):
 
     Args:
         locks: The leases.
-        paths: Of the shards; None: of those that are leased.
+        paths: Of the shards, also of those that are gone.
     """
 
-    def __init__(self, locks: Sequence[Lock], paths: Sequence[str] | None = None) -> None:
-        self._locks = [*locks]
-        self._paths = [lock.path for lock in locks] if paths is None else [*paths]
+    def __init__(self, locks: list[Lock], paths: list[str]) -> None:
+        self._locks, self._paths = locks, paths
 
     @overload
     def __getitem__(self, which: int) -> str: ...
@@ -362,26 +353,13 @@ class CacheShards(Sequence[str]):
         """Return one of the shards, which is held already."""
         return CachedShard(shard.path)
 
-    def used(self, now_ns: int) -> None:
-        """Note that the shards are used now."""
-        for lock in self._locks:
-            lock.used(now_ns)
-
-    def keep(self, max_bytes: int) -> None:
-        """Let shards go, the first ones, until the others have no more than so many bytes."""
-        size = sum(lock.fact.st_size for lock in self._locks)
-        while size > max_bytes:
-            size -= self._locks[0].fact.st_size
-            self._locks.pop(0).close()
-            self._paths.pop(0)
-
     def close(self) -> None:
         """Let the shards go: from now on they may be evicted."""
         for lock in self._locks:
             lock.close()
 
 
-def _leased(paths: Sequence[str]) -> list[Lock]:
+def _leased(paths: list[str]) -> list[Lock]:
     locks = []
     for path in paths:
         with suppress(FileNotFoundError):
@@ -390,7 +368,7 @@ def _leased(paths: Sequence[str]) -> list[Lock]:
     return locks
 
 
-def _leased_again(paths: Sequence[str]) -> CacheShards:
+def _leased_again(paths: list[str]) -> CacheShards:
     """Return the shards that another process took: of one that is gone since, who reads it is told."""
     return CacheShards(_leased(paths), paths)
 
@@ -414,17 +392,16 @@ def take_shards(space: Space, max_bytes: int | None) -> CacheShards:
         if space.policy != "keep":
             for one in doomed:
                 space.evict([one], one.size)
-        written = [one for one in space.in_order(found.residents) if one.folder == WRITTEN and one not in doomed]
-        paths = [os.path.join(space.folder, WRITTEN, one.name) for one in sorted(written, key=_age)]
-        shards = CacheShards(_leased(paths))
-        shards.used(time.time_ns())  # all of them, so that each may be evicted from now on
-        if max_bytes is not None:
-            shards.keep(max_bytes)
-        return shards
-
-
-def _age(one: Resident) -> tuple[int, str]:
-    return one.came_ns, one.name
+        written = [one for one in found.residents if one.folder == WRITTEN and one not in doomed]
+        written.sort(key=lambda one: (one.came_ns, one.name))
+        locks = _leased([os.path.join(space.folder, WRITTEN, one.name) for one in written])
+        for lock in locks:  # also of those that are let go, so that each may be evicted from now on
+            lock.used(time.time_ns())
+        size = sum(lock.fact.st_size for lock in locks)
+        while max_bytes is not None and size > max_bytes:
+            with locks.pop(0) as lock:
+                size -= lock.fact.st_size
+        return CacheShards(locks, [lock.path for lock in locks])
 
 
 def _doomed(space: Space, found: CacheContents) -> set[Resident]:
@@ -473,13 +450,26 @@ class CachedShard:
             self.lock.close()
 
 
-def lease(path: str) -> Lock | None:
-    """Return a lease on a shard in a cache, and note that it is used; None: it is not there.
+class NotCopiedError(Exception):
+    """A shard has no copy, and gets none now: the kind of note that says it to the user, and its text."""
+
+
+def _stuck(original: Original) -> NotCopiedError:
+    return NotCopiedError(
+        "stuck", f"the process that copies {original.path} goes on no more; it is read at its own place"
+    )
+
+
+def leased_copy(space: Space, original: Original) -> Lock | None:
+    """Return a lease on the copy of a shard, and note that it is used.
+
+    Returns:
+        The lease; None: there is no copy, or one of another size, which the next replaces.
 
     Raises:
         OSError: It cannot be read.
     """
-    pauses = Pauses(_MOMENT_S)
+    pauses, path = Pauses(_MOMENT_S), os.path.join(space.folder, COPIED, original.name)
     while True:
         try:
             lock = take_lock(path, shared=True)
@@ -487,31 +477,12 @@ def lease(path: str) -> Lock | None:
             return None
         if lock is not None:
             lock.used(time.time_ns())
-            return lock
+            if lock.fact.st_size == original.size:
+                return lock
+            lock.close()
+            return None
         if not pauses.wait():  # a process holds it alone and does nothing
             return None
-
-
-class NoRoomError(Exception):
-    """What is there cannot be evicted: it is read, or the policy keeps it."""
-
-
-class StuckError(Exception):
-    """Another process holds the room of a shard, and writes nothing."""
-
-
-def leased_copy(space: Space, original: Original) -> Lock | None:
-    """Return a lease on the copy of a shard; None: there is none, or one of another size, which the next replaces.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    path = os.path.join(space.folder, COPIED, original.name)
-    lock = lease(path)
-    if lock is None or lock.fact.st_size == original.size:
-        return lock
-    lock.close()
-    return None
 
 
 def copied(space: Space, original: Original) -> tuple[Lock, int | None]:
@@ -521,8 +492,8 @@ def copied(space: Space, original: Original) -> tuple[Lock, int | None]:
         The lease, and how many shards were evicted; None: another process has made the copy.
 
     Raises:
-        NoRoomError: It does not fit, for what is there cannot be evicted.
-        StuckError: Another process began to copy it, and goes on no more.
+        NotCopiedError: It does not fit, for what is there is read or kept; or another process began to copy it, and
+            goes on no more.
         CorruptShard: The shard is not what its sidecar says.
         OutputFailed: It cannot be written.
         OSError: It cannot be read, or the cache's files cannot be opened.
@@ -539,7 +510,7 @@ def copied(space: Space, original: Original) -> tuple[Lock, int | None]:
                 seen = size
                 pauses.restart()
             if not pauses.wait():
-                raise StuckError
+                raise _stuck(original)
             continue
         with room:
             try:
@@ -555,7 +526,7 @@ def _copy(space: Space, folder: Folder, original: Original, room: Lock) -> tuple
     with space.locked():
         evicted = space.give(room, original.size)
     if evicted is None:
-        raise NoRoomError
+        raise NotCopiedError("room", "full of shards that are read or kept; others are read at their own place")
     staged = checked_copy(folder, original)
     try:
         lock = take_lock(staged.token, shared=True)
@@ -565,7 +536,7 @@ def _copy(space: Space, folder: Folder, original: Original, room: Lock) -> tuple
         folder.discard_staged([original.name])
         raise
     if lock is None:
-        raise StuckError
+        raise _stuck(original)
     lock.used(time.time_ns())
     lock.path = folder.full_path(original.name)
     return lock, evicted
@@ -684,7 +655,7 @@ def cache_clear(folder: str | os.PathLike[str]) -> CacheChange:
     """
     space = _space(folder)
     with _looked(space) as found:
-        return _removed(space, found, {one: _Wrong("", None) for one in found.residents})
+        return _removed(space, found, dict.fromkeys(found.residents, ("", None)))
 
 
 def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
@@ -703,20 +674,13 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
             if lock := take_lock(path, shared=True):
                 with lock:
                     if damage := _damage(path, one):
-                        wrong[one] = _Wrong(damage, lock.fact.st_ino)
+                        wrong[one] = damage, lock.fact.st_ino
     with _looked(space):
         return _removed(space, found, wrong)
 
 
-class _Wrong(NamedTuple):
-    """Why a shard is removed, and which file of its name is meant; None: any."""
-
-    why: str
-    inode: int | None
-
-
-def _removed(space: Space, found: CacheContents, wrong: Mapping[Resident, _Wrong]) -> CacheChange:
-    """Remove shards that no process holds; the folder's lock is held."""
+def _removed(space: Space, found: CacheContents, wrong: Mapping[Resident, tuple[str, int | None]]) -> CacheChange:
+    """Remove shards that no process holds, each for why and of that inode (None: any); the lock is held."""
     removed, kept, size = {}, {}, 0
     for one, (why, inode) in wrong.items():
         lock = lock_alone(os.path.join(space.folder, one.folder, one.name))

@@ -1,4 +1,7 @@
-"""The names of the files in a cache's folder. Every other name is foreign: it is never opened, and never removed."""
+"""The folder of a cache: the names of its files, what a look finds, and the space that is given to them.
+
+Every other name is foreign: it is never opened, and never removed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
+from errno import EBUSY
 from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Literal
@@ -71,11 +75,6 @@ def copy_facts(name: str) -> tuple[int, int | None] | None:
     return (int(found[1]), None if found[2] == "unknown" else int(found[2], 16)) if found else None
 
 
-def is_written(name: str) -> bool:
-    """Tell whether a file is a shard that a sampler wrote, by its name."""
-    return _SHARD.fullmatch(name) is not None
-
-
 def writer_of(name: str) -> str | None:
     """Return which writer's a file in the folder of written shards is; None: it is foreign."""
     found = _WRITER.fullmatch(name.removeprefix(ROOM) if name.startswith(ROOM) else name.removeprefix("."))
@@ -88,11 +87,6 @@ def copy_of(name: str) -> str | None:
     if bare.startswith(".") and bare.endswith(PART):
         bare = bare[1 : -len(PART)]
     return bare if _COPY.fullmatch(bare) else None
-
-
-def is_counts(name: str) -> bool:
-    """Tell whether a file has the counts of a process, by its name."""
-    return _COUNTS.fullmatch(name) is not None
 
 
 # What each process that uses a cache has found there: a small file for each, which only it writes.
@@ -167,7 +161,7 @@ def all_counts(folder: str) -> tuple[Counts, list[int]]:
     place = Folder(os.path.join(folder, COUNTS))
     total, ended, pids = _read(place, TOTAL), [], []
     living = Counts()
-    for name in filter(is_counts, names_in(place.path)):
+    for name in filter(_COUNTS.fullmatch, names_in(place.path)):
         try:
             lock = take_lock(place.full_path(name))
         except OSError:
@@ -196,9 +190,6 @@ def _read(folder: Folder, name: str) -> Counts:
         return Counts(**known) if all(type(one) is int and 0 <= one < 2**63 for one in known.values()) else Counts()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Counts()
-
-
-# What lies in a cache's folder, as a look at it finds it.
 
 
 _ROOM_SIZE = 200  # bytes: numbers of a room
@@ -270,17 +261,27 @@ def look(folder: str, *, but: str = "") -> CacheContents:
         OSError: A folder cannot be listed.
     """
     found = CacheContents()
-    for name in _names(folder):
-        if name not in (MARK, LOCK, *FOLDERS):
-            found.foreign.append(name)
-    _look_at_copies(os.path.join(folder, COPIED), found, but)
-    _look_at_written(os.path.join(folder, WRITTEN), found, but)
-    found.foreign += [f"{COUNTS}/{name}" for name in _names(os.path.join(folder, COUNTS)) if not _counts_part(name)]
+    found.foreign += [name for name in _names(folder) if name not in (MARK, LOCK, *FOLDERS)]
+    for part, owner_of in ((COPIED, copy_of), (WRITTEN, writer_of)):
+        groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)  # the files of each copy, or of each writer
+        for entry in _entries(os.path.join(folder, part)):
+            owner, fact = owner_of(entry.name), _fact(entry)
+            if owner is None or fact is None:
+                found.foreign.append(f"{part}/{entry.name}")
+            else:
+                groups[owner][entry.name] = fact
+        for owner, files in groups.items():
+            for name in [owner] if part == COPIED else [name for name in files if _SHARD.fullmatch(name)]:
+                sidecar = "" if part == COPIED else sidecar_name(name)
+                if name in files and (not sidecar or sidecar in files):
+                    shard, more = files.pop(name), files.pop(sidecar).st_size if sidecar else 0
+                    times = shard.st_mtime_ns, shard.st_atime_ns
+                    found.residents.append(Resident(part, name, shard.st_size + more, *times, sidecar))
+            _count_room(os.path.join(folder, part), owner, found, but, files)
+    for name in _names(os.path.join(folder, COUNTS)):
+        if name not in (TOTAL, f".{TOTAL}{PART}") and not _COUNTS.fullmatch(name):
+            found.foreign.append(f"{COUNTS}/{name}")
     return found
-
-
-def _counts_part(name: str) -> bool:
-    return name == TOTAL or is_counts(name) or name == f".{TOTAL}{PART}"
 
 
 def _names(folder: str) -> list[str]:
@@ -298,37 +299,6 @@ def _fact(entry: os.DirEntry[str]) -> os.stat_result | None:
         if entry.is_file(follow_symlinks=False):
             return entry.stat(follow_symlinks=False)
     return None
-
-
-def _grouped(folder: str, found: CacheContents) -> dict[str, dict[str, os.stat_result]]:
-    """Return the files of each copy, or of each writer, by their names."""
-    owner, part = (copy_of, COPIED) if os.path.basename(folder) == COPIED else (writer_of, WRITTEN)
-    groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
-    for entry in _entries(folder):
-        name, fact = owner(entry.name), _fact(entry)
-        if name is None or fact is None:
-            found.foreign.append(f"{part}/{entry.name}")
-        else:
-            groups[name][entry.name] = fact
-    return groups
-
-
-def _look_at_copies(folder: str, found: CacheContents, but: str) -> None:
-    for owner, files in _grouped(folder, found).items():
-        if (shard := files.pop(owner, None)) is not None:
-            found.residents.append(Resident(COPIED, owner, shard.st_size, shard.st_mtime_ns, shard.st_atime_ns))
-        _count_room(folder, owner, found, but, files)
-
-
-def _look_at_written(folder: str, found: CacheContents, but: str) -> None:
-    for owner, files in _grouped(folder, found).items():
-        for name in [name for name in files if is_written(name)]:
-            sidecar = sidecar_name(name)
-            if sidecar in files:
-                shard, size = files.pop(name), files.pop(sidecar).st_size
-                times = shard.st_mtime_ns, shard.st_atime_ns
-                found.residents.append(Resident(WRITTEN, name, shard.st_size + size, *times, sidecar))
-        _count_room(folder, owner, found, but, files)
 
 
 def _count_room(folder: str, owner: str, found: CacheContents, but: str, unfinished: Iterable[str]) -> None:
@@ -363,10 +333,9 @@ def held(path: str) -> bool:
         lock = take_lock(path)
     except OSError:
         return False
-    if lock is None:
-        return True
-    lock.close()
-    return False
+    if lock is not None:
+        lock.close()
+    return lock is None
 
 
 def lock_alone(path: str) -> Lock | None:
@@ -405,10 +374,6 @@ class Pauses:
         return True
 
 
-class FolderBusyError(OSError):
-    """Another process holds the folder's lock, and does nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Space:
     """The space of a cache's folder, as one process may use it.
@@ -433,7 +398,7 @@ class Space:
         pauses = Pauses()
         while (lock := take_lock(os.path.join(self.folder, LOCK), create=True)) is None:
             if not pauses.wait():
-                raise FolderBusyError(self.folder)
+                raise OSError(EBUSY, "a process holds its lock, and does nothing")
         with lock:
             yield
 
