@@ -13,11 +13,10 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, current_folder, listing
 from shardtool.read.catalog import joined, matching_rows, open_catalog, schema_of, table_of
-from shardtool.read.fetch import Fetcher
+from shardtool.read.fetch import Fetcher, MixedReader
 from shardtool.read.files import GrowingCache, ReadOptions, TakenShards
 from shardtool.read.keys import KeyFinder, Keys, numbers_of
 from shardtool.read.order import MixedSamples, SampleView
-from shardtool.read.samples import CombinedSamples
 from shardtool.read.stream import Streamable
 from shardtool.values import counted
 
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from shardtool.read.fetch import SkippedSamples
     from shardtool.read.files import ShardCache
     from shardtool.read.order import Stop
-    from shardtool.read.samples import Batch, Sample
-    from shardtool.read.stream import Reader
+    from shardtool.read.samples import Sample
     from shardtool.values import Given, OnBadSample
 
     Numbers = NDArray[np.int64]
@@ -347,68 +345,3 @@ def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop 
             raise InvalidRequest(f"dataset {at} of the mix", "something is done to its samples", expected=_AFTER)
     source = MixedSamples.of([one.source for one in datasets], weights, stop)
     return Mixture(MixedReader([one.fetcher for one in datasets], source), source)
-
-
-class MixedReader:
-    """Reads samples of several datasets; their numbers follow each other."""
-
-    def __init__(self, readers: Sequence[Reader], source: MixedSamples) -> None:
-        self._readers, self._source = readers, source
-        self._ends = np.cumsum([one.span for one in source.sources])
-
-    @property
-    def mean_size(self) -> int:
-        """Bytes of a sample, with all around it, as often as each dataset comes."""
-        weights = self._source.weights
-        total = sum(weight * reader.mean_size for weight, reader in zip(weights, self._readers, strict=True))
-        return total // sum(weights)
-
-    @property
-    def copies(self) -> bool:
-        """Whether shards of any dataset are copied into a cache before they are read."""
-        return any(one.copies for one in self._readers)
-
-    @property
-    def reads_at_once(self) -> int:
-        """How many calls of `read_late` are best made at the same time."""
-        return max(one.reads_at_once for one in self._readers)
-
-    def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
-        for one, part in self._divided(numbers, np.searchsorted(self._ends, numbers, side="right")):
-            one.expect(part, seen)
-
-    def reading_only(self, fields: frozenset[str] | None) -> MixedReader:
-        """Return a reader of these fields, where every sample of a dataset has them."""
-        return MixedReader([one.reading_only(fields) for one in self._readers], self._source)
-
-    def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
-        at = self._dataset_of(number)
-        self._readers[at].refuse(error, number - self._first(at), *counts)
-
-    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Count a sample that is left out, in its dataset and in `counts`."""
-        at = self._dataset_of(number)
-        self._readers[at].leave_out(error, number - self._first(at), *counts)
-
-    def read(self, numbers: Numbers) -> Batch:
-        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
-        which = np.searchsorted(self._ends, numbers, side="right")
-        return CombinedSamples(which.tolist(), [one.read(part) for one, part in self._divided(numbers, which)])
-
-    def read_late(self, numbers: Numbers) -> Batch:
-        """Return samples as `read` does, but read large ones only when each is asked for."""
-        which = np.searchsorted(self._ends, numbers, side="right")
-        return CombinedSamples(which.tolist(), [one.read_late(part) for one, part in self._divided(numbers, which)])
-
-    def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[Reader, Numbers]]:
-        """Yield each reader, and its samples among `numbers`, as it numbers them."""
-        for at, reader in enumerate(self._readers):
-            yield reader, numbers[which == at] - self._first(at)
-
-    def _dataset_of(self, number: int) -> int:
-        return int(np.searchsorted(self._ends, number, side="right"))
-
-    def _first(self, at: int) -> int:
-        return int(self._ends[at]) - self._source.sources[at].span

@@ -15,20 +15,19 @@ from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.read.catalog import IndexStore
 from shardtool.read.files import OpenFiles, keep_freed_memory
-from shardtool.read.samples import LATE, LazySamples, SeparateSamples, ShardRows, failed_part, join, single_sample
+from shardtool.read.samples import LATE, OpenShard, ShardRows, number_reader
 from shardtool.storage.places import called
 from shardtool.storage.shared import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.read.catalog import Catalog
-    from shardtool.read.files import OpenFile, ReadOptions
-    from shardtool.read.samples import Batch, PayloadSpans, Sample, ShardPart
-    from shardtool.values import Kind
+    from shardtool.read.files import ReadOptions
+    from shardtool.read.order import MixedSamples
+    from shardtool.read.samples import Sample, Samples
 
     Numbers = NDArray[np.int64]
 
@@ -88,15 +87,21 @@ class Fetcher:
 
     def __init__(self, catalog: Catalog, options: ReadOptions) -> None:
         keep_freed_memory()
-        self.catalog, self.options = catalog, options
-        self._near: dict[int, tuple[ShardIndex, OpenFile]] = {}
+        self.catalog = catalog
+        self._near: dict[int, OpenShard] = {}
         self.store, self._files = IndexStore(catalog, self._near.clear), OpenFiles(options.cache, self._near.clear)
         self.skipped = SkippedSamples()
         self._broken: dict[int, CorruptShard] = {}
-        self._kinds: dict[int, Mapping[str, Kind] | None] = {}
         self._firsts: list[int] = catalog.firsts.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
-        self._plain = not (options.check or options.metadata or catalog.is_remote)
+        self._readers = {name: number_reader(kind) for name, kind in catalog.kinds.items()}
+        self.use(options)
+
+    def use(self, options: ReadOptions) -> None:
+        """Set how samples are read."""
+        lists = self.catalog.lists if options.fields is None else self.catalog.lists & options.fields
+        self.options, self._fields, self._parses = options, options.fields, bool(lists)
+        self._plain = not (options.check or options.metadata or lists or self.catalog.is_remote)
 
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
@@ -127,7 +132,8 @@ class Fetcher:
     def selecting(self, fields: frozenset[str] | None) -> Fetcher:
         """Return a fetcher of some fields, with the same indexes and open shards."""
         found = Fetcher.__new__(Fetcher)
-        vars(found).update(vars(self) | {"options": replace(self.options, fields=fields), "_kinds": {}})
+        vars(found).update(vars(self))
+        found.use(replace(self.options, fields=fields))
         return found
 
     def reading_only(self, fields: frozenset[str] | None) -> Fetcher:
@@ -184,7 +190,7 @@ class Fetcher:
         for count in (self.skipped, *counts):
             count.add(error, self.catalog.shards[shard].path)
 
-    def read(self, numbers: Numbers) -> Batch:
+    def read(self, numbers: Numbers) -> list[Sample | ShardError]:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones.
 
         Args:
@@ -197,25 +203,29 @@ class Fetcher:
         if len(numbers) == 1:
             return [self.one(int(numbers[0]))]
         groups = self._groups(numbers)
-        if groups and self._reads_alone(groups):
-            found: list[Sample | ShardError] = [{}] * len(numbers)
+        found: list[Sample | ShardError] = [{}] * len(numbers)
+        if (
+            self._plain
+            and sum(len(group.rows) for group in groups) < len(groups) * _FEW
+            and self._is_indexed(groups[0])
+        ):
             order = np.argsort(numbers, kind="stable")
             for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
                 found[place] = self.one(number)
             return found
         parts = called(self._part, groups) if self.catalog.is_remote else map(self._part, groups)
-        return join([*parts], len(numbers))
+        for group, part in zip(groups, parts, strict=True):
+            for place, sample in zip(group.places.tolist(), part, strict=True):
+                found[place] = sample
+        return found
 
-    def _reads_alone(self, groups: list[_Group]) -> bool:
-        """Tell whether samples are better read one by one: few of each shard, which need no more than reading."""
-        shard = groups[0].shard
-        if not self._plain or sum(len(group.rows) for group in groups) >= len(groups) * _FEW:
-            return False
-        with suppress(CorruptShard):  # the samples raise it
-            return self._kinds_of(shard, self.store.index(shard)) is not None
+    def _is_indexed(self, group: _Group) -> bool:
+        """Tell whether the samples of a shard need no parsing; or cannot be read, which each of them says."""
+        with suppress(CorruptShard):
+            return self._opened(group.shard).readers is not None
         return True
 
-    def read_late(self, numbers: Numbers) -> Batch:
+    def read_late(self, numbers: Numbers) -> Samples:
         """Return samples as `read` does, but read large ones only when each is asked for.
 
         The system is asked to read them ahead, so that a thread that calls this has little to do, and holds nothing.
@@ -228,38 +238,19 @@ class Fetcher:
             OutputFailed: There is no room to unpack a compressed shard.
         """
         groups = self._groups(numbers) if self._plain else []
-        if not 0 < len(groups) <= self._files.most // 2:
+        if not 0 < len(groups) <= self._files.most // 2 or not all(map(self._is_indexed, groups)):
             return self.read(numbers)
-        if self._reads_alone(groups) and self.options.fields is None and self.mean_size >= LATE:
-            return self._each_late(groups, numbers)
-        plans: list[PayloadSpans] = []
+        size, spans = 0, []
         for group in groups:
-            try:
-                rows = self._rows(group)
-            except CorruptShard:
-                return self.read(numbers)
-            plan = rows.plan()
-            if plan is None or (plans and (plan.names, plan.kinds) != (plans[0].names, plans[0].kinds)):
-                return self.read(numbers)
-            plans.append(plan)
-        order = np.argsort(np.concatenate([plan.places for plan in plans]))
-        listed = order.tolist()
-        keys = [key for plan in plans for key in plan.keys]
-        files = [plan.file for plan in plans for _ in plan.keys]
-        spans = np.concatenate([plan.spans for plan in plans])[order].reshape(len(order), -1)
-        return LazySamples(
-            numbers, [keys[at] for at in listed], [files[at] for at in listed], plans[0].names, spans.T.tolist(),
-            plans[0].kinds, self.one,
-        )  # fmt: skip
-
-    def _each_late(self, groups: list[_Group], numbers: Numbers) -> SeparateSamples:
-        """Return samples that are read one by one, and let the system read them ahead."""
-        for shard, rows, _ in groups:
             with suppress(CorruptShard):  # each sample raises it, when it is asked for
-                index, file = self.store.index(shard), self._open(shard)
-                starts = index.starts[rows]
-                file.expect(starts, starts + index.sizes[rows])
-        return SeparateSamples(numbers.tolist(), self.one)
+                starts, ends = self._opened(group.shard).spans(group.rows, self._fields)
+                size += int((ends - starts).sum())
+                spans.append((group.shard, starts, ends))
+        if size < LATE * len(numbers):
+            return self.read(numbers)
+        for shard, starts, ends in spans:
+            self._opened(shard).file.expect(starts, ends)
+        return map(self.one, numbers.tolist())
 
     def _groups(self, numbers: Numbers) -> list[_Group]:
         """Return the samples of each shard, in file order."""
@@ -278,56 +269,120 @@ class Fetcher:
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
             try:
-                index, file = self._near.get(shard) or self._come_near(shard)
-                kinds = self._kinds[shard] if shard in self._kinds else self._kinds_of(shard, index)
-                if kinds is not None:
-                    return single_sample(index, file, row, kinds, self.options.fields)
-            except (CorruptShard, ValueError, IndexError):  # it is read again, for the error that names all
+                opened = self._near.get(shard) or self._opened(shard)
+                if opened.readers is not None:
+                    return opened.one(row, self._fields)
+            except (
+                CorruptShard,
+                OSError,
+                EOFError,
+                ValueError,
+                IndexError,
+            ):  # read again, for the error that names all
                 pass
-        (found,) = join([self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))], 1)
-        return found
+        return self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))[0]
 
-    def _come_near(self, shard: int) -> tuple[ShardIndex, OpenFile]:
-        """Return the index of a shard and the shard, and keep both at hand until a store gives any back."""
-        found = self._near[shard] = self.store.index(shard), self._open(shard)
-        return found
+    def _opened(self, shard: int) -> OpenShard:
+        """Return a shard that is being read, kept at hand until a store gives any back."""
+        found = self._near.get(shard)
+        if found is None:
+            place, index = self.catalog.shards[shard], self.store.index(shard)
+            is_tar = shard_format(place.path) == "tar"
+            # Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
+            readers = self._readers if self.catalog.origin(shard).listed and not index.kinds else None
+            file = self._files.open(place, self._sizes[shard] or None)
+            found = self._near[shard] = OpenShard(index, file, is_tar, {} if is_tar else readers)
+        return replace(found, readers=None) if self._parses and not found.is_tar else found
 
-    def _open(self, shard: int) -> OpenFile:
-        return self._files.open(self.catalog.shards[shard], self._sizes[shard] or None)
-
-    def _part(self, group: _Group) -> ShardPart:
+    def _part(self, group: _Group) -> list[Sample | ShardError]:
         """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
-        if (known := self._broken.get(group.shard)) is not None:
-            return failed_part(group.places, known)
-        try:
-            rows = self._rows(group)
-            found = rows.samples()
-            if found.errors and self._files.renew(self.catalog.shards[group.shard], rows.file):
-                found = self._rows(group).samples()
-        except CorruptShard as error:
-            if self.options.on_error == "skip":
-                self._broken[group.shard] = error  # no second walk, and no second message
-            return failed_part(group.places, error)
-        return found
+        error = self._broken.get(group.shard)
+        if error is None:
+            try:
+                rows = self._rows(group)
+                found = rows.samples()
+                damaged = any(isinstance(one, ShardError) for one in found)
+                if damaged and self._files.renew(self.catalog.shards[group.shard], rows.opened.file):
+                    found = self._rows(group).samples()
+            except CorruptShard as damage:
+                error = damage
+                if self.options.on_error == "skip":
+                    self._broken[group.shard] = error  # no second walk, and no second message
+            else:
+                return found
+        return [error] * len(group.rows)
 
     def _rows(self, group: _Group) -> ShardRows:
-        index, file = self.store.index(group.shard), self._open(group.shard)
-        kinds = self._kinds_of(group.shard, index)
+        opened = self._opened(group.shard)
         metadata = self.store.metadata(group.shard) if self.options.metadata else None
-        return ShardRows(self.catalog, self.options, index, file, kinds, *group, metadata=metadata)
+        return ShardRows(self.catalog, self.options, opened, group.shard, group.rows, metadata)
 
-    def _kinds_of(self, shard: int, index: ShardIndex) -> Mapping[str, Kind] | None:
-        """Return which fields of a shard are numbers; None: its records must be parsed.
 
-        Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
-        """
-        if shard not in self._kinds:
-            catalog, wanted = self.catalog, self.options.fields
-            lists = catalog.lists if wanted is None else catalog.lists & wanted
-            if shard_format(catalog.shards[shard].path) == "tar":
-                self._kinds[shard] = {}
-            elif lists or index.kinds or not catalog.origin(shard).listed:
-                self._kinds[shard] = None
-            else:
-                self._kinds[shard] = catalog.kinds
-        return self._kinds[shard]
+class MixedReader:
+    """Reads samples of several datasets; their numbers follow each other."""
+
+    def __init__(self, readers: Sequence[Reader], source: MixedSamples) -> None:
+        self._readers, self._source = readers, source
+        self._ends = np.cumsum([one.span for one in source.sources])
+
+    @property
+    def mean_size(self) -> int:
+        """Bytes of a sample, with all around it, as often as each dataset comes."""
+        weights = self._source.weights
+        total = sum(weight * reader.mean_size for weight, reader in zip(weights, self._readers, strict=True))
+        return total // sum(weights)
+
+    @property
+    def copies(self) -> bool:
+        """Whether shards of any dataset are copied into a cache before they are read."""
+        return any(one.copies for one in self._readers)
+
+    @property
+    def reads_at_once(self) -> int:
+        """How many calls of `read_late` are best made at the same time."""
+        return max(one.reads_at_once for one in self._readers)
+
+    def expect(self, numbers: Numbers, seen: set[str]) -> None:
+        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
+        for one, part in self._divided(numbers, np.searchsorted(self._ends, numbers, side="right")):
+            one.expect(part, seen)
+
+    def reading_only(self, fields: frozenset[str] | None) -> MixedReader:
+        """Return a reader of these fields, where every sample of a dataset has them."""
+        return MixedReader([one.reading_only(fields) for one in self._readers], self._source)
+
+    def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
+        """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
+        at = self._dataset_of(number)
+        self._readers[at].refuse(error, number - self._first(at), *counts)
+
+    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
+        """Count a sample that is left out, in its dataset and in `counts`."""
+        at = self._dataset_of(number)
+        self._readers[at].leave_out(error, number - self._first(at), *counts)
+
+    def read(self, numbers: Numbers) -> Samples:
+        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
+        which = np.searchsorted(self._ends, numbers, side="right")
+        found = [iter(one.read(part)) for one, part in self._divided(numbers, which)]
+        return (next(found[at]) for at in which.tolist())
+
+    def read_late(self, numbers: Numbers) -> Samples:
+        """Return samples as `read` does, but read large ones only when each is asked for."""
+        which = np.searchsorted(self._ends, numbers, side="right")
+        found = [iter(one.read_late(part)) for one, part in self._divided(numbers, which)]
+        return (next(found[at]) for at in which.tolist())
+
+    def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[Reader, Numbers]]:
+        """Yield each reader, and its samples among `numbers`, as it numbers them."""
+        for at, reader in enumerate(self._readers):
+            yield reader, numbers[which == at] - self._first(at)
+
+    def _dataset_of(self, number: int) -> int:
+        return int(np.searchsorted(self._ends, number, side="right"))
+
+    def _first(self, at: int) -> int:
+        return int(self._ends[at]) - self._source.sources[at].span
+
+
+Reader = Fetcher | MixedReader

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read.chain import Chain
-from shardtool.read.fetch import SkippedSamples
+from shardtool.read.fetch import Reader, SkippedSamples
 from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, default_share, others, window_of
 from shardtool.values import counted
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from shardtool.read.chain import Stages
     from shardtool.read.order import Ends, Order, OrderedSamples, Shuffle
-    from shardtool.read.samples import Batch, Sample
+    from shardtool.read.samples import Sample, Samples
 
     Numbers = NDArray[np.int64]
 
@@ -94,49 +94,6 @@ _ROUNDS_AT_ONCE = 2  # reads of shuffled samples where shards lie elsewhere: non
 _ROUNDS_TOGETHER = 2  # that such a read takes, of each rank: less would be many small requests
 _EXPECTED = 2**30  # bytes before they are read, their shards are copied into a cache: while a large one is copied
 _MOST_EXPECTED = 2**8  # jobs
-
-
-class Reader(Protocol):
-    """Reads samples by their numbers: a `Fetcher`, or several of them as one."""
-
-    @property
-    def mean_size(self) -> int:
-        """Bytes of a sample, with all around it; 1 at least."""
-        ...
-
-    @property
-    def copies(self) -> bool:
-        """Whether shards are copied into a cache before they are read."""
-        ...
-
-    @property
-    def reads_at_once(self) -> int:
-        """How many calls of `read_late` are best made at the same time: more than one where shards lie elsewhere."""
-        ...
-
-    def expect(self, numbers: Numbers, seen: set[str]) -> None:
-        """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
-        ...
-
-    def reading_only(self, fields: frozenset[str] | None) -> Reader:
-        """Return a reader that need not read other fields than these; None: all are looked at."""
-        ...
-
-    def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Raise the error of a sample, or count it where damaged samples are skipped."""
-        ...
-
-    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Count a sample that is left out."""
-        ...
-
-    def read(self, numbers: Numbers) -> Batch:
-        """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
-        ...
-
-    def read_late(self, numbers: Numbers) -> Batch:
-        """Return samples as `read` does, but read large ones only when each is asked for."""
-        ...
 
 
 class Streamable(Chain):
@@ -325,11 +282,11 @@ class Stream(Chain):
         share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self._fetcher.mean_size)
         return max(1, most) * share.world_size * share.workers
 
-    def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Batch]:
+    def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
         batch = self._fetcher.read_late(numbers)
         if self._share.ends == "pad":
-            return numbers, _PaddedSamples(batch, (positions >= order.length).tolist())
+            return numbers, _padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
     def _expected(self, order: Order, jobs: Iterator[Numbers]) -> Generator[Numbers]:
@@ -363,21 +320,12 @@ def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]
         start = stop
 
 
-@dataclass(frozen=True)
-class _PaddedSamples:
-    """Samples that say whether they were read for others' sake."""
-
-    batch: Batch
-    padding: list[bool]
-
-    def __len__(self) -> int:
-        return len(self.padding)
-
-    def __iter__(self) -> Iterator[Sample | ShardError]:
-        for sample, padded in zip(self.batch, self.padding, strict=True):
-            if isinstance(sample, dict):
-                sample["__padding__"] = padded
-            yield sample
+def _padded(batch: Samples, padding: list[bool]) -> Iterator[Sample | ShardError]:
+    """Yield samples that say whether they were read for others' sake."""
+    for sample, padded in zip(batch, padding, strict=True):
+        if isinstance(sample, dict):
+            sample["__padding__"] = padded
+        yield sample
 
 
 @dataclass(frozen=True)
