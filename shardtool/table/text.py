@@ -17,7 +17,6 @@ import io
 import json
 import re
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from typing import BinaryIO
 
-    from numpy.typing import NDArray
     from pyarrow.csv import InvalidRow
 
     Opened = Callable[[], BinaryIO]
@@ -58,7 +56,6 @@ _NUMBERS = (
     (r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?$", pa.float64()),
 )
 _SHOWN = 5  # rows in a message
-_ZERO, _NINE = b"09"
 _ZEROS = r"^\s*[+-]?0[0-9]"
 _TAIL = 64  # bytes that surely hold what ends a file
 _EXACT = 2.0**53  # from here on a float holds not every whole number
@@ -123,16 +120,12 @@ class DelimitedTable:
 
     def _has_zeros(self) -> bool:
         """Tell whether there may be a value such as 007, which is no number: seen in the bytes."""
-        before = np.frombuffer(f'{self._separator}\n\r" +-'.encode(), np.uint8)
-        last = before[1:2]
+        zeros, last = re.compile(rb'0(?<=[%b\n\r" +-]0)[0-9]' % self._separator.encode()), b"\n"
         with self._opened() as stream:
             while data := stream.read(_BLOCK):
-                codes = np.concatenate((last, np.frombuffer(data, np.uint8)))
-                digit = (codes >= _ZERO) & (codes <= _NINE)
-                found = np.flatnonzero((codes[1:-1] == _ZERO) & digit[2:] & ~digit[:-2])
-                if np.isin(codes[found], before).any():
+                if zeros.search(last + data):
                     return True
-                last = codes[-2:]
+                last = data[-2:]
         return False
 
     def count(self) -> int:
@@ -252,7 +245,7 @@ def read_json_lines(name: str, opened: Opened) -> pa.Table:
     """
     with opened() as stream:
         _check_text(name, stream.read(_HEAD))
-    check_lines(name, opened)
+    rows = check_lines(name, opened)
     try:
         table = _read_json(opened, None)
         check_shape(name, table.schema)
@@ -260,6 +253,8 @@ def read_json_lines(name: str, opened: Opened) -> pa.Table:
             table = _read_json(opened, pa.schema([one.with_type(_with_text(one.type)) for one in table.schema]))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _json_problem(name, opened, str(error)) from None
+    if table.num_rows != rows:  # an object of several lines, or several in one
+        raise _json_problem(name, opened, "not one object a line")
     return arrays.compact(table)
 
 
@@ -302,12 +297,10 @@ def _with_text(kind: pa.DataType) -> pa.DataType:
 def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
     """Return the error for what pyarrow could not read, found line by line."""
     kinds: dict[str, dict[str, list[int]]] = {}
-    with opened() as stream:
-        lines = (line for data in blocks(name, stream) for line in data.split(b"\n") if line.strip())
-        for number, line in enumerate(lines, 1):
-            for column, value in read_line(name, number, line).items():
-                if value is not None:
-                    kinds.setdefault(column, {}).setdefault(kind_of(value), []).append(number)
+    for number, row, _ in _each_row(name, opened):
+        for column, value in row.items():
+            if value is not None:
+                kinds.setdefault(column, {}).setdefault(_kind_of(value), []).append(number)
     for column, found in kinds.items():
         if len(found) > 1:
             return mixed_types(name, column, found)
@@ -387,42 +380,61 @@ def _too_long(column: pa.ChunkedArray) -> bool:
 
 # JSON lines, looked at before a table is made of them.
 #
-# The table's reader dies of a line that is no object, and of deep nesting, with the whole process; and it gives each
-# name that any line uses a value in every row. So each line must be one object, not nested deeper than `MOST_LEVELS`,
-# and names times rows must be in proportion to the bytes. Nothing is parsed for that: brackets, quotes and names are
-# counted, a block at a time, and only lines that look odd are read one by one.
+# The table's reader dies of a line that is `null`, and of deep nesting, with the whole process; it takes objects for
+# rows wherever lines end; and it gives each name that any line uses a value in every row. So each line must be one
+# object, not nested deeper than `MOST_LEVELS`, and names times rows must be in proportion to the bytes. Marks are
+# counted for that, a block at a time; only lines that look odd are parsed here.
 
 
 _WHITE = b" \t\r\n"
-_QUOTE, _BACKSLASH, _COLON, _CLOSE, _RETURN, _BRACE = b'"\\:}\r{'
-_BRACKETS = 0xDF, 0x5B, 0x5D  # a mask that makes braces of brackets, and what it leaves of `[{` and of `]}`
-_SPACE = 32
-_LONG_NAME = 64  # bytes: longer names are kept, of others a hash
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_ODD = (
+    re.compile(rb"}[ \t\r]*(?:null|{)"),  # a second value in a line
+    re.compile(rb'"[ \t\r]+:'),  # a name, and white space before its colon
+    re.compile(rb'\\"[^"]*":'),  # a name that holds a quotation mark
+)
+_NO_MARKS = bytes({*range(256)} - {*b'"[]{}'})
 _FEW_CELLS = 5 * 10**7  # of a file of any size: half a gigabyte
 _CELLS_PER_BYTE = 2  # a value that is there takes six bytes or more in the file, and eight in memory
 
 
-def check_lines(where: str, opened: Opened) -> None:
-    """Refuse lines that the table's reader cannot be given.
+def check_lines(where: str, opened: Opened) -> int:
+    """Return the number of lines that are not blank, or refuse those that the table's reader cannot be given.
 
     Raises:
         InvalidRequest: A line that is no object or nested too deep, or far too many names.
     """
-    names, rows, size = _Names(), 0, 0
+    names, rows, size = set[bytes](), 0, 0
     with opened() as stream:
-        for data in blocks(where, stream):
-            block = _Block(data)
-            odd = block.odd()
-            shown = np.cumsum(~block.blank)
-            for at in odd:
-                read_line(where, rows + int(shown[at]), block.line(at))
-            names.add(block)
-            rows, size = rows + int(shown[-1]), size + len(data)
-            if names.too_many(rows, size):
-                _check_names(where, opened)
-                names = _Names()
-                names.trusted = True
+        for block in blocks(where, stream):
+            data = block.strip(_WHITE)
+            rows, size = rows + data.count(b"\n") + 1, size + len(block)
+            names.update([part.rpartition(b'"')[2] for part in data.split(b'":')[:-1]])  # and what texts look like
+            if not _is_plain(data) or _too_many(len(names), rows, size):
+                return _check_each(where, opened)
+    return rows
+
+
+def _is_plain(data: bytes) -> bool:
+    """Tell whether lines look like one object each, not too deep, and have no names but before `":`."""
+    others, ends = data.count(b"\n"), data.count(b"}\n")
+    if ends < others:
+        ends += data.count(b"}\r\n")
+    if not data.count(b"\n{") == ends == others or data[:1] != b"{" or data[-1:] != b"}":
+        return False
+    if any(odd.search(data) for odd in _ODD):
+        return False
+    if data.count(b"{") + data.count(b"[") <= others + MOST_LEVELS:
+        return True
+    lines = data.split(b"\n")
+    return not any(line.count(b"{") + line.count(b"[") > MOST_LEVELS and _is_deep(line) for line in lines)
+
+
+def _is_deep(line: bytes) -> bool:
+    """Tell whether more than `MOST_LEVELS` brackets stand open at once, or some are not closed."""
+    marks = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", line).translate(None, _NO_MARKS))
+    for _ in range(MOST_LEVELS):
+        marks = re.sub(rb"\[\]|{}", b"", marks)
+    return bool(marks)
 
 
 def blocks(where: str, stream: BinaryIO) -> Iterator[bytes]:
@@ -448,82 +460,19 @@ def blocks(where: str, stream: BinaryIO) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-class _Block:
-    """Some lines, and where their marks are."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.codes = codes = np.frombuffer(data, np.uint8)
-        ends = np.flatnonzero(codes == _WHITE[-1])
-        self.ends = ends if data.endswith(b"\n") else np.append(ends, len(data))
-        self.starts = np.concatenate((np.zeros(1, np.int64), self.ends[:-1] + 1))
-        self.blank = self._find_blank()
-
-    def line(self, at: int) -> bytes:
-        """Return a line, without white space around it."""
-        return self.data[int(self.starts[at]) : int(self.ends[at])].strip(_WHITE)
-
-    def _find_blank(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self.ends - self.starts == 0
-        for at in np.flatnonzero(~found & (self.codes[np.minimum(self.starts, len(self.codes) - 1)] <= _WHITE[0])):
-            found[at] = not self.line(int(at))
-        return found
-
-    @cached_property
-    def quotes(self) -> NDArray[np.int64]:
-        """The places of quotation marks that begin or end a text; one behind a backslash is a part of a text."""
-        quotes = np.flatnonzero(self.codes == _QUOTE)
-        after = quotes[(quotes > 0) & (self.codes[quotes - 1] == _BACKSLASH)] if b'\\"' in self.data else quotes[:0]
-        if not len(after):
-            return quotes
-        others = np.concatenate(([-1], np.flatnonzero(self.codes != _BACKSLASH)))
-        before = others[np.searchsorted(others, after) - 1]
-        escaped = after[(after - before) % 2 == 0]  # an odd number of backslashes
-        return np.setdiff1d(quotes, escaped, assume_unique=True)
-
-    def odd(self) -> list[int]:
-        """Return the lines that are not seen to be one object each, of little depth."""
-        starts, codes = self.starts, self.codes
-        last = self.ends - 1
-        last = last - (codes[last] == _RETURN)
-        first = codes[np.minimum(starts, len(codes) - 1)]
-        whole = (first == _BRACE) & (codes[last] == _CLOSE) & (last > starts)
-        before = np.searchsorted(self.quotes, np.append(starts, len(codes)))
-        whole &= np.diff(before) % 2 == 0  # each text ends in its line
-        mask, opening, closing = _BRACKETS
-        masked = codes & np.uint8(mask)
-        opens, closes = np.flatnonzero(masked == opening), np.flatnonzero(masked == closing)
-        if len(opens) == len(starts) == len(closes) and whole.all():  # one of each, at both ends: what most files are
-            before = np.searchsorted(self.quotes, np.append(starts, len(codes)))
-            if not np.any(before % 2):  # and every text ends in its line
-                return []
-        sound = whole & self._balanced(opens, closes, last)
-        return np.flatnonzero(~sound & ~self.blank).tolist()  # type: ignore[no-any-return]
-
-    def _balanced(
-        self, opens: NDArray[np.int64], closes: NDArray[np.int64], last: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
-        """Return for which lines the brackets outside of texts close at the end, not before, and are not too deep."""
-        starts, count = self.starts, len(self.starts)
-        places = np.concatenate((opens, closes))
-        steps = np.concatenate((np.ones(len(opens), np.int64), -np.ones(len(closes), np.int64)))
-        order = np.argsort(places, kind="stable")
-        places, steps = places[order], steps[order]
-        lines = np.searchsorted(starts, places, "right") - 1
-        before = np.searchsorted(self.quotes, starts)
-        outside = (np.searchsorted(self.quotes, places) - before[lines]) % 2 == 0
-        places, steps, lines = places[outside], steps[outside], lines[outside]
-        depth = np.cumsum(steps)
-        begin = np.searchsorted(lines, np.arange(count))
-        depth = depth - np.concatenate(([0], depth))[begin][lines]
-        bad = (depth > MOST_LEVELS) | (depth < 0) | ((depth == 0) & (places != last[lines]))
-        found: NDArray[np.bool_] = np.bincount(lines[bad], minlength=count) == 0
-        ended = np.bincount(lines[depth == 0], minlength=count) == 1
-        sound: NDArray[np.bool_] = found & ended
-        return sound
+def _each_row(where: str, opened: Opened) -> Iterator[tuple[int, dict[str, object], int]]:
+    """Yield the number of each line that is not blank, its object, and how many bytes were read so far."""
+    number = size = 0
+    with opened() as stream:
+        for data in blocks(where, stream):
+            size += len(data)
+            for line in data.split(b"\n"):
+                if line.strip(_WHITE):
+                    number += 1
+                    yield number, _read_line(where, number, line), size
 
 
-def read_line(where: str, number: int, line: bytes) -> dict[str, object]:
+def _read_line(where: str, number: int, line: bytes) -> dict[str, object]:
     """Return the object that a line is.
 
     Raises:
@@ -537,7 +486,7 @@ def read_line(where: str, number: int, line: bytes) -> dict[str, object]:
         said = str(error).partition(":")[0]
         raise _no_object(where, number, line, said[:1].lower() + said[1:]) from None
     if not isinstance(row, dict):
-        raise _no_object(where, number, line, f"a JSON {kind_of(row)}")
+        raise _no_object(where, number, line, f"a JSON {_kind_of(row)}")
     if _levels(row) > MOST_LEVELS:
         raise too_deep(f"{where}, row {number:,}")
     return row
@@ -552,7 +501,7 @@ def _levels(value: object) -> int:
     return found
 
 
-def kind_of(value: object) -> str:
+def _kind_of(value: object) -> str:
     """Return what a JSON value is called."""
     names = {bool: "truth", int: "number", float: "number", str: "text", list: "list", dict: "object"}
     return names.get(type(value), "null")
@@ -566,83 +515,26 @@ def _no_object(where: str, number: int, line: bytes, found: str) -> InvalidReque
     return InvalidRequest(where, f"row {number:,}: {found}", expected="one JSON object a line", remedy=remedy)
 
 
-class _Names:
-    """The different names in objects, never fewer than there are; text that looks like a name counts, too."""
-
-    def __init__(self) -> None:
-        self.trusted = False  # they were counted one by one
-        self._hashes = np.zeros(0, np.uint64)
-        self._long: set[bytes] = set()
-
-    def add(self, block: _Block) -> None:
-        """Add the names of some lines: texts before a colon, or before more white space than a blank."""
-        if self.trusted:
-            return
-        codes, quotes = np.concatenate((block.codes, np.zeros(2, np.uint8))), block.quotes
-        after = codes[quotes + 1]
-        ends = after == _COLON
-        white = np.flatnonzero((after <= _SPACE) & (after > 0))
-        second = codes[quotes[white] + 2]
-        ends[white[(second == _COLON) | ((second <= _SPACE) & (second > 0))]] = True
-        at = np.flatnonzero(ends)
-        at = at[at > 0]
-        start, end = quotes[at - 1] + 1, quotes[at]
-        known, hashed = self._hashes, _hashes(block.data, start, end)
-        if len(known):
-            hashed = hashed[known[np.minimum(np.searchsorted(known, hashed), len(known) - 1)] != hashed]
-        if len(hashed):
-            self._hashes = np.union1d(known, hashed)
-        for one in np.flatnonzero(end - start > _LONG_NAME).tolist():
-            self._long.add(block.data[int(start[one]) : int(end[one])])
-
-    def too_many(self, rows: int, size: int) -> bool:
-        """Tell whether there may be more names than a table has room for."""
-        count = len(self._hashes) + len(self._long)
-        return not self.trusted and _too_many(count, rows, size)
-
-
 def _too_many(count: int, rows: int, size: int) -> bool:
     return count > MOST_COLUMNS or count * rows > max(_FEW_CELLS, _CELLS_PER_BYTE * size)
 
 
-def _hashes(data: bytes, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each text that is not too long: of its bytes, eight at a time from its end."""
-    short = (end - start) <= _LONG_NAME
-    end, left = end[short], (end - start)[short]
-    padded = bytes(8) + data
-    words = np.ndarray((len(padded) - 7,), "<u8", padded, strides=(1,))
-    found = left.astype(np.uint64)
-    rest = np.flatnonzero(left > 0)
-    while len(rest):
-        beyond = np.maximum(8 - left[rest], 0).astype(np.uint64) * np.uint64(8)
-        mixed = (found[rest] ^ (words[end[rest]] >> beyond)) * _FACTOR
-        found[rest] = mixed ^ (mixed >> np.uint64(29))
-        left, end = left - 8, end - 8
-        rest = rest[left[rest] > 0]
-    return found
-
-
-def _check_names(where: str, opened: Opened) -> None:
-    """Count the names in all lines one by one, and refuse too many."""
-    tops: set[str] = set()
-    names: set[tuple[str, ...]] = set()
-    rows = size = 0
-    with opened() as stream:
-        for data in blocks(where, stream):
-            lines = [line for line in data.split(b"\n") if line.strip(_WHITE)]
-            for line in lines:
-                rows += 1
-                row = read_line(where, rows, line)
-                tops.update(row)
-                _add_names(row, (), names)
-                if len(tops) > MOST_COLUMNS:
-                    raise too_many_columns(where)
-            size += len(data)
-            if _too_many(len(names), rows, size):
-                found = f"{len(names):,} different names in objects of the first {rows:,} rows"
-                expected = f"the same names in most rows, {MOST_COLUMNS:,} at most"
-                remedy = "Write what differs from row to row as lists of names and of values."
-                raise InvalidRequest(where, f"{found}, most of them without a value", expected=expected, remedy=remedy)
+def _check_each(where: str, opened: Opened) -> int:
+    """Return the number of lines, parsed one by one; see `check_lines`."""
+    tops, names = set[str](), set[tuple[str, ...]]()
+    rows = 0
+    size = 0
+    for rows, row, size in _each_row(where, opened):
+        tops.update(row)
+        _add_names(row, (), names)
+        if len(tops) > MOST_COLUMNS:
+            raise too_many_columns(where)
+        if _too_many(len(names), rows, size):
+            found = f"{len(names):,} different names in objects of the first {rows:,} rows"
+            expected = f"the same names in most rows, {MOST_COLUMNS:,} at most"
+            remedy = "Write what differs from row to row as lists of names and of values."
+            raise InvalidRequest(where, f"{found}, most of them without a value", expected=expected, remedy=remedy)
+    return rows
 
 
 def _add_names(value: object, path: tuple[str, ...], names: set[tuple[str, ...]]) -> None:
