@@ -13,6 +13,7 @@ from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
 from shardtool.errors import listing
+from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -126,3 +127,8 @@ class Skipped:
     path: str
     code: SkipCode
     message: str
+
+
+def in_order(rows: Iterable[Skipped]) -> list[Skipped]:
+    """Return rows in the order of the list: that of the bytes of paths, then of keys."""
+    return sorted(rows, key=lambda one: (to_bytes(one.path), to_bytes(one.key)))

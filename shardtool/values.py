@@ -96,6 +96,9 @@ def parse_size(text: str | int) -> int:
     return size
 
 
+_TWO_DIGITS = 10
+
+
 def show_size(size: float) -> str:
     """Return `size` bytes for people, in powers of ten: `1.50 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -103,6 +106,12 @@ def show_size(size: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.3g} {unit}"
         size /= _STEP
     return f"{size:,.2f} PB"
+
+
+def show_time(seconds: float) -> str:
+    """Return a time for people: `4.4 us`, `83 us`, `9.1 ms`."""
+    value, unit = (seconds * 1e6, "us") if seconds * 1e3 < 1 else (seconds * 1e3, "ms")
+    return f"{value:.1f} {unit}" if round(value, 1) < _TWO_DIGITS else f"{value:.0f} {unit}"
 
 
 def is_utf8(name: bytes) -> bool:

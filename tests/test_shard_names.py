@@ -6,7 +6,7 @@ import pytest
 
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import NameFacts, is_shard_name, parse_pattern, read_name, sidecar_name, whole_of
-from shardtool.verbs.create.request import output_pattern
+from shardtool.verbs.create.run import output_pattern
 
 TOLD = {
     "a.tar": NameFacts("tar"), "A.TAR": NameFacts("tar"), "a.b.Tar": NameFacts("tar"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardtool._version import __version__
@@ -33,6 +34,8 @@ class FetchOptions:
         user_agent: What the requests say of who asks.
         images: Whether a file must begin as an image does.
         memory: Bytes that are held of files that are fetched ahead.
+        max_failed: The share of a shard's samples that may fail before the run ends.
+        retry_failed: Whether a resumed run makes shards again of which samples failed.
     """
 
     connections: int = 256
@@ -46,6 +49,8 @@ class FetchOptions:
     user_agent: str = USER_AGENT
     images: bool = False
     memory: int = MEMORY
+    max_failed: Fraction = Fraction(1)
+    retry_failed: bool = False
 
     def identity(self) -> str:
         """Return what of it decides which files are taken."""

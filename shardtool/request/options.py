@@ -42,6 +42,7 @@ from shardtool.values import (
     Target,
     Trust,
     parse_size,
+    show_size,
 )
 from shardtool.wording import either, option
 
@@ -56,6 +57,7 @@ _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 
 OF_WORKERS = ("workers", "executor", "address")  # what every verb that starts some can be asked for
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
+_LEAST_MEMORY = 16 * 10**6  # bytes: what the buffers of a shuffle take
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
 _OF_FOLDERS = (
@@ -171,6 +173,23 @@ class OutputOptions:
         if self.export:
             remedy = either("`export` what `merge` has made.", "`shardtool index OUTPUT --merge` has --export, too.")
             raise InvalidRequest(part, f"used with {option('export')}", expected="one of them", remedy=remedy)
+        changes = [name for name in ("urls", "resize", "encode", "probe", "map") if getattr(self, name, None)]
+        found, why = "", ""
+        if changes and not (changes[0] == "urls" and self.max_size is None):  # of URLs, a shard has room for any bytes
+            found, why = changes[0], "samples whose sizes are known"
+        elif getattr(self, "method", "auto") == "scatter":
+            found, why = "method", "samples that are read at their places"
+        if found:
+            remedy = "Write it in one run, or pack the samples as they are in parts, and change them before or after."
+            raise InvalidRequest(part, f"used with {option(found)}", expected=why, remedy=remedy)
+
+    def of_transform(self) -> Transform | None:
+        """Return what is done to samples; None: nothing."""
+        return None
+
+    def of_shuffle(self) -> ReshardOptions | None:
+        """Return how samples that lie in shards are brought into another order; None: they lie in none."""
+        return None
 
     @property
     def readers(self) -> tuple[str, ...]:
@@ -460,6 +479,8 @@ class CreateOptions(SelectingOptions):
             robots=self.robots == "obey",
             user_agent=self.user_agent or USER_AGENT,
             images=self.require == "image",
+            max_failed=share("max_failed", self.max_failed),
+            retry_failed=self.retry_failed,
         )
 
 
@@ -698,4 +719,10 @@ class ReshardOptions(SelectingOptions):
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)  # `super()` does not work in a dataclass with slots
         check_classes_from(self.classes_from, option("classes", ("FIELD",)), self.classes)
-        parse_size(self.memory)
+        if (memory := parse_size(self.memory)) < _LEAST_MEMORY:
+            expected = f"{show_size(_LEAST_MEMORY)} or more"
+            raise InvalidRequest(option("memory"), show_size(memory), expected=expected)
+
+    def of_shuffle(self) -> ReshardOptions:
+        """Return how samples that lie in shards are brought into another order."""
+        return self

@@ -6,9 +6,11 @@ import errno
 import json
 import math
 import os
+import time
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,9 +19,9 @@ from shardtool.errors import Bug, CorruptShard, InvalidRequest, SampleFailed, St
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
-from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of, read_file
 from shardtool.storage.places import for_each, read_small
-from shardtool.values import LINK, counted, placed, source_name, to_bytes
+from shardtool.values import FILE, LINK, counted, placed, show_time, source_name, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -220,6 +222,53 @@ def span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Row
         if len(chosen):
             offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
             yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes(), file.form)
+
+
+# How many files each worker reads at the same time: several, where opening one takes long.
+
+
+_TRIED, _MOST_S = 12, 1.0  # files, and seconds for all of them
+_LOOKED_AT = 256  # rows, to find these
+_STRIDE = 2_654_435_761  # between them, around the end: a prime, so that they are of all fields and folders
+_HEAD = 4096  # bytes of each: a file's first come with it
+_SLOW_S = 0.5e-3  # a thread costs a tenth of that a file, and a disk of this machine answers before
+_READS = 16  # files that one worker reads at the same time
+_ALL_READS = 64  # that all workers read: more is of no use to most servers, and takes memory
+_REMOTE_READS = 32  # of a store or server, where nearly all of the time is waiting
+
+
+def files_at_once(entries: Entries, tasks: int) -> tuple[int, str]:
+    """Return how many files each of so many tasks is to read at the same time; and why, where they were tried."""
+    if entries.is_remote:
+        return _REMOTE_READS, ""
+    file_s = opening_s(entries)
+    reads = reads_at_once(file_s, tasks)
+    why = f"opening a file takes {show_time(file_s)}: each worker reads {reads} at the same time"
+    return reads, why if reads > 1 else ""
+
+
+def opening_s(entries: Entries) -> float:
+    """Return the seconds that it takes to open a file and read its start: the median of a few; 0 where none is read.
+
+    What is wrong with a file is found when it is packed.
+    """
+    rows, into = entries.rows, memoryview(bytearray(_HEAD))
+    times: list[float] = []
+    end = time.monotonic() + _MOST_S
+    for row in (at * _STRIDE % len(rows.kind) for at in range(min(_LOOKED_AT, len(rows.kind)))):
+        if len(times) == _TRIED or time.monotonic() > end:
+            break
+        if (kind := int(rows.kind[row])) in (FILE, LINK):
+            begun = time.perf_counter()
+            with suppress(OSError):
+                read_file(entries.place(row), into, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+            times.append(time.perf_counter() - begun)
+    return sorted(times)[len(times) // 2] if times else 0.0
+
+
+def reads_at_once(file_s: float, workers: int) -> int:
+    """Return how many files each of `workers` is to read at the same time, if opening one takes `file_s` seconds."""
+    return 1 if file_s < _SLOW_S else max(1, min(_READS, _ALL_READS // workers))
 
 
 # The top-level texts, numbers and truths of JSON payloads, read in workers: `selecting` makes columns of them.

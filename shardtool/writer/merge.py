@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Folder
-    from shardtool.verbs.create.request import OutputNames
+    from shardtool.verbs.create.run import OutputNames
 
 
 # The names of what several writers make side by side: each part is a dataset of its own, until they are merged.

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool._version import __version__
-from shardtool.dataset.dataset_file import ShardEntry
 from shardtool.dataset.sidecar import OWN_COLUMNS, ShardFact, ShardTally, types_of
 from shardtool.dataset.sidecar_read import read_sidecar
 from shardtool.dataset.sidecar_write import WrittenShard, encode, encode_table, index_of
@@ -28,7 +27,6 @@ from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFail
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import NUMBER_FIELDS, READERS, Holders, NameProblem, misreads, missing_field
 from shardtool.names import Names
-from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
@@ -51,7 +49,8 @@ from shardtool.values import (
     to_bytes,
     to_text,
 )
-from shardtool.verbs.create.result import PackedShards, publish_dataset
+from shardtool.verbs.create.result import publish_dataset
+from shardtool.verbs.create.run import Totals
 from shardtool.wording import flag, option
 from shardtool.writer.open_shard import Columns
 
@@ -378,39 +377,6 @@ def _labels(
     return found, kind
 
 
-@dataclass
-class Totals:
-    """What the published shards hold together.
-
-    Attributes:
-        entries: What the dataset file says of each.
-        fields: How many samples have each field.
-        field_bytes: Bytes of all payloads.
-        digest: The content fingerprint.
-        skipped: What was left out.
-        rounded: How many floats of each field were rounded.
-    """
-
-    entries: list[ShardEntry] = field(default_factory=list)
-    fields: Counter[str] = field(default_factory=Counter)
-    field_bytes: int = 0
-    digest: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
-    rounded: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return sum(entry.samples for entry in self.entries)
-
-    def add(self, entry: ShardEntry, tally: ShardTally, digest: int) -> None:
-        """Add a shard."""
-        self.entries.append(entry)
-        self.fields.update(tally.fields)
-        self.field_bytes += tally.field_bytes
-        self.digest += digest
-
-
 class Output:
     """The dataset of a writer, locked until `close`.
 
@@ -422,6 +388,7 @@ class Output:
     Attributes:
         columns: The metadata so far.
         totals: What the published shards hold.
+        rounded: How many floats of each field were rounded.
         notes: What readers would get wrong about them.
 
     Raises:
@@ -431,7 +398,8 @@ class Output:
     def __init__(self, pattern: ShardPattern, options: WriterOptions) -> None:
         self.pattern, self.options = pattern, options
         self.folder = local_folder(pattern.folder)
-        self.columns, self.totals, self.notes = Columns(), Totals(), ShardNotes()
+        self.columns, self.totals, self.notes = Columns(), Totals(FieldValues()), ShardNotes()
+        self.rounded: Counter[str] = Counter()
         asked = {"pattern": output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
         self.journal = Journal(self.folder, pattern.base, asked)
         before = Destination(self.folder, pattern, options.if_exists)
@@ -460,7 +428,7 @@ class Output:
         table = self.columns.table(shard.rows, shard.columns)
         written = WrittenShard(self.pattern.format, shard.content, table, shard.crcs, ())
         index = index_of(written)
-        number = len(self.totals.entries)
+        number = len(self.totals.shards)
         fact = ShardFact(output_text(shard.name), shard.size, shard.crc, shard.plan, None, self._first, number + 2)
         data, _ = encode(index, fact)
         self.publisher.add(shard.staged, data, shard.name)
@@ -470,14 +438,14 @@ class Output:
         self.journal.add(JournalEntry(fact.name, fact.size, shard.crc, f"{shard.digest:x}", *known, rounded, left_out))
         self.take(fact, data, index.tally(), shard.digest)
         self.totals.skipped += skipped
-        self.totals.rounded.update(rounded)
+        self.rounded.update(rounded)
         if self.pattern.format == "tar":
             self.notes.add(shard.content, _numbers(kinds))
 
     def take(self, fact: ShardFact, sidecar: bytes, tally: ShardTally, digest: int) -> None:
         """Add a published shard to the totals."""
-        index, keys = (sidecar_name(fact.name), len(sidecar), crc32c(sidecar)), (tally.first_key, tally.last_key)
-        self.totals.add(ShardEntry(fact.name, tally.samples, fact.size, fact.crc or 0, *index, *keys), tally, digest)
+        self.totals.add(fact, sidecar, tally)
+        self.totals.digest += digest
 
     def finish(self, kinds: Mapping[str, str], made: Mapping[str, object]) -> DatasetFile:
         """Publish the dataset file, after sidecars that say what is known now.
@@ -489,25 +457,10 @@ class Output:
         Raises:
             OutputFailed: The file system refuses.
         """
-        schema = self._renew()
-        totals, record = (
-            self.totals,
-            {"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"},
-        )
-        skipped = sorted(totals.skipped, key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
-        packed = PackedShards(
-            values=FieldValues(numbers=_numbers(kinds)),
-            shards=tuple(totals.entries),
-            fields=dict(totals.fields),
-            field_bytes=totals.field_bytes,
-            schema=schema,
-            digest=totals.digest,
-            skipped=tuple(skipped),
-            kept=0,
-            dropped=0,
-            misread=(),
-        )
-        dataset = publish_dataset(packed, self.publisher, RunRecord(record))
+        self.totals.schema = self._renew()
+        self.totals.values = FieldValues(numbers=_numbers(kinds))
+        record = {"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"}
+        dataset = publish_dataset(self.totals, self.publisher, RunRecord(record))
         self.journal.remove()
         return dataset
 
@@ -515,7 +468,7 @@ class Output:
         """Remove what is staged, and give the lock back; the journal stays only where there are shards to resume."""
         with self._stack:
             clean(self.destination)
-            if self.journal.started and (self.options.overwrite or not self.totals.entries):
+            if self.journal.started and (self.options.overwrite or not self.totals.shards):
                 self.journal.remove()
 
     @property
@@ -524,7 +477,7 @@ class Output:
 
     def _renew(self) -> dict[str, str]:
         """Write the sidecars again that are not those of a finished run; return the columns of all."""
-        entries, renewed, data = self.totals.entries, dict[str, bytes](), b""
+        entries, renewed, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
             name = os.fsdecode(to_bytes(entry.name))
             before = self.publisher.sidecar(name)

@@ -30,7 +30,7 @@ from shardtool.skipped import Skipped
 from shardtool.storage.folders import write_whole
 from shardtool.storage.open_file import file_crc
 from shardtool.values import ShardContent, counted, parse_size, show_size, to_text
-from shardtool.verbs.create.advice import folder_notes, loader_notes, name_notes
+from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
 from shardtool.writer.merge import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.open_shard import OpenShard
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.sidecar import ShardFact
-    from shardtool.verbs.create.request import OutputNames
+    from shardtool.verbs.create.run import OutputNames
     from shardtool.writer.output import JournalEntry, Keywords
     from shardtool.writer.samples import Sample
 
@@ -94,7 +94,7 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEn
         encoder.take_keys(sidecar.all_keys())
         output.take(sidecar.fact, data, sidecar.tally(), int(one.digest, 16))
         output.totals.skipped += skipped_rows(one)
-        output.totals.rounded.update(one.rounded)
+        output.rounded.update(one.rounded)
         if output.pattern.format == "tar":
             output.notes.add(_content(sidecar), {})
         kept.append(one)
@@ -258,7 +258,7 @@ class ShardWriter:
     @property
     def shards(self) -> list[str]:
         """The names of the shards that are published, or wait for the end of `overwrite`."""
-        return [entry.name for entry in self._output.totals.entries]
+        return [entry.name for entry in self._output.totals.shards]
 
     @property
     def dataset_file(self) -> str:
@@ -345,15 +345,15 @@ class ShardWriter:
         output, last = self._output, None
         self._done = self._merged() or (find_done(output) if self._options.resume else None)
         if self._done is not None:
-            output.totals.entries += self._done.shards
+            output.totals.shards += self._done.shards
             self._left = self._done.skipped
         elif self._options.resume:
             last = take_back(output, self._encoder, self._notes)
         if self._done is None and last is None:
             output.journal.start()
         self._full = None if last is None else last.size - TRAILER_SIZE[self._pattern.format]
-        if output.totals.entries:
-            self._last_key = output.totals.entries[-1].last_key
+        if output.totals.shards:
+            self._last_key = output.totals.shards[-1].last_key
         if self._tag:
             output.folder.remove([self._pattern.base + EMPTY_SUFFIX])
 
@@ -436,13 +436,13 @@ class ShardWriter:
         Raises:
             Refused: The pattern has no name for it, or the shard before has room for the sample.
         """
-        number = len(self._output.totals.entries)
+        number = len(self._output.totals.shards)
         if self._pattern.count is not None and number >= self._pattern.count:
             remedy = "Use an open range such as out-{000000..}.tar, a wider range, or larger shards."
             found = f"{self._pattern.count:,} names, and more samples"
             raise SampleRefused(InvalidRequest(self._pattern.text, found, remedy=remedy), "oversize")
         if self._full is not None:
-            samples, full = self._output.totals.entries[-1].samples, self._full
+            samples, full = self._output.totals.shards[-1].samples, self._full
             if full + sample.size <= self._room and samples < self._most:
                 raise _ended(self._output.destination.dataset_file)
             self._full = None
@@ -462,7 +462,7 @@ class ShardWriter:
             self._publish(self._shard)
         output.totals.skipped += self._skipped
         self._skipped = []
-        if not output.totals.entries:
+        if not output.totals.shards:
             self._end_empty()
             return
         options = self._options.recorded()
@@ -484,16 +484,16 @@ class ShardWriter:
             output.folder.publish(write_whole(output.folder, self._pattern.base + EMPTY_SUFFIX, b""))
 
     def _say(self) -> None:
-        output, shards = self._output, len(self._output.totals.entries)
+        output, shards = self._output, len(self._output.totals.shards)
         both = [(output.destination, shards)]
         if self._alone:
             bound = show_size(self._room + TRAILER_SIZE[self._pattern.format])
             found = f"{len(self._alone):,} larger than a shard of {bound} may be: {', '.join(self._alone[:5])}"
             self._notes.add(f"samples {found}; each gets a shard of its own")
-        for name, count in output.totals.rounded.items():
+        for name, count in output.rounded.items():
             self._notes.add(rounded_note(name, count))
         self._notes.add(*output.notes.texts(self._options.readers))
-        sizes = [sum(entry.size for entry in output.totals.entries)]
+        sizes = [sum(entry.size for entry in output.totals.shards)]
         self._notes.add(*loader_notes(both, sizes), *name_notes(both, self._options.readers))
         if "huggingface" in self._options.readers:
             self._notes.add(*folder_notes(both, {}))

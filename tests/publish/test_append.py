@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,28 +40,21 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.plan.order import Bounds
-from shardtool.plan.plan import make_plan
 from shardtool.publish.destination import Destination, EndedAppend, NewAppend, later_files, look, names_left
 from shardtool.publish.foreign_indexes import export_notes, exports_beside
-from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.records import encode_skipped, merged, read_skipped, unmerged
-from shardtool.request.run_record import RunRecord
 from shardtool.skipped import Skipped
-from shardtool.source.open import open_source
 from shardtool.storage.folders import open_folder
-from shardtool.values import parse_size
-from shardtool.verbs.create.append import AppendedSamples, begin, check_appended, check_new_keys, existing_keys
-from shardtool.verbs.create.request import Manner, read_request
-from shardtool.verbs.create.result import publish_dataset
-from shardtool.verbs.create.rounds import PackingRun
+from shardtool.verbs.create.append import begin_append, check_new_keys, existing_keys
+from shardtool.verbs.create.run import Output
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree
-from tests.own_worker import OwnWorker
 from tests.stored import contents, skipped, sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from shardtool.request.run_record import RunRecord
 
 # Forked workers start ten times faster, and never touch what the threads of this process may hold.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -107,33 +99,7 @@ def _create(source: Any, output: Any, **asked: Any) -> Path:
 def append(source: Any, output: Any, observer: Observer | None = None, *, resume: bool = False, **asked: Any) -> None:
     """Append the samples of a source: what `create` does once `if_exists` asks for it."""
     options = _options(if_exists="append-resume" if resume else "append", **asked)
-    begun, observer, pattern = time.time(), observer or Observer(), parse_pattern(output)
-    output_now = look(Destination(open_folder(pattern.folder), pattern, options.if_exists))
-    transform = options.of_transform()
-    with OwnWorker(options.workers or 1, options.start_method) as pool:
-        found = open_source(source, options, [pattern])
-        listed = found.list_samples(pool, observer)
-        entries = listed.entries
-        recorded = json.loads(json.dumps(options.recorded()))
-        made = RunRecord({"verb": "create", "source": listed.name, "options": recorded, "tool": "shardtool"})
-        (output_now,) = begin([AppendedSamples(output_now, entries.keys, made)])
-        estimate = None if transform is None else np.full(len(entries), 2048, np.int64)
-        max_size = None if options.max_size is None else parse_size(options.max_size)
-        bounds = Bounds(max_size, options.max_count, oversize=options.oversize)
-        plan = make_plan(entries, output_now.pattern_left, bounds, estimate=estimate)
-        plan = replace(plan, skipped=(*listed.skipped, *plan.skipped))
-        assert output_now.old is not None
-        check_appended(output_now.old, plan)
-        with output_now.folder.lock(pattern.base):
-            publisher = Publisher(look(output_now))
-            clean(output_now)
-            try:
-                manner = Manner(read_request(output, options, dry=False), begun)
-                packing = PackingRun(plan, publisher, manner, observer, set())
-                publish_dataset(packing.pack(pool), publisher, made)
-            finally:
-                pool.close()
-                clean(output_now)
+    create(source, output, options, observer=observer)
 
 
 def _read(file: Path) -> DatasetFile:
@@ -715,9 +681,10 @@ def test_classes_agree(ending: str, tmp_path: Path) -> None:
     _create(_labelled(tmp_path / "0", "cat", "dog"), pattern, label_from_folder=True)
     file, before = tmp_path / "out" / "out.json", identity(tmp_path / "out")
     with pytest.raises(InvalidRequest, match=r"classes of cls: 0 stands for 'dog'.*'cat'"):
-        append(_labelled(tmp_path / "1", "dog"), pattern, label_from_folder=True)
+        append(_labelled(tmp_path / "1", "dog"), pattern, label_from_folder=True, classes_from=["dog"])
+    names = ["cat", "cow", "dog"]
     with pytest.raises(InvalidRequest, match=r"1 stands for 'cow'"):
-        append(_labelled(tmp_path / "2", "cat", "cow", "dog"), pattern, label_from_folder=True)
+        append(_labelled(tmp_path / "2", *names), pattern, label_from_folder=True, classes_from=names)
     assert identity(tmp_path / "out") == before
     append(_labelled(tmp_path / "3", "cat"), pattern, label_from_folder=True)
     assert _read(file).classes == {"cls": ["cat", "dog"]}
@@ -827,9 +794,17 @@ def test_splits_of_a_run_tell_alike(old: Path, new: Path, tmp_path: Path) -> Non
     assert sum(len(one.made.appended) for one in files.values()) == 2
 
 
-def _output(pattern: str) -> Destination:
-    parsed = parse_pattern(pattern)
-    return look(Destination(open_folder(parsed.folder), parsed, "append-resume"))
+def _begun(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Destination]:
+    """Return how far the appends of a run are that adds the first keys to one dataset, and the last to another."""
+    outputs = []
+    for pattern, which in zip(patterns, ([*range(len(keys) - 1)], [len(keys) - 1]), strict=True):
+        parsed = parse_pattern(pattern)
+        there = look(Destination(open_folder(parsed.folder), parsed, "append-resume"))
+        outputs.append(Output("", there, np.array(which)))
+    entries = SimpleNamespace(keys=Names.of(keys))
+    run: Any = SimpleNamespace(outputs=outputs, entries=entries, makes_keys=False, record=lambda _: made)
+    begin_append(run)
+    return [output.destination for output in outputs]
 
 
 def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
@@ -840,14 +815,11 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     append(new, patterns[0])
     told = _read(tmp_path / "train" / "out.json").made.appended[-1]
     added = members(*shards(tmp_path / "train")[1:])
-    done = Names.of(dict.fromkeys(name.partition(".")[0].encode() for name, _ in added))
-    outputs = [_output(pattern) for pattern in patterns]
-    begun = begin([AppendedSamples(outputs[0], done, told), AppendedSamples(outputs[1], Names.of([b"other"]), told)])
-    assert [(type(one.append), one.first) for one in begun] == [(EndedAppend, 1), (NewAppend, 1)]
-    shared = Names.of([done[0]])
-    outputs = [_output(pattern) for pattern in patterns]
+    done = [*dict.fromkeys(name.partition(".")[0].encode() for name, _ in added)]
+    begun = [one.append for one in _begun(patterns, [*done, b"other"], told)]
+    assert [(type(one), one and one.first) for one in begun] == [(EndedAppend, 1), (NewAppend, 1)]
     with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key there already: new/000"):
-        begin([AppendedSamples(outputs[0], done, told), AppendedSamples(outputs[1], shared, told)])
+        _begun(patterns, [*done, done[0]], told)
 
 
 def test_keys_that_a_function_makes(tmp_path: Path) -> None:

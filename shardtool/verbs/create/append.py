@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardtool.request.run_record import RunRecord
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import Kind, Number
+    from shardtool.verbs.create.run import Output, Run
 
     Numbers = NDArray[np.int64]
 
@@ -49,81 +50,48 @@ _REMEDY = "`shardtool verify` shows what is damaged."
 _NULL = "null"  # the type of a column without a value: it goes with any
 
 
-def taken_keys(destination: Destination, made: RunRecord) -> Names:
+def taken_keys(run: Run, output: Output) -> Names:
     """Return the keys that new samples cannot have: those of the dataset that is appended to.
 
     Where this very append may have been killed when all but its end was done, its own samples are not counted.
 
-    Args:
-        destination: The dataset, if there is one to append to.
-        made: How the new samples are made, as the dataset file is to say.
-
     Raises:
         CorruptShard: A sidecar of the dataset is damaged.
     """
-    old = destination.old
+    destination, old = output.destination, output.destination.old
     if old is None:
         return Names.of(())
-    return existing_keys(destination.folder, old.shards[: _last_alike(destination, old, made)])
+    return existing_keys(destination.folder, old.shards[: _last_alike(destination, old, run.record(output))])
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedSamples:
-    """Samples that are to be appended to a dataset.
-
-    Attributes:
-        destination: The dataset.
-        keys: The samples' keys.
-        made: How they are made, as the dataset file is to say.
-    """
-
-    destination: Destination
-    keys: Names
-    made: RunRecord
-
-    def first_if_done(self, old: DatasetFile) -> int | None:
-        """Return the first shard of the last append if it was this one; None if it was another, or there was none."""
-        first = _last_alike(self.destination, old, self.made)
-        if first is not None and (self.mapped or _are_those(self.keys, self.destination, old, first)):
-            return first
-        return None
-
-    @property
-    def mapped(self) -> bool:
-        """Whether a function makes the keys, which are checked when they are known."""
-        return bool(self.made.options.get("map"))
-
-
-def begin(appends: Sequence[AppendedSamples]) -> list[Destination]:
+def begin_append(run: Run) -> None:
     """Decide, for each dataset appended to, whether all keys are new, or whether this same append already finished.
 
     It may have been killed before its end, or while it went on with the next split; only `--resume` may find it
-    `EndedAppend`, and only if the dataset file has it as the last append, made in the same way.
-
-    Returns:
-        The datasets, with what was decided.
+    `EndedAppend`, and only if the dataset file has it as the last append, made in the same way. Keys that the user's
+    function makes are checked when they are known.
 
     Raises:
         InvalidRequest: A key is taken, in any of the datasets, or `--dots` is not as it was.
         CorruptShard: A sidecar of a dataset is damaged.
     """
-    decided, new = [], []
-    for one in appends:
-        found = one.destination.append
+    new, entries = [], run.entries
+    for output in run.outputs:
+        destination, found, made = output.destination, output.destination.append, run.record(output)
         if found is None:
-            return [one.destination for one in appends]
-        _check_dots(found.old, one.made)
-        first = one.first_if_done(found.old)
-        done = found if first is None else EndedAppend(found.old, found.data, first)
-        decided.append(replace(one.destination, append=done))
-        if first is None and not one.mapped:
-            new.append(one.keys)
-    for destination in decided if new else ():
-        if (old := destination.old) is not None:
-            taken = existing_keys(destination.folder, old.shards)
+            return
+        _check_dots(found.old, made)
+        keys = entries.keys if output.which is None else entries.keys.take(output.which)
+        first = _last_alike(destination, found.old, made)
+        if first is not None and (run.makes_keys or _are_those(keys, destination, found.old, first)):
+            output.destination = replace(destination, append=EndedAppend(found.old, found.data, first))
+        elif not run.makes_keys:
+            new.append(keys)
+    for output in run.outputs if new else ():
+        if (old := output.destination.old) is not None:
+            taken = existing_keys(output.destination.folder, old.shards)
             for keys in new:
-                check_new_keys(keys, taken, destination.dataset_file)
-    return decided
+                check_new_keys(keys, taken, output.destination.dataset_file)
 
 
 def _last_alike(destination: Destination, old: DatasetFile, made: RunRecord) -> int | None:
@@ -439,17 +407,13 @@ class _DatasetKeys:
     written_ns: Numbers
 
 
-def known_samples(entries: Entries, destinations: Sequence[Destination], *, transformed: bool) -> KnownSamples:
-    """Return which samples are not new, compared with all that the datasets hold.
-
-    Args:
-        entries: The samples.
-        destinations: The datasets that are appended to.
-        transformed: Whether samples are changed on the way: then the sizes and fields in shards say nothing.
+def known_samples(run: Run) -> KnownSamples:
+    """Return which samples of a run are not new, compared with all that the datasets appended to hold.
 
     Raises:
         CorruptShard: A sidecar, or the list of what was left out, is damaged.
     """
+    entries, destinations = run.entries, [output.destination for output in run.outputs]
     numbers = {to_bytes(name): number for number, name in enumerate(entries.fields)}
     packed = _read(destinations, numbers)
     place = places_among(packed.keys, entries.keys)
@@ -461,7 +425,7 @@ def known_samples(entries: Entries, destinations: Sequence[Destination], *, tran
         times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
         newest = np.maximum.reduceat(times, entries.first[:-1])
         changed[theirs[newest[theirs] > packed.written_ns[mine] + _SLACK_NS]] = True
-        if not transformed:
+        if run.transform is None:  # else the sizes and fields in shards say nothing
             changed[theirs[_differ(packed, entries, mine, theirs)]] = True
     return KnownSamples(there, _listed(entries, there, destinations), changed)
 

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, OutputExists, current_folder, printable
+from shardtool.errors import InvalidRequest, OutputExists, current_folder, memory_for, printable
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, folders_of
 from shardtool.request.choices import given_options
 from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.results import Notes, Observer
 from shardtool.source.open import open_source
-from shardtool.verbs.create.place import arrange_payloads, check_memory, check_method, temporary_file
-from shardtool.verbs.create.request import (
-    Manner,
+from shardtool.values import SPAN, SpanFile
+from shardtool.verbs.create.run import (
     check_other_place,
     keep_classes,
+    open_outputs,
     open_publishers,
-    open_targets,
     output_pattern,
-    read_request,
+    read_run,
     remove_splits,
-    run_record,
 )
-from shardtool.verbs.create.samples import list_samples, spool
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
+    from shardtool.names import Names
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import CreateResult, DryRun
+    from shardtool.request.split_options import SplitOptions
     from shardtool.source.base import Source
-    from shardtool.values import Datasets
-    from shardtool.verbs.create.request import OutputDataset, OutputNames, Request
-    from shardtool.verbs.create.samples import Samples
+    from shardtool.values import Datasets, Dots
+    from shardtool.verbs.create.run import OutputNames, Run
 
 
 # What `create` and `reshard` share: samples from a source become one dataset, or one for each split.
@@ -49,91 +48,76 @@ if TYPE_CHECKING:
 # the parent imports what the plan and the sidecars need, and never need it themselves.
 
 
-_OF_WORKERS = ("shardtool.write.pack_shard", "shardtool.write.pack_shard")
-
-
 def write_dataset(
-    source: object, output: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file.
 
     Args:
         source: A folder, a manifest, or datasets.
-        output: A shard pattern, or the shards' names; with `{split}` in it for splits.
+        names: A shard pattern, or the shards' names; with `{split}` in it for splits.
         options: What was asked for.
         observer: Gets the progress, and what the user should know.
     """
     begun, notes = time.time(), Notes(observer or Observer())
     with start_workers(options) as pool, ExitStack() as stack:
-        request = read_request(output, options, dry=False)
-        opened, samples = _open_and_list(request, source, pool, notes)
+        run = read_run(names, options, pool, notes, begun=begun, dry=False)
+        opened = _open_and_list(run, source)
 
         from shardtool.verbs.create.parts import begin_part, end_part, merge_if_last
-        from shardtool.verbs.create.plans import check_output, plan_shards
-        from shardtool.verbs.create.result import (
-            WrittenDataset,
-            check_content,
-            publish_dataset,
-            removal_notes,
-            result,
-            unchanged,
-        )
-        from shardtool.verbs.create.rounds import PackingRun
+        from shardtool.verbs.create.plans import check_outputs, plan_shards
+        from shardtool.verbs.create.result import check_content, publish_dataset, removal_notes, result
+        from shardtool.verbs.create.rounds import Packing
+        from shardtool.verbs.create.shuffle import arrange_payloads, spool_place
 
-        samples = check_output(request, samples, notes)
-        if not samples.targets:
-            untouched = [unchanged(target) for target in samples.untouched]
-            return result(request, untouched, None, notes, time.time() - begun)
-        targets, temporary, publishers = samples.targets, temporary_file(request, samples.targets), []
-        if samples.binary:  # workers read binary columns from a file beside the output
-            publishers = open_publishers(targets, temporary, pool, stack)
-            samples = spool(samples, opened, publishers[0])
-        plans = plan_shards(request, samples, pool, notes)
-        samples, targets = replace(samples, targets=plans.targets), plans.targets
-        publishers = publishers or open_publishers(targets, temporary, pool, stack)
-        made = [run_record(request, samples.listed, target.split) for target in targets]
-        whole = zip(publishers, plans.each, made, strict=True)
-        parts = [begin_part(*one, notes) for one in whole if request.part is not None]
-        placed = arrange_payloads(request, samples, plans, pool, notes)
-        packed, manner, made_keys = [], Manner(request, begun, samples.dots), set[bytes]()
-        for plan, publisher in zip(placed, publishers, strict=True):
-            packed.append(PackingRun(plan, publisher, manner, notes.observer, made_keys).pack(pool))
-            notes.add(*map(str, packed[-1].misread))
-        written = [unchanged(target) for target in samples.untouched]
-        if parts:
-            content = samples.listed.digest if len(parts) == 1 else None
-            datasets = [end_part(*one, content) for one in zip(packed, publishers, parts, strict=True)]
-        else:
-            check_content(samples.listed, packed)
-            datasets = [publish_dataset(*one) for one in zip(packed, publishers, made, strict=True)]
-        for target, dataset, one in zip(targets, datasets, packed, strict=True):
-            written.append(WrittenDataset(target, dataset, one.kept, one.dropped))
-        remove_splits(request, plans.gone)
-        notes.add(*removal_notes(request, publishers), *(f"split {printable(name)} removed" for name in plans.gone))
-        for target in targets if request.exports or request.appends else ():
-            _export(request, target, pool, notes)
-    merged = [merge_if_last(target.output, notes) for target in targets if request.part is not None]
-    return result(request, written, plans.changes, notes, time.time() - begun, merged=bool(merged) and all(merged))
+        check_outputs(run)
+        if not run.outputs:
+            return result(run)
+        is_binary, temporary = run.is_binary, spool_place(run)
+        if is_binary:  # workers read binary columns from a file beside the output
+            open_publishers(run, temporary, stack)
+            _spool(run, opened)
+        plan_shards(run)
+        if not is_binary:
+            open_publishers(run, temporary, stack)
+        for output in run.outputs if run.part else ():
+            begin_part(run, output)
+        arrange_payloads(run)
+        for output in run.outputs:
+            Packing(run, output).pack()
+        if not run.part:
+            check_content(run)
+        for output in run.outputs:
+            output.dataset = (
+                end_part(run, output)
+                if run.part
+                else publish_dataset(output.totals, output.publisher, run.record(output))
+            )
+        remove_splits(run)
+        notes.add(*removal_notes(run), *(f"split {printable(name)} removed" for name in run.gone))
+        _export(run)
+    merged = [merge_if_last(output.destination, notes) for output in run.outputs if run.part]
+    return result(run, merged=bool(merged) and all(merged))
 
 
 def plan_dataset(
-    source: object, output: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
 ) -> DryRun:
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
-    notes = Notes(observer or Observer())
+    begun, notes = time.time(), Notes(observer or Observer())
     with start_workers(options) as pool:
-        request = read_request(output, options, dry=True)
-        opened, samples = _open_and_list(request, source, pool, notes)
+        run = read_run(names, options, pool, notes, begun=begun, dry=True)
+        opened = _open_and_list(run, source)
 
         from shardtool.source.plan_file import RecordedSource
-        from shardtool.verbs.create.plans import check_output, plan_shards
+        from shardtool.verbs.create.plans import check_outputs, plan_shards
         from shardtool.verbs.create.result import dry_result
 
-        samples = check_output(request, samples, notes)
-        plans = plan_shards(request, samples, pool, notes)
+        check_outputs(run)
+        plan_shards(run)
         if isinstance(opened, RecordedSource):
             notes.add(opened.write_plan())
-    return dry_result(request, samples, plans, notes)
+    return dry_result(run)
 
 
 def start_workers(options: OutputOptions) -> Pool:
@@ -141,41 +125,135 @@ def start_workers(options: OutputOptions) -> Pool:
 
     What they need is imported before, once for all of them.
     """
-    for name in _OF_WORKERS:
-        import_module(name)
+    import_module("shardtool.write.pack_shard")
     again = f"Run the same command with {option('if_exists', 'resume')}: finished shards are kept."
     return start_pool(options, again)
 
 
-def _open_and_list(request: Request, source: object, pool: Pool, notes: Notes) -> tuple[Source, Samples]:
-    """Open the output and the source; return the source, and the samples that were asked for."""
+def _open_and_list(run: Run, source: object) -> Source:
+    """Open the outputs and the source, list the samples that were asked for, and return the source."""
     try:
-        targets = open_targets(request)
+        open_outputs(run)
     except OutputExists:
-        if request.verb == "reshard" and not request.appends:
-            check_other_place(request, source)
+        if run.verb == "reshard" and not run.appends:
+            check_other_place(run, source)
         raise
-    patterns = [target.pattern for target in targets] or [output_pattern(request.names)]  # a column will name splits
-    opened = open_source(source, keep_classes(request, targets), patterns)
-    check_memory(request)
-    function = request.options.map if isinstance(request.options, CreateOptions) else None
-    pool.check(Needs(folders_of(source), function=str(function or "")))
-    samples = list_samples(request, opened, targets, pool, notes)
-    pool.check(Needs(samples.listed.entries.files()))
-    check_method(request, samples.listed)
-    return opened, samples
+    patterns = [output.pattern for output in run.outputs] or [output_pattern(run.names)]  # a column will name splits
+    opened = open_source(source, keep_classes(run), patterns)
+    run.pool.check(Needs(folders_of(source), function=run.transform.function if run.transform else ""))
+    _list_samples(run, opened)
+    run.pool.check(Needs(run.entries.files()))
+    spans, compressed = run.entries.spans, run.listed.compressed
+    if run.part is not None and spans is not None and (compressed or not spans.files):
+        found = "payloads in a table or a compressed archive, which are unpacked into one file first"
+        found = "compressed shards, which can only be read in sequence" if compressed else found
+        expected, remedy = "payloads that each part can read at their places", "Write it in one run."
+        raise InvalidRequest(option("part", run.options.part), found, expected=expected, remedy=remedy)
+    if run.shuffle is not None and run.shuffle.method == "gather" and compressed:
+        expected = "scatter or auto: they can only be read in sequence"
+        raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
+    return opened
 
 
-def _export(request: Request, target: OutputDataset, pool: Pool, notes: Notes) -> None:
-    """Write the indexes of other tools for a dataset that is there; those of one appended to are renewed unasked."""
+@memory_for("listing the source")
+def _list_samples(run: Run, source: Source) -> None:
+    """Find the samples that were asked for, in their order, and divide them.
+
+    Raises:
+        InvalidRequest: There are none, or their names cannot be in shards.
+        SampleFailed: Some cannot be packed, and they are not to be skipped.
+        CorruptShard: A dataset that they are in is damaged.
+    """
+    run.listed = source.list_samples(run.pool, run.notes.observer)
+    run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys else None)
+    run.notes.add(*run.listed.notes)
+    from shardtool.source.naming import check_case, check_names, make_portable
+
+    if not run.options.portable:
+        check_names(run.entries, run.listed.name, skip=source.may_skip_names)
+    _settle_dots(run)
+    if run.dividing is not None:
+        _divide(run, source, run.dividing)
+        if run.options.portable:
+            other = option("split" if run.dividing.column is None else run.dividing.option)
+            raise InvalidRequest(option("portable"), f"used with {other}", remedy="Choose one of them.")
+    if run.options.portable:
+        entries = make_portable(run.entries, by_key=source.by_key)
+        if entries.metadata is not None and "source_paths" in entries.metadata.column_names:
+            entries = replace(entries, source_paths=False)  # names made safe before: those of the first time stay
+        run.listed = replace(run.listed, entries=entries)
+    elif run.format == "tar":
+        check_case(run.entries)
+
+
+def _taken_keys(run: Run) -> Names | None:
+    """Return the keys of the datasets that are appended to; None: there are no such datasets."""
+    if not any(output.destination.appends for output in run.outputs):
+        return None
+    from shardtool.names import Names
+    from shardtool.verbs.create.append import taken_keys
+
+    found = [taken_keys(run, output) for output in run.outputs]
+    return Names.parse(b"".join(names.span(0, len(names)) for names in found))
+
+
+def _settle_dots(run: Run) -> None:
+    """Decide at which dot keys end in a tar: at the last, which is recorded, if only that one divides all names."""
+    known = {**run.options.recorded(), **run.listed.recorded}
+    asked: Dots | None = "last" if known.get("dots") == "last" else "first" if "dots" in known else None
+    if run.format != "tar" or (run.options.portable and asked != "last"):
+        run.dots = asked or "first"
+        return
+    from shardtool.source.naming import choose_dots
+
+    run.dots, note = choose_dots(run.entries, asked, run.listed.name)
+    if note:
+        run.listed = replace(run.listed, recorded={**run.listed.recorded, "dots": run.dots})
+        run.notes.add(note)
+
+
+def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
+    """Give each output its samples, and these the column `split`."""
+    from shardtool.entries.arrow import with_split
+    from shardtool.select.splits import divide
+
+    entries = run.entries
+    values = source.column(run.listed, dividing.reads[1]) if dividing.reads else None
+    splits = divide(entries.keys, dividing, values)
+    run.notes.add(*splits.notes)
+    if dividing.column is not None:
+        open_outputs(run, splits.names)
+    for at, output in enumerate(run.outputs):
+        output.which = splits.samples(at)
+    if empty := [output.split for output in run.outputs if output.which is not None and not len(output.which)]:
+        found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
+        remedy = f"Use larger shares, another {option('seed')}, or {option('stratify')}."
+        raise InvalidRequest(option("split"), found, remedy=remedy)
+    entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
+    run.listed = replace(run.listed, entries=entries)
+
+
+def _spool(run: Run, source: Source) -> None:
+    """Write the payloads that lie in a table to a file beside the output for workers; the run removes it."""
+    entries = run.entries
+    size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
+    file = run.outputs[0].publisher.spool(size)
+    source.write_binary(file)
+    spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), size, -1),))
+    run.listed = replace(run.listed, entries=replace(entries, spans=spans))
+
+
+def _export(run: Run) -> None:
+    """Write the indexes of other tools for datasets that are there; those of one appended to are renewed unasked."""
     from shardtool.publish.foreign_indexes import Exporter, renew_exports
 
-    if request.exports:
-        folder, name = target.output.folder, target.pattern.dataset_file
-        advises = "huggingface" in request.options.readers
-        exporter = Exporter(folder, name, request.exports, notes, advises=advises)
-        exporter.write(folder, pool, overwrite=request.options.if_exists != "error")
-    renew_exports(target.output.folder, target.pattern.dataset_file, target.output.old, request.exports, notes)
+    for output in run.outputs if run.exports or run.appends else ():
+        folder, name = output.destination.folder, output.pattern.dataset_file
+        if run.exports:
+            advises = "huggingface" in run.options.readers
+            exporter = Exporter(folder, name, run.exports, run.notes, advises=advises)
+            exporter.write(folder, run.pool, overwrite=run.options.if_exists != "error")
+        renew_exports(folder, name, output.destination.old, run.exports, run.notes)
 
 
 @current_folder()

@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +28,7 @@ from shardtool.publish.destination import Destination, names_left
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.records import PartRecord, encode_skipped, find_parts, read_record, record_name, remove_records
 from shardtool.request.results import IndexResult
-from shardtool.skipped import reasons
+from shardtool.skipped import in_order, reasons
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.verbs.create.append import joined
 from shardtool.verbs.create.result import check_fingerprint, dataset_of
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import FileFact
-    from shardtool.verbs.create.result import PackedShards
+    from shardtool.verbs.create.run import Output, Run
 
 _CHUNK = 2**16  # samples at a time
 _SHOWN = 8  # of a plan's fingerprint
@@ -92,79 +92,53 @@ def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
         yield memoryview(sink.getvalue())
 
 
-@dataclass(frozen=True, slots=True)
-class BegunPart:
-    """A part that was begun.
-
-    Attributes:
-        part: Which it is.
-        plan: The fingerprint of the plan of all parts.
-        planned: How many shards that has.
-        made: How the dataset is made.
-    """
-
-    part: Part
-    plan: str
-    planned: int
-    made: RunRecord
-
-
-def begin_part(publisher: Publisher, plan: Plan, made: RunRecord, notes: Notes) -> BegunPart:
+def begin_part(run: Run, output: Output) -> None:
     """Begin a part, under its lock: it has no record until it ends.
-
-    Args:
-        publisher: What publishes its shards.
-        plan: The plan of all parts.
-        made: How the dataset is made.
-        notes: Gets what the user should know.
 
     Raises:
         InvalidRequest: Parts that have ended are of another plan, and this one does not go on with what is there.
     """
-    output = publisher.destination
-    if output.own is None:
-        raise Bug(output.pattern.text, "a part of nothing")
-    mine, plans = output.own.part, []
-    for part in [one for one in find_parts(output.pattern, output.folder.names())[0] if one != mine][:_LOOKED_AT]:
+    there, pattern, plans = output.destination, output.pattern, []
+    if there.own is None:
+        raise Bug(pattern.text, "a part of nothing")
+    mine = there.own.part
+    for part in [one for one in find_parts(pattern, there.folder.names())[0] if one != mine][:_LOOKED_AT]:
         with suppress(CorruptShard):  # a merge names it
-            plans.append(_plan_of(read_record(output.folder, output.pattern, part)))
-    begun = BegunPart(mine, plan_fingerprint(plan, made), plan.shards, made)
-    found, expected = _another_plan([*plans, _PlanOf(mine, begun.plan, made)])
-    if found and not output.resumes:
+            plans.append(_plan_of(read_record(there.folder, pattern, part)))
+    output.part_plan = plan_fingerprint(output.plan, run.record(output))
+    found, expected = _another_plan([*plans, _PlanOf(mine, output.part_plan, run.record(output))])
+    if found and not there.resumes:
         remedy = "Run all parts over the same source with the same options."
-        raise InvalidRequest(output.pattern.text, found, expected=expected, remedy=remedy)
+        raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
     if found:
-        notes.add(f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too")
-    publisher.begin()
-    return begun
+        run.notes.add(f"{found}; expected {expected}: all of one plan make a dataset, so run the others again, too")
+    output.publisher.begin()
 
 
-def end_part(packed: PackedShards, publisher: Publisher, begun: BegunPart, content: int | None) -> DatasetFile:
-    """Leave the record of a part; return what the dataset file is to say of its shards.
+def end_part(run: Run, output: Output) -> DatasetFile:
+    """Leave the record of a part, whose shards are published; return what the dataset file is to say of these.
 
     Where that is there and says it already, it stays, unless another part finds that it is to say something else.
-
-    Args:
-        packed: The shards of the part, all of them published.
-        publisher: What published them.
-        begun: The part.
-        content: The content fingerprint that all parts together must have; None: it is not known.
     """
-    output, shards = publisher.destination, begun.part.shards(begun.planned)
-    dataset = dataset_of(packed, output, packed.skipped, begun.made)
+    there, planned, made = output.destination, output.plan.shards, run.record(output)
+    if there.own is None:
+        raise Bug(output.pattern.text, "a part of nothing")
+    skipped, shards = in_order(output.totals.skipped), there.own.part.shards(planned)
+    dataset = dataset_of(output.totals, there.pattern, skipped, made)
     if shards:
         dataset = replace(dataset, pattern=output_text(names_left(output.pattern, shards.start).text))
+    content = run.listed.digest if len(run.outputs) == 1 else None  # what all parts together must have
     record = PartRecord(
-        part=begun.part,
-        plan=begun.plan,
-        planned=begun.planned,
-        resumed=output.resumes,
+        part=there.own.part,
+        plan=output.part_plan,
+        planned=planned,
+        resumed=there.resumes,
         content="" if content is None else show_fingerprint(content),
         dataset=dataset if shards else None,
-        skipped=packed.skipped,
+        skipped=tuple(skipped),
     )
-    old = _whole(output.folder, output.pattern)
-    publisher.end_part(record, stays=old is not None and old.made == begun.made and _is_in(old, record))
+    old = _whole(there.folder, output.pattern)
+    output.publisher.end_part(record, stays=old is not None and old.made == made and _is_in(old, record))
     return dataset
 
 
@@ -263,7 +237,7 @@ def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFil
     if stale and not any(record.resumed for record in records):
         found = f"{counted(len(stale), 'file')} of this pattern that no part has made: {listing(stale, 3)}"
         raise OutputExists(folder.path or ".", found, remedy="Move them away, and merge again.")
-    skipped = sorted((one for record in records for one in record.skipped), key=_place)
+    skipped = in_order(one for record in records for one in record.skipped)
     dataset = _joined(files, skipped, pattern)
     if records[0].content and not skipped:
         check_fingerprint(dataset.made.source, dataset.fingerprint, records[0].content)
@@ -406,7 +380,3 @@ def _joined(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: S
         skipped=len(skipped),
         skipped_crc=crc32c(rows) if rows else None,
     )
-
-
-def _place(one: Skipped) -> tuple[bytes, bytes]:
-    return to_bytes(one.path), to_bytes(one.key)

@@ -1,19 +1,23 @@
-"""What a run returns, made of the datasets that it wrote."""
+"""What a run tells: notes before shards are written, the dataset file of those that are there, and the result."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile
-from shardtool.dataset.feature import Feature, features_of
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, listing, memory_for, printable
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
+from shardtool.interop.indexes import cure, index_name, misreading
+from shardtool.interop.readers import unopenable
 from shardtool.publish.destination import EndedAppend
+from shardtool.publish.foreign_indexes import has_own_readme
 from shardtool.publish.records import encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.skipped import in_order
+from shardtool.values import INLINE, URL, counted, output_text, to_bytes
 from shardtool.verbs.create.append import joined
 from shardtool.wording import either, export_call, option
 
@@ -21,103 +25,148 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import ShardEntry
-    from shardtool.entries.entries import FieldValues
-    from shardtool.interop.readers import NameProblem
+    from shardtool.entries.entries import Entries
+    from shardtool.interop.indexes import Export
+    from shardtool.pattern import ShardPattern
     from shardtool.publish.destination import Destination
     from shardtool.publish.publisher import Publisher
-    from shardtool.request.results import Changes, Notes
+    from shardtool.request.results import Changes
     from shardtool.request.run_record import RunRecord
     from shardtool.skipped import Skipped
-    from shardtool.source.base import Listing
-    from shardtool.values import Number
-    from shardtool.verbs.create.plans import Plans
-    from shardtool.verbs.create.request import OutputDataset, Request
-    from shardtool.verbs.create.samples import Samples
+    from shardtool.verbs.create.run import Output, Run, Totals
 
 
-# What the packed shards of a plan hold together, and the dataset file that says so.
+# What the user should know of readers before shards are written: of their names, and of their folder.
 
 
-@dataclass(frozen=True, slots=True)
-class PackedShards:
-    """The shards of a run, all of them published.
+_WORKERS = 8  # of a loader: a usual number
+_LARGE = 2**28  # bytes of a dataset that is worth reading with several workers
+_READERS = {"huggingface": "Hugging Face datasets"}
 
-    Attributes:
-        values: What is known of the fields' values.
-        shards: What the dataset file says of each.
-        fields: How many samples have each field.
-        field_bytes: Bytes of all payloads.
-        schema: The columns of the sidecars, and their types.
-        digest: The content fingerprint.
-        skipped: What was left out, in the order of its list.
-        kept: How many shards an earlier run had finished.
-        dropped: How many samples the user's function dropped.
-        misread: What readers would get wrong about the keys that it made.
+
+def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int]) -> Iterator[str]:
+    """Yield which datasets have fewer shards than a loader usually has workers, where they could have more.
+
+    Args:
+        outputs: Where each dataset goes, and how many shards it gets.
+        sizes: Bytes of its new shards, all together.
     """
+    for (output, shards), size in zip(outputs, sizes, strict=True):
+        total = output.first + shards
+        if output.pattern.count is None and total < _WORKERS and size >= _LARGE:
+            few = f"{output_text(output.pattern.dataset_file)}: {counted(total, 'shard')}"
+            bound = option("max_size", f"{size // _WORKERS // 10**6}MB")
+            yield f"{few}, and a loader of more workers leaves some without data: {bound} makes {_WORKERS} or more"
 
-    values: FieldValues
-    shards: tuple[ShardEntry, ...]
-    fields: Mapping[str, int]
-    field_bytes: int
-    schema: Mapping[str, str]
-    digest: int
-    skipped: tuple[Skipped, ...]
-    kept: int
-    dropped: int
-    misread: tuple[NameProblem, ...]
 
-    def features(self) -> dict[str, Feature]:
-        """Return the features of TFRecords."""
-        samples, values = sum(shard.samples for shard in self.shards), self.values
-        return features_of(self.fields, {**values.numbers, **values.lists}, samples, values.lists)
+def empty_notes(entries: Entries) -> Iterator[str]:
+    """Yield how many files of samples have no bytes: they are packed, but an interrupted download leaves such."""
+    rows = entries.rows
+    empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
+    if len(empty) and (path := entries.path(int(empty[0]))):  # values of a table have none
+        first = printable(path)
+        yield f"{counted(len(empty), 'file without a byte')} among the samples, such as {first}"
 
-    def numbers(self) -> dict[str, Number]:
-        """Return the fields of tar shards that are numbers as text, and their kinds."""
-        numbers = self.values.numbers
-        return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
+
+def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
+    """Yield what readers make of names of shards that they cannot open, each reader once.
+
+    Args:
+        outputs: Where each dataset goes, and how many shards it gets.
+        readers: Those that count.
+    """
+    said = set()
+    for output, _ in outputs:
+        name = output_text(output.pattern.shard(0))
+        for reader, why in unopenable(name).items():
+            if output.pattern.format == "tar" and reader in readers and reader not in said:
+                said.add(reader)
+                yield f"{_READERS.get(reader, reader)} cannot open shards called such as '{name}': it {why}"
+
+
+def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[str, Export]) -> Iterator[str]:
+    """Yield what `load_dataset` makes of each folder that is written to, where it does not take the shards.
+
+    Args:
+        outputs: As above.
+        exports: The indexes of other tools that are written, too.
+    """
+    folders: dict[str, list[tuple[Destination, int]]] = {}
+    for output, shards in outputs:
+        folders.setdefault(output.folder.path, []).append((output, shards))
+    if any(export.readme for export in exports.values()):
+        return
+    said = set()
+    for group in folders.values():
+        output = group[0][0]
+        if output.pattern.format != "tar":
+            wrong = f"reads no TFRecord, and takes {output.pattern.dataset_file} for the data"
+            note = f"Hugging Face load_dataset(folder) {wrong}: tar shards are what it reads"
+        elif has_own_readme(output.folder) or not (wrong := misreading(_names(group, exports))):
+            continue
+        else:
+            note = f"Hugging Face load_dataset(folder) {wrong}: {cure()}"
+        if note not in said:
+            said.add(note)
+            yield note
+
+
+def _names(group: Sequence[tuple[Destination, int]], exports: Mapping[str, Export]) -> set[str]:
+    """Return the names of all files that a folder will have."""
+    names: set[str] = set()
+    for output, shards in group:
+        pattern = output.pattern
+        names |= {name for name in output.folder.names() if not pattern.owns(name)}
+        written = [pattern.shard(number) for number in range(output.first + shards)]
+        indexes = (export for export in exports.values() if export.encode is not None)
+        names |= {index_name(name, export) for export in indexes for name in written}
+        names |= {*written, pattern.dataset_file}
+    return {output_text(name) for name in names}
+
+
+# The dataset file, which says what the packed shards of a plan hold together.
 
 
 @memory_for("the dataset file")
-def publish_dataset(packed: PackedShards, publisher: Publisher, made: RunRecord) -> DatasetFile:
+def publish_dataset(totals: Totals, publisher: Publisher, made: RunRecord) -> DatasetFile:
     """Publish what was skipped and the dataset file; return what it says.
 
     Args:
-        packed: The shards.
+        totals: What the shards hold.
         publisher: What published them.
         made: How the dataset was made, or what was appended.
     """
     output, pattern = publisher.destination, publisher.pattern
-    last = output.first + len(packed.shards)
+    last = output.first + len(totals.shards)
     if isinstance(output.append, EndedAppend):
         check_same(output.append, last, None, output)
         return output.append.old
-    skipped = publisher.all_skipped(packed.skipped)
-    dataset = dataset_of(packed, output, skipped, made)
+    skipped = publisher.all_skipped(in_order(totals.skipped))
+    dataset = dataset_of(totals, pattern, skipped, made)
     if output.old is not None:
         dataset = joined(output.old, dataset)
-    publisher.check_there(packed.shards)
+    publisher.check_there(totals.shards)
     publisher.finish([pattern.shard(shard) for shard in range(output.first, last)], dataset.encode(), skipped)
     return dataset
 
 
-def dataset_of(packed: PackedShards, output: Destination, skipped: Sequence[Skipped], made: RunRecord) -> DatasetFile:
+def dataset_of(totals: Totals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord) -> DatasetFile:
     """Return what the dataset file says of packed shards, and of all that is left out."""
-    pattern = output.pattern
     return DatasetFile(
         name=output_text(pattern.base),
         pattern=output_text(pattern.text),
         format=pattern.format,
-        shards=packed.shards,
-        fields={name: packed.fields[name] for name in sorted(packed.fields, key=to_bytes)},
-        field_bytes=packed.field_bytes,
+        shards=tuple(totals.shards),
+        fields={name: totals.fields[name] for name in sorted(totals.fields, key=to_bytes)},
+        field_bytes=totals.field_bytes,
         skipped=len(skipped),
-        schema=packed.schema,
-        classes=packed.values.classes,
-        features=packed.features() if pattern.format == "tfrecord" else {},
+        schema=totals.schema,
+        classes=totals.values.classes,
+        features=totals.features() if pattern.format == "tfrecord" else {},
         made=made,
-        fingerprint=show_fingerprint(packed.digest),
+        fingerprint=show_fingerprint(totals.digest),
         skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
-        numbers=packed.numbers() if pattern.format == "tar" else {},
+        numbers=totals.numbers() if pattern.format == "tar" else {},
     )
 
 
@@ -142,69 +191,16 @@ def check_same(done: EndedAppend, number: int, shard: ShardEntry | None, output:
         raise InvalidRequest(output.pattern.text, found, remedy=remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenDataset:
-    """A dataset that a run wrote.
-
-    Attributes:
-        target: Where it was written.
-        dataset: What its dataset file says.
-        kept: How many shards an earlier run had finished.
-        dropped: How many samples the user's function dropped.
-    """
-
-    target: OutputDataset
-    dataset: DatasetFile
-    kept: int
-    dropped: int
-
-    @property
-    def split_result(self) -> SplitResult:
-        """The dataset, as the result has it."""
-        shards = self.dataset.shards
-        return SplitResult(
-            dataset_file=self.target.output.dataset_file,
-            shards=len(shards),
-            kept=self.kept,
-            samples=sum(shard.samples for shard in shards),
-            skipped=self.dataset.skipped,
-            dropped=self.dropped,
-            size=sum(shard.size for shard in shards),
-            fingerprint=self.dataset.fingerprint,
-            urls=self._urls,
-        )
-
-    @property
-    def _urls(self) -> str:
-        """What webdataset is given to read all shards; empty where it cannot open them."""
-        from shardtool.interop.readers import unopenable
-
-        pattern = self.target.output.pattern
-        if self.target.output.own is not None:
-            return ""
-        urls = pattern.closed(len(self.dataset.shards)) if pattern.format == "tar" else ""
-        shard = os.path.join(pattern.folder, pattern.shard(0))
-        return "" if "{" in shard or "webdataset" in unopenable(output_text(shard)) else output_text(urls)
-
-
-def unchanged(target: OutputDataset) -> WrittenDataset:
-    """Return a dataset that was to be appended to, and that there was nothing new for."""
-    old = target.output.old
-    if old is None:
-        raise Bug(target.output.dataset_file, "nothing new for a dataset that is not there")
-    return WrittenDataset(target, old, 0, 0)
-
-
-def check_content(listed: Listing, packed: Sequence[PackedShards]) -> None:
+def check_content(run: Run) -> None:
     """See, before a dataset file is published, that all content is that of the source, if its digest is known.
 
     Raises:
         CorruptShard: It is not.
     """
-    found, wanted = sum(one.digest for one in packed), listed.digest
-    if wanted is None or any(one.skipped for one in packed):
-        return
-    check_fingerprint(listed.name, show_fingerprint(found), show_fingerprint(wanted))
+    wanted = run.listed.digest
+    if wanted is not None and not any(output.totals.skipped for output in run.outputs):
+        found = sum(output.totals.digest for output in run.outputs)
+        check_fingerprint(run.listed.name, show_fingerprint(found), show_fingerprint(wanted))
 
 
 def check_fingerprint(source: str, found: str, wanted: str) -> None:
@@ -219,88 +215,99 @@ def check_fingerprint(source: str, found: str, wanted: str) -> None:
         raise CorruptShard(source, problem, expected=expected, remedy=remedy)
 
 
-def removal_notes(request: Request, publishers: Sequence[Publisher]) -> Iterator[str]:
+# The result.
+
+
+def removal_notes(run: Run) -> Iterator[str]:
     """Yield which indexes of other tools were removed, and are not made again by this run."""
-    for publisher in publishers:
-        removed = publisher.beside.removed
-        gone = {name: form for name, form in removed.items() if form not in request.exports}
+    for output in run.outputs:
+        removed = output.publisher.beside.removed
+        gone = {name: form for name, form in removed.items() if form not in run.exports}
         if gone:
             what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
-            again = export_call(publisher.destination.dataset_file, sorted({*gone.values()}), overwrite=True)
+            again = export_call(output.destination.dataset_file, sorted({*gone.values()}), overwrite=True)
             yield f"{what} ({listing([*gone], 3)}): {again} makes them again"
 
 
-def result(
-    request: Request,
-    written: Sequence[WrittenDataset],
-    changes: Changes | None,
-    notes: Notes,
-    seconds: float,
-    *,
-    merged: bool = False,
-) -> CreateResult:
+def result(run: Run, *, merged: bool = False) -> CreateResult:
     """Return what a run made; `merged`: whether it was a part, and the dataset file of all is there."""
-    total = sum_fingerprints(one.dataset.fingerprint for one in written)
-    splits = {one.target.split: one.split_result for one in written}
+    for output in run.untouched:
+        if output.destination.old is None:
+            raise Bug(output.destination.dataset_file, "nothing new for a dataset that is not there")
+        output.dataset = output.destination.old
+    written = [*run.untouched, *run.outputs]
+    total = sum_fingerprints(output.dataset.fingerprint for output in written)
+    splits = {output.split: _of_split(output) for output in written}
     return CreateResult(
-        dataset_file=request.dataset_file,
+        dataset_file=run.dataset_file,
         shards=sum(one.shards for one in splits.values()),
         kept=sum(one.kept for one in splits.values()),
         samples=sum(one.samples for one in splits.values()),
         skipped=sum(one.skipped for one in splits.values()),
         size=sum(one.size for one in splits.values()),
-        seconds=seconds,
+        seconds=time.time() - run.begun,
         fingerprint="" if total is None else show_fingerprint(total),
-        notes=tuple(notes.said),
+        notes=tuple(run.notes.said),
         dropped=sum(one.dropped for one in splits.values()),
-        features=written[0].dataset.feature_texts() if request.part is None else {},
-        urls=next(iter(splits.values())).urls if request.dividing is None else "",
-        splits={} if request.dividing is None else splits,
+        features=written[0].dataset.feature_texts() if run.part is None else {},
+        urls=next(iter(splits.values())).urls if run.dividing is None else "",
+        splits={} if run.dividing is None else splits,
         appended=_appended(written),
-        exported=tuple(request.exports),
-        changes=None if changes is None else _with_shards(changes, written),
-        part="" if request.part is None else str(request.part),
+        exported=tuple(run.exports),
+        changes=_changes(run, written),
+        part="" if run.part is None else str(run.part),
         merged=merged,
     )
 
 
-def _appended(written: Sequence[WrittenDataset]) -> AppendedPart | None:
+def _of_split(output: Output) -> SplitResult:
+    """Return what was made of one dataset."""
+    shards, pattern = output.dataset.shards, output.pattern
+    urls = pattern.closed(len(shards)) if pattern.format == "tar" and output.destination.own is None else ""
+    shard = os.path.join(pattern.folder, pattern.shard(0))
+    unread = "{" in shard or "webdataset" in unopenable(output_text(shard))
+    return SplitResult(
+        dataset_file=output.destination.dataset_file,
+        shards=len(shards),
+        kept=output.kept,
+        samples=sum(shard.samples for shard in shards),
+        skipped=output.dataset.skipped,
+        dropped=output.dropped,
+        size=sum(shard.size for shard in shards),
+        fingerprint=output.dataset.fingerprint,
+        urls="" if unread else output_text(urls),
+    )
+
+
+def _appended(written: Sequence[Output]) -> AppendedPart | None:
     """Return what a run has added to datasets that were there; None if there were none."""
-    if not any(one.target.output.appends for one in written):
+    if not any(output.destination.appends for output in written):
         return None
-    new = [shard for one in written for shard in one.dataset.shards[one.target.output.first :]]
+    new = [shard for output in written for shard in output.dataset.shards[output.destination.first :]]
     return AppendedPart(len(new), sum(one.samples for one in new), sum(one.size for one in new))
 
 
-def _with_shards(changes: Changes, written: Sequence[WrittenDataset]) -> Changes:
+def _changes(run: Run, written: Sequence[Output]) -> Changes | None:
     """Return what a run that resumed has changed, now that its shards are known."""
-    kept, removed = sum(one.kept for one in written), 0
-    for one in written:
-        there = {name for name in one.target.output.existing if name.endswith(one.target.pattern.format)}
-        removed += len(there.difference(os.fsdecode(to_bytes(shard.name)) for shard in one.dataset.shards))
-    total = sum(len(one.dataset.shards) for one in written)
-    return replace(changes, shards_kept=kept, shards_written=total - kept, shards_removed=removed)
+    kept, removed, total = sum(output.kept for output in written), 0, 0
+    for output in written:
+        there = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
+        removed += len(there.difference(os.fsdecode(to_bytes(shard.name)) for shard in output.dataset.shards))
+        total += len(output.dataset.shards)
+    counts = {"shards_kept": kept, "shards_written": total - kept, "shards_removed": removed}
+    return None if run.changes is None else replace(run.changes, **counts)
 
 
-def dry_result(request: Request, samples: Samples, plans: Plans, notes: Notes) -> DryRun:
-    """Return what a run would write."""
-    shards = []
-    for target, plan in zip(plans.targets, plans.each, strict=True):
-        own = target.output.own
-        for shard in range(plan.shards) if own is None else own.part.shards(plan.shards):
+def dry_result(run: Run) -> DryRun:
+    """Return what a run would write; a shard's name has its folder if splits lie in several."""
+    folders = {output.split: os.path.abspath(output.pattern.folder or ".") for output in run.outputs}
+    above, skipped, shards = os.path.commonpath([*folders.values()] or ["/"]), 0, []
+    for output in run.outputs:
+        plan, below = output.plan, os.path.relpath(folders[output.split], above)
+        skipped += len(plan.skipped) if run.part is None or run.part.number == 1 else 0
+        for shard in output.own_shards:
             first, last = plan.span(shard)
             keys = printable(plan.key_at(first)), printable(plan.key_at(last - 1))
-            name = _shown(samples.targets, target, shard)
+            name = os.path.normpath(os.path.join(below, output.shard_name(shard)))
             shards.append(PlannedShard(name, last - first, int(plan.sizes[shard]), *keys))
-    skipped = sum(len(plan.skipped) for plan in plans.each) if request.part is None or request.part.number == 1 else 0
-    return DryRun(request.dataset_file, tuple(shards), skipped, tuple(notes.said), plans.changes)
-
-
-def _shown(targets: Sequence[OutputDataset], target: OutputDataset, shard: int) -> str:
-    """Return a planned shard's name, with its folder if splits lie in several."""
-    folders = [os.path.abspath(one.pattern.folder or ".") for one in targets]
-    name = target.output.pattern_left.shard(shard)
-    if len(set(folders)) == 1:
-        return name
-    folder = os.path.abspath(target.pattern.folder or ".")
-    return os.path.join(os.path.relpath(folder, os.path.commonpath(folders)), name)
+    return DryRun(run.dataset_file, tuple(shards), skipped, tuple(run.notes.said), run.changes)

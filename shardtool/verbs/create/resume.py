@@ -21,8 +21,8 @@ from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
-from shardtool.request.options import CreateOptions
 from shardtool.request.results import Changes
+from shardtool.request.run_record import differing_options
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, counted, output_text, to_bytes
@@ -30,7 +30,7 @@ from shardtool.wording import either, option
 from shardtool.write.task import Compare, Keep, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from fractions import Fraction
 
     from numpy.typing import NDArray
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
     from shardtool.request.run_record import RunRecord
-    from shardtool.values import Dots, ShardSamples
-    from shardtool.verbs.create.request import Manner, Request
+    from shardtool.values import ShardSamples
+    from shardtool.verbs.create.run import Output, Run
 
 
 # Whether a shard that an earlier run has left is kept, compared with its source, or written again.
@@ -62,33 +62,36 @@ class PlannedShard:
     """A shard that is to be there.
 
     Attributes:
+        run: The run.
         plan: The plan that it is in.
         shard: Its number there.
         name: Its name.
         samples: Its samples.
     """
 
+    run: Run
     plan: Plan
     shard: int
     name: str
     samples: ShardSamples
 
-    def fingerprint(self, manner: Manner) -> str:
-        """Return its plan fingerprint."""
-        return shard_fingerprint(self.plan, self.shard, self.samples, manner.request, manner.dots)
+    def fingerprint(self) -> str:
+        """Return its plan fingerprint: what goes into it, and what is done to that."""
+        work, plan = self.run.identity, self.plan
+        if work:
+            work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
+            work += " last" if self.run.dots == "last" else ""  # other keys of the function's may be in the way
+            if (metadata := plan.metadata(self.shard)) is not None:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, metadata.schema) as writer:
+                    writer.write_table(metadata.combine_chunks())
+                work += " " + blake2b(sink.getvalue(), digest_size=16).hexdigest()
+        return fingerprint(plan.format, self.samples, work)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDecision:
-    """The decision about a shard: keep, compare or write it.
-
-    Attributes:
-        todo: What a worker is to do.
-        sidecar: The sound sidecar of a shard of changed samples that may be kept; empty otherwise.
-    """
-
-    todo: Keep | Compare | Write
-    sidecar: bytes = b""
+def planned_shard(run: Run, output: Output, shard: int) -> PlannedShard:
+    """Return a shard of an output's plan."""
+    return PlannedShard(run, output.plan, shard, output.shard_name(shard), shard_samples(output.plan, shard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,9 @@ class _Said:
     crcs: bytes
 
 
-def mtime_of(entries: Entries, manner: Manner) -> int:
+def mtime_of(run: Run) -> int:
     """Return the modification time of the shards of a run, in nanoseconds."""
-    return (int(manner.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _stamp(entries)
+    return (int(run.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _stamp(run.entries)
 
 
 def mtime_of_shard(planned: PlannedShard, mtime_ns: int) -> int:
@@ -125,39 +128,44 @@ def is_newer(planned: PlannedShard, mtime_ns: int) -> bool:
     return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
 
 
-def decide(planned: PlannedShard, output: Destination, manner: Manner) -> ShardDecision:
-    """Return what becomes of a shard, as far as what is there and its sidecar say."""
-    there = output.existing.get(planned.name)
+def decide(planned: PlannedShard, output: Destination) -> tuple[Keep | Compare | Write, bytes]:
+    """Return what becomes of a shard, as far as what is there and its sidecar say.
+
+    Returns:
+        What a worker is to do, and the sound sidecar of a shard of changed samples that may be kept; empty otherwise.
+    """
+    there, run, samples = output.existing.get(planned.name), planned.run, planned.samples
     if not output.resumes or there is None:
-        return ShardDecision(Write())
-    size, changes = planned.plan.sizes[planned.shard], manner.transform is not None
+        return Write(), b""
+    size, changes = planned.plan.sizes[planned.shard], run.transform is not None
     if not changes and there.size != size:
         # Another plan's, or one that left samples out, and would again.
-        lost = manner.options.on_error == "skip" and there.size < size
-        return ShardDecision(Compare() if lost else Write())
-    unread = manner.options.trust == "size"
-    said = _said(planned, output, manner) if unread or is_newer(planned, there.mtime_ns) else None
+        lost = run.options.on_error == "skip" and there.size < size
+        return Compare() if lost else Write(), b""
+    unread = run.options.trust == "size"
+    said = _said(planned, output) if unread or is_newer(planned, there.mtime_ns) else None
     if changes:
-        again = isinstance(manner.options, CreateOptions) and manner.options.retry_failed
-        return _decide_changed(planned, said, unread=unread, again=again)
+        return _decide_changed(planned, said, unread=unread)
     # Only reading finds numbers that are alone in lists: see `digest`.
-    if said is None or len(said.crcs) != 2 * len(planned.samples.content.codes) or planned.samples.content.lists:
-        return ShardDecision(Compare())
-    if not _tells_content(planned.samples, said.crcs, unread=unread):
-        return ShardDecision(Compare())
-    return ShardDecision(Keep(said.crc, said.crcs, there.size, unread))
+    if said is None or len(said.crcs) != 2 * len(samples.content.codes) or samples.content.lists:
+        return Compare(), b""
+    if not _tells_content(samples, said.crcs, unread=unread):
+        return Compare(), b""
+    return Keep(said.crc, said.crcs, there.size, unread), b""
 
 
-def _decide_changed(planned: PlannedShard, said: _Said | None, *, unread: bool, again: bool) -> ShardDecision:
-    """Return what becomes of a shard of changed samples; `again`: it is written again if it left samples out."""
+def _decide_changed(planned: PlannedShard, said: _Said | None, *, unread: bool) -> tuple[Keep | Compare | Write, bytes]:
+    """Return what becomes of a shard of changed samples."""
+    fetch = None if planned.run.transform is None else planned.run.transform.fetch
+    again = fetch is not None and fetch.retry_failed
     if said is None or not _is_sound(said, planned.name) or (again and said.fact.made and said.fact.made.skipped):
-        return ShardDecision(Write())
+        return Write(), b""
     if planned.samples.content.lists and not unread:
-        return ShardDecision(Compare(), said.sidecar)
-    return ShardDecision(Keep(said.crc, b"", said.fact.size, unread), said.sidecar)
+        return Compare(), said.sidecar
+    return Keep(said.crc, b"", said.fact.size, unread), said.sidecar
 
 
-def _said(planned: PlannedShard, output: Destination, manner: Manner) -> _Said | None:
+def _said(planned: PlannedShard, output: Destination) -> _Said | None:
     """Return what a shard's sidecar says; None if it is not of this shard and this plan."""
     index, size = sidecar_name(planned.name), output.existing[planned.name].size
     try:
@@ -168,7 +176,7 @@ def _said(planned: PlannedShard, output: Destination, manner: Manner) -> _Said |
     except (OSError, ShardError):
         return None
     fact, crcs = sidecar.fact, b"" if sidecar.crcs is None else sidecar.crcs.tobytes()
-    wanted = planned.fingerprint(manner), output_text(planned.name), size
+    wanted = planned.fingerprint(), output_text(planned.name), size
     if fact.crc is None or (fact.plan, fact.name, fact.size) != wanted:
         return None
     return _Said(data, fact, fact.crc, crcs)
@@ -187,45 +195,13 @@ def _is_sound(said: _Said, name: str) -> bool:
         return False
 
 
-def shard_fingerprint(plan: Plan, shard: int, samples: ShardSamples, request: Request, dots: Dots) -> str:
-    """Return the fingerprint of a planned shard: what goes into it, and what is done to that.
-
-    Args:
-        plan: The plan.
-        shard: Its number there.
-        samples: Its samples.
-        request: The run: its transform, and what becomes of a sample that turns out to fit in no shard.
-        dots: Where keys end in the names of a tar's members.
-    """
-    work = request.identity
-    if work:
-        work += f" {plan.limits.room} {plan.limits.max_count} {request.options.oversize}"
-        work += " last" if dots == "last" else ""  # other keys of the function's may be in the way
-        if (metadata := plan.metadata(shard)) is not None:
-            work += " " + _table_hash(metadata)
-    return fingerprint(plan.format, samples, work)
-
-
-def _table_hash(table: pa.Table) -> str:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table.combine_chunks())
-    return blake2b(sink.getvalue(), digest_size=16).hexdigest()
-
-
-def own_shards(plan: Plan, output: Destination) -> range:
-    """Return the shards of a plan that a run writes: all, or those of its part."""
-    return range(plan.shards) if output.own is None else output.own.part.shards(plan.shards)
-
-
-def new_sizes(plan: Plan, output: Destination, request: Request) -> list[int]:
+def new_sizes(run: Run, output: Output) -> list[int]:
     """Return the sizes of the shards that are yet to be written, as planned."""
-    existing, resume = output.existing, output.resumes
-    loose = request.options.on_error == "skip" or request.transform is not None
+    existing = output.destination.existing if output.destination.resumes else {}
+    loose = run.options.on_error == "skip" or run.transform is not None
     found = []
-    for shard in own_shards(plan, output):
-        size = int(plan.sizes[shard])
-        there = existing.get(output.pattern.shard(output.first + shard)) if resume else None
+    for shard in output.own_shards:
+        size, there = int(output.plan.sizes[shard]), existing.get(output.shard_name(shard))
         if there is None or (there.size != size and not loose):
             found.append(size)
     return found
@@ -262,34 +238,6 @@ _LOOKED_AT = 8  # shards of an earlier run that show whether it had the same pla
 
 
 @dataclass(frozen=True, slots=True)
-class ResumedDataset:
-    """A dataset that a run goes on with, or one of its splits.
-
-    Attributes:
-        output: Where it is, and what is there.
-        plan: What is to be there.
-        made: How, as the dataset file is to say.
-        request: The run.
-        dots: The dot at which keys end in the names of a tar's members.
-    """
-
-    output: Destination
-    plan: Plan
-    made: RunRecord
-    request: Request
-    dots: Dots
-
-    @property
-    def renamed(self) -> bool:
-        """Whether keys are made on the way, so that the plan does not have those of the shards."""
-        return self.request.transform is not None and bool(self.request.transform.function)
-
-    def fingerprint(self, shard: int) -> str:
-        """Return the plan fingerprint of a shard."""
-        return shard_fingerprint(self.plan, shard, shard_samples(self.plan, shard), self.request, self.dots)
-
-
-@dataclass(frozen=True, slots=True)
 class _EarlierShard:
     """A shard of an earlier run.
 
@@ -320,71 +268,100 @@ def shards_before(output: Destination) -> int | None:
         return None
 
 
-def find_changes(resumed: Sequence[ResumedDataset]) -> Changes | None:
-    """Return which samples a run would add and remove; None where no earlier one has left anything."""
-    before = [(one, shard) for one in resumed for shard in _earlier_shards(one.output)]
+def find_changes(run: Run) -> Changes | None:
+    """Return which samples a run would add and remove; None where no earlier one has left anything.
+
+    What a damaged or missing sidecar said is not known; then the number of samples gives a lower bound.
+    """
+    before = [(output, earlier) for output in run.outputs for earlier in _earlier_shards(output.destination)]
     if not before:
         return None
-    total, removed = _removed(before, resumed)
-    planned = sum(len(one.plan) for one in resumed)
-    return Changes(samples_added=planned - (total - removed), samples_removed=removed, samples_before=total)
+    planned = np.sort(np.concatenate([_planned_keys(output.plan) for output in run.outputs]))
+    total = removed = 0
+    for output, earlier in before:
+        if run.makes_keys:
+            total += _consumed(output.destination, earlier)
+            continue
+        keys = _keys_of(output.destination, earlier)
+        total += (earlier.samples or 0) if keys is None else len(keys)
+        if keys is not None:
+            removed += int(np.count_nonzero(~among(keys, planned)))
+    removed = max(removed, total - len(planned))
+    added = len(planned) - (total - removed)
+    return Changes(samples_added=added, samples_removed=removed, samples_before=total)
 
 
-def with_shards(changes: Changes, resumed: Sequence[ResumedDataset]) -> Changes:
+def _planned_keys(plan: Plan) -> NDArray[np.uint64]:
+    """Return hashes of the keys of a plan."""
+    keys = hashes(plan.entries.keys)
+    return keys if plan.order is None else keys[plan.order]
+
+
+def with_shards(changes: Changes, run: Run) -> Changes:
     """Return the same with what would become of shards, as far as sidecars show."""
-    kept, written, removed = (sum(counts) for counts in zip(*map(_shards, resumed), strict=True))
+    kept = written = removed = 0
+    for output in run.outputs:
+        as_planned = sum(_is_as_planned(run, output, shard) for shard in output.own_shards)
+        there = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
+        kept, written = kept + as_planned, written + len(output.own_shards) - as_planned
+        removed += len(there.difference(map(output.shard_name, output.own_shards)))
     return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
 
-def plan_notes(resumed: Sequence[ResumedDataset]) -> Iterator[str]:
+def plan_notes(run: Run) -> Iterator[str]:
     """Yield where an earlier run without an end was of another plan, as far as its first shards show."""
-    for one in resumed:
-        names = {number: one.output.pattern.shard(number) for number in own_shards(one.plan, one.output)[:_LOOKED_AT]}
-        left = [number for number, name in names.items() if name in one.output.existing]
-        ended = one.output.pattern.dataset_file in one.output.existing
-        if left and not ended and not any(_is_as_planned(one, number, names[number]) for number in left):
-            where = names[left[0]]
-            yield (
-                f"{where}: left by an earlier run of other options, or of another source; what it has finished is "
-                "written again"
+    for output in run.outputs:
+        existing = output.destination.existing
+        left = [shard for shard in output.own_shards[:_LOOKED_AT] if output.shard_name(shard) in existing]
+        ended = output.pattern.dataset_file in existing
+        if left and not ended and not any(_is_as_planned(run, output, shard) for shard in left):
+            other = (
+                "left by an earlier run of other options, or of another source; what it has finished is written again"
             )
+            yield f"{output.shard_name(left[0])}: {other}"
 
 
-def refusal(resumed: Sequence[ResumedDataset], changes: Changes, most: Fraction) -> OutputExists | None:
+def refusal(run: Run, changes: Changes, most: Fraction) -> OutputExists | None:
     """Return why a run would replace a dataset by another; None where it goes on with the one that is there.
 
     Args:
-        resumed: What the run goes on with.
+        run: The run.
         changes: Which samples it would add and remove.
         most: The share of samples that may go without being asked for.
     """
-    for one in resumed:
-        file = _dataset_file(one.output)
-        if file is not None and (differing := _differing(file.made, one.made)):
-            found = f"made with other options: {differing}"
-            return _refused(one, found, "the options of the first run", with_shards(changes, resumed))
-        if file is not None and (renumbered := _renumbered(file.classes, one.plan.entries.values.classes)):
-            own = one.output.folder.full_path(one.output.pattern.dataset_file)
-            expected = f"the numbers of the first run: {option('classes_from', own)}"
-            return _refused(one, renumbered, expected, with_shards(changes, resumed))
-    if lost := splits_gone(resumed):
+
+    def refused(output: Output, found: str, expected: str) -> OutputExists:
+        overwrite = either(f"choose {option('if_exists', 'resume-overwrite')}", "add --overwrite")
+        remedy = f"Nothing was touched. If the source is complete and this is what you want, {overwrite}."
+        remedy = f"{option('if_exists', 'resume')} {with_shards(changes, run)}. {remedy}"
+        return OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
+
+    for output in run.outputs:
+        file = _dataset_file(output.destination)
+        if file is not None and (differing := _differing(file.made, run.record(output))):
+            return refused(output, f"made with other options: {differing}", "the options of the first run")
+        if file is not None and (renumbered := _renumbered(file.classes, run.entries.values.classes)):
+            numbers = option("classes_from", output.destination.dataset_file)
+            return refused(output, renumbered, f"the numbers of the first run: {numbers}")
+    first = run.outputs[0]
+    if lost := splits_gone(run):
         found = f"the source has no sample of {', '.join(map(printable, lost))} any more, of which there are shards"
-        return _refused(resumed[0], found, "all splits of the first run", with_shards(changes, resumed))
+        return refused(first, found, "all splits of the first run")
     if changes.samples_removed <= most * changes.samples_before:
         return None
     share = changes.samples_removed / changes.samples_before
     gone = f"{changes.samples_removed:,} of {counted(changes.samples_before, 'sample')} ({share:.0%})"
     expected = f"at most {float(100 * most):.4g}% of them ({option('max_removed')})"
-    found = f"{gone} would be removed, for the source has them no more"
-    return _refused(resumed[0], found, expected, with_shards(changes, resumed))
+    return refused(first, f"{gone} would be removed, for the source has them no more", expected)
 
 
-def splits_gone(resumed: Sequence[ResumedDataset]) -> list[str]:
+def splits_gone(run: Run) -> list[str]:
     """Return the splits that the first run made in this folder, and that this one has no samples for."""
-    file, folder = _dataset_file(resumed[0].output), resumed[0].output.folder
+    there = run.outputs[0].destination
+    file, folder = _dataset_file(there), there.folder
     if file is None or not file.made.split:
         return []
-    known, found = {one.made.split for one in resumed}, []
+    known, found = {output.split for output in run.outputs}, []
     for name in sorted(folder.names()):
         if name.endswith(DATASET_SUFFIX):
             try:
@@ -403,13 +380,6 @@ def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -
             if name != other:
                 return f"class {number} of {field} would be {printable(other)!r}, and is {printable(name)!r}"
     return ""
-
-
-def _refused(one: ResumedDataset, found: str, expected: str, changes: Changes) -> OutputExists:
-    where = one.output.folder.full_path(one.output.pattern.dataset_file)
-    overwrite = either(f"choose {option('if_exists', 'resume-overwrite')}", "add --overwrite")
-    remedy = f"Nothing was touched. If the source is complete and this is what you want, {overwrite}."
-    return OutputExists(where, found, expected=expected, remedy=f"{option('if_exists', 'resume')} {changes}. {remedy}")
 
 
 def _dataset_file(output: Destination) -> DatasetFile | None:
@@ -432,32 +402,6 @@ def _earlier_shards(output: Destination) -> Iterator[_EarlierShard]:
     for name in sorted(output.existing):
         if name.endswith(output.pattern.format) and sidecar_name(name) in output.existing:
             yield _EarlierShard(name, output.existing[name].size, None, None)
-
-
-def _removed(
-    before: Sequence[tuple[ResumedDataset, _EarlierShard]], resumed: Sequence[ResumedDataset]
-) -> tuple[int, int]:
-    """Return how many samples earlier runs had packed, and how many of them are no more in any plan.
-
-    What a damaged or missing sidecar said is not known; then the number of samples gives a lower bound.
-    """
-    planned = np.sort(np.concatenate([_planned(one.plan) for one in resumed]))
-    total = removed = 0
-    for one, earlier in before:
-        if one.renamed:
-            total += _consumed(one.output, earlier)
-            continue
-        keys = _keys_of(one.output, earlier)
-        total += (earlier.samples or 0) if keys is None else len(keys)
-        if keys is not None:
-            removed += int(np.count_nonzero(~among(keys, planned)))
-    return total, max(removed, total - len(planned))
-
-
-def _planned(plan: Plan) -> NDArray[np.uint64]:
-    """Return hashes of the keys of a plan."""
-    keys = hashes(plan.entries.keys)
-    return keys if plan.order is None else keys[plan.order]
 
 
 def _keys_of(output: Destination, earlier: _EarlierShard) -> NDArray[np.uint64] | None:
@@ -490,25 +434,17 @@ def _consumed(output: Destination, earlier: _EarlierShard) -> int:
     return 0 if made is None else made.consumed
 
 
-def _shards(one: ResumedDataset) -> tuple[int, int, int]:
-    """Return how many shards are there as planned, are to be written, and are to be removed."""
-    output = one.output
-    names = {number: output.pattern.shard(number) for number in own_shards(one.plan, output)}
-    kept = sum(_is_as_planned(one, number, name) for number, name in names.items())
-    there = {name for name in output.existing if name.endswith(output.pattern.format)}
-    return kept, len(names) - kept, len(there.difference(names.values()))
-
-
-def _is_as_planned(one: ResumedDataset, number: int, name: str) -> bool:
+def _is_as_planned(run: Run, output: Output, shard: int) -> bool:
     """Tell whether a shard is there that was planned just like this; its content may have changed since."""
-    output, index = one.output, sidecar_name(name)
-    if name not in output.existing or index not in output.existing:
+    name, there = output.shard_name(shard), output.destination
+    index = sidecar_name(name)
+    if name not in there.existing or index not in there.existing:
         return False
     try:
-        said = read_facts(output.folder.read(index), index)
+        said = read_facts(there.folder.read(index), index)
     except (OSError, CorruptShard):
         return False
-    return said.size == output.existing[name].size and said.plan == one.fingerprint(number)
+    return said.size == there.existing[name].size and said.plan == planned_shard(run, output, shard).fingerprint()
 
 
 def _differing(before: RunRecord, now: RunRecord) -> str:
@@ -520,13 +456,4 @@ def _differing(before: RunRecord, now: RunRecord) -> str:
         return ""
     if before.verb != now.verb:
         return f"`{before.verb}` then, `{now.verb}` now"
-    then, asked = before.options, now.options
-    names = [name for name in {**then, **asked} if then.get(name) != asked.get(name)]
-    return ", ".join(f"{option(name)} {_shown(then, name)} then, {_shown(asked, name)} now" for name in names)
-
-
-def _shown(options: Mapping[str, object], name: str) -> str:
-    value = options.get(name)
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return "not given" if value is None else "given" if value is True else str(value)
+    return ", ".join(differing_options(before.options, now.options))

@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import defaultdict
+from contextlib import closing
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import isqrt
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from shardtool.dataset.shard_file import is_packed
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
+from shardtool.errors import CorruptShard, OutputFailed, SampleFailed, memory_for
 from shardtool.storage.open_file import is_place
-from shardtool.storage.staging import spool_remedy
-from shardtool.values import SPAN, SpanFile, counted, show_size, to_text
-from shardtool.verbs.create.read_cost import PROBES, REMOTE_BYTE_S, REQUEST_S, Cost, probe, show_time
+from shardtool.storage.staging import local_folder, spool_remedy
+from shardtool.values import SPAN, SpanFile, counted, parse_size, show_size, show_time, to_text
+from shardtool.verbs.create.resume import new_sizes
 from shardtool.wording import option
 from shardtool.write.scatter import LEAST, ROW_SHARE, ScatterResult, ScatterTask, scatter_rows
-from shardtool.write.spans import BUFFER_SIZE, GAP, OPEN_FILES
+from shardtool.write.spans import BUFFER_SIZE, GAP, OPEN_FILES, open_span_file
 from shardtool.write.task import SourceFailed
 
 if TYPE_CHECKING:
@@ -42,12 +45,48 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
     from shardtool.storage.staging import Folder, Spool
     from shardtool.values import OnError, ReadMethod
+    from shardtool.verbs.create.run import Run
 
-_LEAST_MEMORY = 16 * 10**6
 _BUFFERS = 2 * BUFFER_SIZE + GAP  # what a worker needs of its share besides payloads
 _RUN = 2**20  # bytes that a write should have on average: less would seek, more gains nothing
 _LEAST_REGION, _MOST_REGION = 4 * 2**20, 2**30
 _CHUNK = 2**20  # rows at a time: temporary columns stay small
+
+
+def spool_place(run: Run) -> tuple[Folder, str] | None:
+    """Return the folder and the name of the temporary file: the same for the same output. None: there is none.
+
+    A part has none: it reads its samples where they lie, for it would arrange those of all others, too.
+    """
+    if run.shuffle is None or run.part is not None:
+        return None
+    temp, first, there = run.shuffle.temp_dir, run.outputs[0].pattern, run.outputs[0].destination.folder
+    folder = there.temporary if temp is None else local_folder(os.fspath(temp))
+    whose = os.path.realpath(os.path.join(first.folder, first.base)) if there.hides else there.full_path(first.base)
+    return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
+
+
+@memory_for("arranging the payloads")
+def arrange_payloads(run: Run) -> None:
+    """Bring payloads of datasets into a better order before they are packed, where that pays; outputs are locked."""
+    temporary, compressed = spool_place(run), run.listed.compressed
+    if run.shuffle is None or temporary is None:
+        return
+    to_write = sum(sum(new_sizes(run, output)) for output in run.outputs)
+    if not to_write and not compressed:
+        return  # all is there, and is only compared
+    plans = [output.plan for output in run.outputs]
+    memory, workers = parse_size(run.shuffle.memory), run.pool.most_together
+    method = choose_method(plans, workers=workers, packed=compressed, asked=run.shuffle.method)
+    if method.note:
+        run.notes.add(method.note)
+    if method.name == "scatter":
+        folder, name = temporary
+        besides = to_write if folder.shares_space(run.outputs[0].destination.folder.path) else 0
+        room = SpoolRoom(folder, name, memory, workers, besides)
+        plans = scatter(plans, room, run.pool, run.notes.observer, on_error=run.options.on_error)
+        for output, plan in zip(run.outputs, plans, strict=True):
+            output.plan = plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +102,7 @@ class ReadStrategy:
     note: str = ""
 
 
-def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool, asked: ReadMethod) -> ReadStrategy:
+def choose_method(plans: list[Plan], *, workers: int, packed: bool, asked: ReadMethod) -> ReadStrategy:
     """Return how the samples of `plans` should be read.
 
     Where it is not plain, some samples are read where they lie, and some megabytes in sequence, to learn what costs
@@ -72,16 +111,10 @@ def choose_method(plans: list[Plan], *, memory: int, workers: int, packed: bool,
 
     Args:
         plans: Of the same samples, in whose order they are wanted.
-        memory: Bytes that a scatter may use.
         workers: How many processes will read.
         packed: Whether files are compressed, so that nothing can be read at its place.
         asked: What the user wants.
-
-    Raises:
-        InvalidRequest: Compressed shards are to be gathered, or `memory` is too little.
     """
-    check_memory(memory)
-    check_method(asked, packed=packed)
     entries = plans[0].entries
     lie = _SpanPlaces(entries)
     size = sum(int(lie.sizes[_which(plan)].sum()) for plan in plans)
@@ -131,12 +164,10 @@ def scatter(
             is, so that packing finds that again, and leaves it out. A damaged compressed shard always ends the run.
 
     Raises:
-        InvalidRequest: `memory` is too little.
         CorruptShard: A payload is not what its index says, or a compressed shard is damaged.
         SampleFailed: A source file cannot be read, or is not the one that was listed.
         OutputFailed: There is no space for the spool, or it cannot be written.
     """
-    check_memory(room.memory)
     temp, layout = room.folder, _lay_out(plans, room.memory // room.workers)
     free, need = _free(temp), layout.size + room.besides
     if free < need:
@@ -150,27 +181,6 @@ def scatter(
     spans = _spooled(plans[0].entries, SpanFile(os.fsencode(spool.path), layout.size, -1), bad, layout.offset)
     regions = layout.regions if len(layout.regions) else None
     return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
-
-
-def check_memory(memory: int) -> None:
-    """Check that there is enough for the buffers.
-
-    Raises:
-        InvalidRequest: There is not.
-    """
-    if memory < _LEAST_MEMORY:
-        raise InvalidRequest(option("memory"), show_size(memory), expected=f"{show_size(_LEAST_MEMORY)} or more")
-
-
-def check_method(asked: ReadMethod, *, packed: bool) -> None:
-    """Check that compressed shards are not to be gathered.
-
-    Raises:
-        InvalidRequest: They are.
-    """
-    if packed and asked == "gather":
-        expected = "scatter or auto: they can only be read in sequence"
-        raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
 
 
 def _free(temp: Folder) -> int:
@@ -473,3 +483,73 @@ def _spooled(entries: Entries, spool: SpanFile, bad: NDArray[np.int64], offset: 
     rows = entries.rows_of(samples)
     offset[rows] = spans.offset[rows]
     return replace(spans, files=(spool, *(spans.files[at] for at in used.tolist())), file=file, offset=offset)
+
+
+# What reading costs here: a sample at its place, and a byte in sequence. Measured, for no two disks are alike.
+
+
+PROBES = 64  # places read at
+_LEAST_PROBES = 12
+_MOST_S = 1.0  # at most, but for the first few
+_OUTLIERS = 8  # the slowest are left out: a pause of the machine is none of the disk's
+_MOST_READ = 2**20  # bytes at each place: from there on, there is little between them and a sequence
+_SEQUENCE = 4 * 2**20
+_STEP = 2**18
+REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # of a store, as a rule: until an answer begins; and a byte of it
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of reading: seconds for a sample at its place, and for a byte in sequence."""
+
+    sample_s: float
+    byte_s: float
+
+
+def probe(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) -> Cost:
+    """Read at some places, and some megabytes in sequence, and see how long that takes.
+
+    Args:
+        spans: Files, and where in them what is to be read starts: in a random order, `PROBES` at least.
+        length: Bytes to be read at each place.
+        opening: Whether a file is opened anew for each.
+
+    Raises:
+        OSError: A file cannot be read.
+        Failed: It is not the one that the plan saw.
+    """
+    taken = min(length, _MOST_READ)
+    times: list[float] = []
+    end = time.monotonic() + _MOST_S
+    for file, start in spans[:PROBES]:
+        times.append(_time_read(file, start, taken, opening=opening))
+        if len(times) >= _LEAST_PROBES and time.monotonic() > end:
+            break
+    kept = sorted(times)[: max(1, len(times) - _OUTLIERS)]
+    byte_s = _time_sequence(*spans[-1])
+    return Cost(sum(kept) / len(kept) + (length - taken) * byte_s, byte_s)
+
+
+def _time_read(planned: SpanFile, offset: int, length: int, *, opening: bool) -> float:
+    """Return the seconds that it takes to read at a place, and, if that counts, to open the file."""
+    into = memoryview(bytearray(length))
+    begun = time.perf_counter()
+    with closing(open_span_file(planned)) as source:
+        source.expect_random()
+        if not opening:
+            begun = time.perf_counter()
+        source.read_into(into, offset)
+        return time.perf_counter() - begun
+
+
+def _time_sequence(planned: SpanFile, start: int) -> float:
+    """Return the seconds that a byte takes when many are read in sequence."""
+    into = memoryview(bytearray(_STEP))
+    first = max(0, min(start, planned.size - _SEQUENCE))
+    with closing(open_span_file(planned)) as source:
+        if planned.size > 2 * _STEP:
+            first += source.read_into(into, first)  # the way there does not count
+        begun, done = time.perf_counter(), 0
+        for at in range(first, min(first + _SEQUENCE, planned.size), _STEP):
+            done += source.read_into(into, at)
+        return (time.perf_counter() - begun) / max(1, done)

@@ -15,10 +15,9 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
-from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, span_tasks
+from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, files_at_once, span_tasks
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
 from shardtool.values import FILE, LINK, SPAN
-from shardtool.verbs.create.read_cost import REMOTE_READS, opening_s, reads_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,8 +128,7 @@ def source_sums(source: Source, entries: Entries, rows: Rows, pool: Pool) -> Row
     files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
     reads = 1
     if len(files):
-        tasks_at_once = min(-(-len(files) // FILES_A_TASK), cores())
-        reads = REMOTE_READS if entries.is_remote else reads_at_once(opening_s(entries), tasks_at_once)
+        reads, _ = files_at_once(entries, min(-(-len(files) // FILES_A_TASK), cores()))
     tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
     if len(spans) and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]

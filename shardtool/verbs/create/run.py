@@ -1,0 +1,487 @@
+"""One run of `create` or `reshard`: what was asked for, and the datasets that it writes.
+
+A `Run` has an `Output` for each of them: all of the samples, or a split. Both grow as the run goes on, from top to
+bottom of `write_dataset`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from shardtool._version import __version__
+from shardtool.dataset.dataset_file import ShardEntry, open_classes, read_dataset
+from shardtool.dataset.feature import Feature, features_of
+from shardtool.dataset.find import find_dataset
+from shardtool.dataset.several import given_datasets, of_glob
+from shardtool.entries.classes import Classes, joined_classes
+from shardtool.errors import InvalidRequest, OutputExists
+from shardtool.execute.pool import Needs
+from shardtool.fingerprint import crc32c
+from shardtool.interop.indexes import wanted_exports
+from shardtool.pattern import ShardPattern, check_written, parse_pattern, sidecar_name
+from shardtool.publish.destination import Destination, look
+from shardtool.publish.foreign_indexes import StaleIndexes
+from shardtool.publish.publisher import Publisher, clean
+from shardtool.publish.records import PartShare, check_divided_alike
+from shardtool.request.part import parse_part
+from shardtool.request.run_record import RunRecord
+from shardtool.storage.folders import open_folder
+from shardtool.storage.places import is_url, read_small
+from shardtool.values import to_bytes
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import ExitStack
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.sidecar import ShardFact, ShardTally
+    from shardtool.entries.entries import Entries, FieldValues
+    from shardtool.execute.pool import Pool
+    from shardtool.interop.indexes import Export
+    from shardtool.plan.plan import Plan
+    from shardtool.request.options import CreateOptions, ReshardOptions
+    from shardtool.request.part import Part
+    from shardtool.request.results import Changes, Notes
+    from shardtool.request.split_options import SplitOptions
+    from shardtool.skipped import Skipped
+    from shardtool.source.base import Listing
+    from shardtool.storage.staging import Folder
+    from shardtool.transform.steps import Transform
+    from shardtool.values import Dots, Number
+
+
+OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_SPLIT = "{split}"
+_MARK = "\ue000"  # placeholder for {split} while a pattern is parsed: a private-use character
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the published shards of a dataset hold together.
+
+    Attributes:
+        values: What is known of the fields' values.
+        shards: What the dataset file says of each, in the order of their numbers once all are there.
+        fields: How many samples have each field.
+        field_bytes: Bytes of all payloads.
+        schema: The columns of the sidecars, and their types.
+        digest: The content fingerprint.
+        skipped: What was left out.
+    """
+
+    values: FieldValues
+    shards: list[ShardEntry] = field(default_factory=list)
+    fields: Counter[str] = field(default_factory=Counter)
+    field_bytes: int = 0
+    schema: Mapping[str, str] = field(default_factory=dict)
+    digest: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def add(self, fact: ShardFact, sidecar: bytes, tally: ShardTally) -> ShardEntry:
+        """Add a shard, whose digest and left out samples the caller adds; return what the dataset file says of it."""
+        index, keys = (sidecar_name(fact.name), len(sidecar), crc32c(sidecar)), (tally.first_key, tally.last_key)
+        self.shards.append(ShardEntry(fact.name, tally.samples, fact.size, fact.crc or 0, *index, *keys))
+        self.field_bytes += tally.field_bytes
+        self.fields.update(tally.fields)
+        return self.shards[-1]
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return sum(shard.samples for shard in self.shards)
+
+    def features(self) -> dict[str, Feature]:
+        """Return the features of TFRecords."""
+        return features_of(self.fields, {**self.values.numbers, **self.values.lists}, self.samples, self.values.lists)
+
+    def numbers(self) -> dict[str, Number]:
+        """Return the fields of tar shards that are numbers as text, and their kinds."""
+        numbers = self.values.numbers
+        return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Output:
+    """One dataset that a run writes: all of it, or a split.
+
+    Attributes:
+        split: The split's name; empty without splits.
+        destination: Where it goes, and what was there when the run looked last.
+        which: The places of its samples; None: it gets all.
+        plan: Which samples go into which shard, once that is decided.
+        publisher: What publishes its shards, once it is locked.
+        part_plan: Of a part: the fingerprint of the plan of all parts.
+        totals: What its shards hold, once they are packed.
+        kept: How many of them an earlier run had finished.
+        dropped: How many samples the user's function dropped.
+        dataset: What its dataset file says, at the end.
+    """
+
+    split: str
+    destination: Destination
+    which: NDArray[np.int64] | None = None
+    plan: Plan = field(init=False)
+    publisher: Publisher = field(init=False)
+    part_plan: str = ""
+    totals: Totals = field(init=False)
+    kept: int = 0
+    dropped: int = 0
+    dataset: DatasetFile = field(init=False)
+
+    @property
+    def pattern(self) -> ShardPattern:
+        """The names of its shards."""
+        return self.destination.pattern
+
+    @property
+    def own_shards(self) -> range:
+        """The planned shards that the run writes: all, or those of its part."""
+        own = self.destination.own
+        return range(self.plan.shards) if own is None else own.part.shards(self.plan.shards)
+
+    def shard_name(self, shard: int) -> str:
+        """Return the name of a planned shard."""
+        return self.pattern.shard(self.destination.first + shard)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Run:
+    """One run of `create` or `reshard`.
+
+    Attributes:
+        names: A shard pattern, or the shards' names; with `{split}` in them if there are splits.
+        options: What was asked for.
+        pool: Its workers.
+        notes: Gets what the user should know; its observer, the progress.
+        begun: When the run began, before the source was listed: seconds since 1970.
+        dry: Whether nothing is written.
+        dividing: How samples are divided into splits; None: they are not.
+        transform: What is done to samples; None: nothing.
+        identity: What distinguishes the transform from any other; empty for none.
+        shuffle: How samples that lie in shards are read in another order; None: they lie in none.
+        exports: The indexes of other tools that are written, too.
+        part: The part of the shards that is written; None: all.
+        outputs: The datasets that it writes; none while their names are unknown.
+        untouched: Those that an append has nothing new for: they stay as they are.
+        listed: The samples, and what the source says of them.
+        dots: The dot at which keys end in the names of a tar's members.
+        changes: What a run that resumes would change; None: nothing is there.
+        gone: The splits of the first run that the source has no sample of any more: they are to be removed.
+        made_keys: Hashes of the keys that the user's function has given so far.
+    """
+
+    names: tuple[str, ...]
+    options: CreateOptions | ReshardOptions
+    pool: Pool
+    notes: Notes
+    begun: float
+    dry: bool
+    dividing: SplitOptions | None
+    transform: Transform | None
+    identity: str
+    shuffle: ReshardOptions | None
+    exports: Mapping[str, Export]
+    part: Part | None
+    outputs: list[Output] = field(default_factory=list)
+    untouched: list[Output] = field(default_factory=list)
+    listed: Listing = field(init=False)
+    dots: Dots = "first"
+    changes: Changes | None = None
+    gone: tuple[str, ...] = ()
+    made_keys: set[bytes] = field(default_factory=set)
+
+    @property
+    def verb(self) -> str:
+        """`create` or `reshard`."""
+        return "create" if self.shuffle is None else "reshard"
+
+    @property
+    def entries(self) -> Entries:
+        """The samples."""
+        return self.listed.entries
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether payloads lie in a table, from which no worker can read them."""
+        return self.entries.spans is not None and not self.entries.spans.files
+
+    @property
+    def fetches(self) -> bool:
+        """Whether samples have files of the web, of which nothing is known before."""
+        return self.transform is not None and self.transform.fetch is not None
+
+    @property
+    def makes_keys(self) -> bool:
+        """Whether a function of the user's makes the keys, so that no plan has those of the shards."""
+        return self.transform is not None and bool(self.transform.function)
+
+    @property
+    def appends(self) -> bool:
+        """Whether samples are added to a dataset that is there."""
+        return self.options.if_exists in ("append", "append-resume")
+
+    @property
+    def takes_only_new(self) -> bool:
+        """Whether samples that the dataset appended to has already are passed over, as `create` does if asked."""
+        return self.verb == "create" and self.options.on_duplicate == "first"
+
+    @property
+    def format(self) -> str:
+        """The format of the shards."""
+        return output_pattern(self.names).format
+
+    @property
+    def dataset_file(self) -> str:
+        """The dataset file's path; with `{split}` in it if there are splits."""
+        pattern = output_pattern(self.names)
+        return open_folder(pattern.folder).full_path(pattern.dataset_file).replace(_MARK, _SPLIT)
+
+    def record(self, output: Output) -> RunRecord:
+        """Return how a dataset is made, as its dataset file says."""
+        return RunRecord(
+            {
+                "verb": self.verb,
+                "source": self.listed.name,
+                **({"split": output.split} if output.split else {}),
+                "options": json.loads(json.dumps({**self.options.recorded(), **self.listed.recorded})),
+                "tool": f"shardtool {__version__}",
+            }
+        )
+
+
+def read_run(
+    output: OutputNames, options: CreateOptions | ReshardOptions, pool: Pool, notes: Notes, *, begun: float, dry: bool
+) -> Run:
+    """Return a run, if its options and its output make sense together.
+
+    Raises:
+        InvalidRequest: They do not.
+    """
+    names = tuple(os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output))
+    shuffle, dividing = options.of_shuffle(), options.of_split()
+    if shuffle is None and options.on_duplicate != "error":
+        options = _first_of_many(names, options, dividing)
+    transform = options.of_transform()
+    has = [_SPLIT in name for name in names]
+    if any(has) and dividing is None:
+        also = f", {option('split_column')} or {option('split_from_folder')}"
+        also = also if shuffle is None else f" or {option('split_column')}"
+        expected = f"{option('split', 'train=0.8,val=0.2')}{also}"
+        raise InvalidRequest(names[0], "{split} without splits", expected=expected)
+    if dividing is not None and not all(has):
+        raise InvalidRequest(names[0], "no {split} in it", expected="a pattern such as out-{split}-{000000..}.tar")
+    return Run(
+        names=names,
+        options=options,
+        pool=pool,
+        notes=notes,
+        begun=begun,
+        dry=dry,
+        dividing=dividing,
+        transform=transform,
+        identity=transform.identity() if transform else "",
+        shuffle=shuffle,
+        exports=wanted_exports(options.export, output_pattern(names).format),
+        part=None if options.part is None else parse_part(options.part),
+    )
+
+
+def _first_of_many(
+    names: tuple[str, ...], options: CreateOptions | ReshardOptions, dividing: SplitOptions | None
+) -> CreateOptions | ReshardOptions:
+    """Return the options of the first run over a source that grows: there is no dataset yet to append to."""
+    resumes = options.if_exists == "append-resume"
+    splits = [name for name, _ in dividing.shares] if dividing else [_MARK]
+    for pattern in [output_pattern(names, split) for split in splits]:
+        owned = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]
+        if pattern.dataset_file in owned or (owned and not resumes):
+            return options
+    unknown = dividing is not None and not splits
+    return options if unknown else replace(options, if_exists="resume" if resumes else "error", on_duplicate="error")
+
+
+def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
+    """Return the shard pattern of a split; without its name, what the patterns of all splits have in common."""
+    pattern = parse_pattern([name.replace(_SPLIT, split) for name in names])
+    check_written(pattern)
+    return pattern
+
+
+# The datasets that a run writes: their names, folders and locks.
+
+
+_REPLACED = "a shard of the source, which the output would replace or remove"
+_ELSEWHERE = "an output in another folder, or under other names"
+_UNTOUCHED = "Nothing was touched. The new dataset can take its place once it is complete."
+
+
+def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
+    """Find the datasets that a run writes, after a look at what is there; none while their names are unknown.
+
+    A dry run looks only at what it would append to or resume.
+
+    Args:
+        run: The run.
+        splits: The names of its splits; None: those that the options name.
+
+    Raises:
+        InvalidRequest: A file could be of two splits, or there is nothing to append to.
+        OutputExists: Something is there that the options do not allow to touch.
+        CorruptShard: What is appended to is damaged.
+    """
+    if splits is None:
+        splits = [name for name, _ in run.dividing.shares] if run.dividing else [""]
+    patterns = {split: output_pattern(run.names, split) for split in splits}
+    for one, pattern in patterns.items():
+        for other, other_pattern in patterns.items():
+            if one != other and (shared := other_pattern.owned_by(pattern)):
+                found = f"{shared} may be a file of the splits {one} and {other}"
+                expected = "names that differ, such as out-{split}-{000000..}.tar"
+                raise InvalidRequest(run.names[0], found, expected=expected)
+    run.outputs = []
+    for split, pattern in patterns.items():
+        own = None if run.part is None else PartShare(run.part)
+        there = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, own=own)
+        looks = not run.dry or there.appends or there.resumes
+        run.outputs.append(Output(split, look(there) if looks else there))
+
+
+def keep_classes(run: Run) -> CreateOptions | ReshardOptions:
+    """Return options by which labels keep the numbers of the dataset that is there, and new ones get the next.
+
+    So an append numbers them unless a list is given; and the dataset's own dataset file, as that list, means the same.
+
+    Raises:
+        InvalidRequest: The splits that are there number them differently.
+        CorruptShard: A dataset file is damaged.
+    """
+    options, given = run.options, run.options.classes_from
+    if not (options.classes or getattr(options, "label_from_folder", False)):
+        return options
+    if isinstance(given, str | os.PathLike):
+        own = os.fspath(given)
+        real = os.path.realpath(own)
+        if not any(own == one or (not is_url(one) and real == os.path.realpath(one)) for one in _dataset_files(run)):
+            return options
+        known = open_classes(given)
+        return options if known is None else replace(options, classes_from=replace(known, grows=True))
+    if given is not None or not run.appends:
+        return options
+    there = [output.destination.old for output in run.outputs]
+    if not there:
+        found = [read_dataset(read_small(path), path) for path in _dataset_files(run)]
+        there = [file for file in found if file.made.split]
+    names: dict[str, list[str]] = {}
+    for file in there:
+        names = joined_classes(names, file.classes) if file else names
+    return replace(options, classes_from=Classes("the dataset", names, grows=True)) if names else options
+
+
+def _dataset_files(run: Run) -> list[str]:
+    """Return the dataset files of the output; of splits that only the samples will name, those that are there."""
+    if run.outputs:
+        return [output.destination.dataset_file for output in run.outputs]
+    try:
+        return [one for one in given_datasets(run.dataset_file) if isinstance(one, str)]
+    except InvalidRequest:  # none is there
+        return []
+
+
+def check_source_stays(run: Run) -> None:
+    """Refuse an output that replaces or removes a file that samples lie in; shards that are appended to stay.
+
+    Raises:
+        InvalidRequest: There is such a file.
+    """
+    paths = {file.path for file in (() if run.entries.spans is None else run.entries.spans.files)}
+    paths |= {os.path.realpath(path) for path in paths if os.path.islink(path)}
+    folders = {os.path.dirname(path) for path in paths}
+    for output in run.outputs:
+        there, old = os.path.realpath(os.fsencode(output.pattern.folder or ".")), output.destination.old
+        beside = {folder for folder in folders if os.path.realpath(folder or b".") == there}
+        stay = {to_bytes(shard.name) for shard in old.shards} if old is not None else set()
+        for path in sorted(paths):
+            folder, name = os.path.split(path)
+            if folder in beside and name not in stay and output.pattern.owns(os.fsdecode(name)):
+                raise InvalidRequest(os.fsdecode(path), _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)
+
+
+def check_other_place(run: Run, datasets: Any) -> None:
+    """Refuse to reshard datasets onto themselves: what is there already is not to be replaced, then.
+
+    Raises:
+        OutputExists: The output has a name of a shard of theirs.
+    """
+    pattern = output_pattern(run.names)
+    for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
+        for path in (path for dataset in of_glob(one) for path in find_dataset(dataset).paths):
+            same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
+            if not is_url(path) and same and pattern.owns(os.path.basename(path)):
+                raise OutputExists(path, _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)
+
+
+def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
+    """Make the folders, take the locks, look again, and remove what a killed run has left.
+
+    Args:
+        run: The run.
+        temporary: The folder and the name of its temporary file; None: it makes none.
+        stack: At its end, what is staged is removed and the locks are given back.
+
+    Raises:
+        OutputExists: Another run is writing a dataset, or has changed it.
+    """
+    for output in run.outputs:
+        folder, base, own = output.destination.folder, output.pattern.base, output.destination.own
+        folder.ready()
+        stack.enter_context(folder.lock(base, shared=own is not None))  # parts run side by side, and nothing else does
+        if own is not None:
+            stack.enter_context(folder.lock(f"{base}.{own.part.tag}"))
+            check_divided_alike(folder, output.pattern, own.part)
+    folders = [*(output.destination.folder for output in run.outputs), *([] if temporary is None else [temporary[0]])]
+    for path in {folder.path: None for folder in folders}:
+        run.pool.check(Needs(output=path))
+    stack.callback(_discard, run, temporary)
+    for output in run.outputs:
+        output.destination = look(output.destination)
+        output.publisher = Publisher(output.destination)
+        stack.callback(output.publisher.abandon)
+    stack.callback(run.pool.close)  # the first thing that is done: then nothing is staged any more
+    _discard(run, temporary)
+
+
+def _discard(run: Run, temporary: tuple[Folder, str] | None) -> None:
+    for output in run.outputs:
+        clean(output.destination)
+    if temporary is not None:
+        folder, name = temporary
+        folder.discard_staged([name])
+
+
+def remove_splits(run: Run) -> None:
+    """Remove the datasets of splits that the run has no samples for, the dataset file of each first.
+
+    Raises:
+        OutputExists: Another run is writing one of them.
+        OutputFailed: The file system refuses.
+    """
+    for name in run.gone:
+        pattern = output_pattern(run.names, name)
+        folder = open_folder(pattern.folder)
+        with folder.lock(pattern.base):
+            beside = StaleIndexes(folder, pattern, appends=False)
+            beside.look(folder.names())
+            beside.keep_only(())
+            folder.remove([pattern.dataset_file])
+            beside.remove()
+            folder.remove(sorted(one for one in folder.names() if pattern.owns(one)))
