@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-from shardtool.dataset.sidecar import ShardFact
-from shardtool.dataset.sidecar_write import WrittenShard, encode, index_of
+from shardtool.dataset.shard_index import ShardFact
+from shardtool.dataset.sidecar import WrittenShard, encode, index_of
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, sample_sizes
 from shardtool.names import Names

@@ -84,7 +84,7 @@ def index(
     """
     from shardtool.cli.output import show, show_json
     from shardtool.cli.results_text import Terminal
-    from shardtool.dataset.several import of_glob
+    from shardtool.dataset.find import of_glob
 
     terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
     made = IndexOptions(output=output, overwrite=overwrite, **options)

@@ -139,8 +139,7 @@ def inspect(
     if read_speed:
         _show_read_speed(dataset, decode=decode, seed=seed, as_json=as_json)
         return
-    from shardtool.dataset.find import open_dataset
-    from shardtool.dataset.several import given_datasets
+    from shardtool.dataset.find import given_datasets, open_dataset
     from shardtool.verbs.inspect.samples import find_sample, first_samples
 
     opened = [open_dataset(one) for one in given_datasets(dataset)]

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from shardtool.dataset.feature import Feature
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
@@ -27,16 +26,15 @@ from shardtool.interop.indexes import SplitShards
 from shardtool.pattern import FORMATS, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.places import read_small
-from shardtool.values import source_text
+from shardtool.values import source_text, to_bytes
 from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from shardtool.values import Number
+    from shardtool.values import Kind, Number
 
     Json = Mapping[str, object]
-
 
 Value = TypeVar("Value")
 
@@ -549,3 +547,75 @@ def _checked(where: str, found: object) -> Classes:
                 option("classes_from"), f"{where} names {twice[:SHOWN]!r} twice", expected="each class once"
             )
     return Classes(where, lists)
+
+
+# What TensorFlow's parser must know of the features of TFRecords, as the dataset file tells it: as Python source.
+
+
+_TF_KINDS: Mapping[Kind, str] = {"bytes": "tf.string", "int64": "tf.int64", "float": "tf.float32"}
+_DEFAULTS = {"bytes": '""', "int64": "-1", "float": "-1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature of TFRecords.
+
+    Attributes:
+        kind: What it holds.
+        is_list: Whether it is a list of values.
+        lacking: Whether some samples lack it; a single value then has a default.
+    """
+
+    kind: Kind = "bytes"
+    is_list: bool = False
+    lacking: bool = False
+
+    @property
+    def default(self) -> str | int:
+        """What a parser gives for a sample that lacks it."""
+        return "" if self.kind == "bytes" else -1
+
+    def encode(self) -> str:
+        """Return what `tf.io.parse_single_example` wants, as Python source in which `tf` is TensorFlow."""
+        if self.is_list:
+            return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
+        default = f", default_value={_DEFAULTS[self.kind]}" if self.lacking else ""
+        return f"tf.io.FixedLenFeature([], {_TF_KINDS[self.kind]}{default})"
+
+    @classmethod
+    def parse(cls, text: str) -> Feature:
+        """Return the feature that a text of `encode` tells of.
+
+        Raises:
+            ValueError: It is no such text.
+        """
+        if text not in _BY_TEXT:
+            raise ValueError(f"the feature {text!r:.80}")
+        return _BY_TEXT[text]
+
+
+_ALL = [Feature(kind, *how) for kind in _TF_KINDS for how in ((False, False), (False, True), (True, False))]
+_BY_TEXT = {one.encode(): one for one in _ALL}
+
+
+def features_of(
+    fields: Mapping[str, int], kinds: Mapping[str, Kind], samples: int, lists: Collection[str] = ()
+) -> dict[str, Feature]:
+    """Return the features of samples.
+
+    Args:
+        fields: How many samples have each.
+        kinds: What they hold, if not bytes.
+        samples: How many there are.
+        lists: Those that are lists of values.
+    """
+    found = {"__key__": Feature()}
+    for name in sorted(fields, key=to_bytes):
+        is_list = name in lists
+        found[name] = Feature(kinds.get(name, "bytes"), is_list, lacking=not is_list and fields[name] < samples)
+    return found
+
+
+def numbers_in(features: Mapping[str, Feature]) -> dict[str, Number]:
+    """Return the features that are numbers, and their kinds."""
+    return {name: one.kind for name, one in features.items() if one.kind != "bytes"}

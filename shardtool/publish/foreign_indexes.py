@@ -241,7 +241,7 @@ class StaleIndexes:
             self._drop_infos([form for form, counts in self._counts.items() if shard in counts])
 
     def _differs(self, name: str, shard: str, sidecar: bytes, *, written: bool) -> bool:
-        from shardtool.dataset.sidecar_read import read_sidecar
+        from shardtool.dataset.sidecar import read_sidecar
 
         form = self._forms[name]
         if written and EXPORTS[form].hashed:
@@ -256,7 +256,7 @@ class StaleIndexes:
             return True
 
     def _compare_count(self, shard: str, sidecar: bytes) -> None:
-        from shardtool.dataset.sidecar_read import read_sidecar
+        from shardtool.dataset.sidecar import read_sidecar
 
         samples = len(read_sidecar(sidecar, shard, None, metadata=False))
         self._drop_infos([form for form, counts in self._counts.items() if counts.pop(shard, 0) != samples])
@@ -633,7 +633,7 @@ class Exporter:
 
     def _index(self, shard: ShardEntry) -> pa.Table:
         """Return a shard's index, if its sidecar is the one that the dataset file lists."""
-        from shardtool.dataset.sidecar_read import check_listed, read_sidecar
+        from shardtool.dataset.sidecar import check_listed, read_sidecar
 
         where, name = self.folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
         fact = self.folder.facts([name]).get(name)

@@ -23,11 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.feature import numbers_in
-from shardtool.dataset.find import StoredShard, find_dataset, open_dataset, recorded_dots
-from shardtool.dataset.several import given_datasets
-from shardtool.dataset.shard_index import ShardIndex, ends_of
-from shardtool.dataset.sidecar import UNREAD, with_shard
+from shardtool.dataset.dataset_file import numbers_in
+from shardtool.dataset.find import StoredShard, find_dataset, given_datasets, open_dataset, recorded_dots
+from shardtool.dataset.shard_index import UNREAD, ShardIndex, ends_of, with_shard
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, without_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.select.query import matching

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
 
 
-_HEAVY = ("shardtool.dataset.sidecar_write", "shardtool.plan.plan")  # NumPy and pyarrow
+_HEAVY = ("shardtool.dataset.sidecar", "shardtool.plan.plan")  # NumPy and pyarrow
 
 
 class FolderSource(Source):

@@ -2,7 +2,7 @@
 
 A dataset file of ours is the promise of what is there: whatever is not as it says is an error, never a reason to walk,
 for only a sidecar has metadata and checksums. No payload is read here, and nothing is trusted that a page or a footer
-of a sidecar claims: see `shardtool.dataset.sidecar_read`.
+of a sidecar claims: see `shardtool.dataset.sidecar`.
 
 All TFRecord shards must agree on what a field is. A tar shard holds texts, whatever they stand for, and no lists.
 """
@@ -18,8 +18,8 @@ import numpy as np
 
 from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import is_packed, unopened
-from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_bytes
-from shardtool.dataset.sidecar_read import read_sidecar as read_rows
+from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_bytes
+from shardtool.dataset.sidecar import read_sidecar as read_rows
 from shardtool.dataset.walk import FeatureConflict, Survey, SurveyTask, walked_text
 from shardtool.entries.arrow import numbers, string_array, strings
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason

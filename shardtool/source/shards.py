@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.feature import numbers_in
-from shardtool.dataset.find import check_finished, find_dataset, listed_by
-from shardtool.dataset.several import of_glob
+from shardtool.dataset.dataset_file import numbers_in
+from shardtool.dataset.find import check_finished, find_dataset, listed_by, of_glob
 from shardtool.dataset.shard_file import shard_format
 from shardtool.dataset.walk import survey
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues

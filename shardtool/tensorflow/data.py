@@ -10,7 +10,7 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardtool.dataset.feature import Feature
+    from shardtool.dataset.dataset_file import Feature
     from shardtool.tensorflow.records import RecordOrder, Records
 
 _AT_ONCE = 16  # shards that a shuffle reads from at the same time

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.feature import Feature, features_of
-from shardtool.dataset.find import open_dataset
-from shardtool.dataset.several import given_datasets
+from shardtool.dataset.dataset_file import Feature, features_of
+from shardtool.dataset.find import given_datasets, open_dataset
 from shardtool.dataset.shard_file import shard_kind
 from shardtool.dataset.shard_index import walked_index
 from shardtool.dataset.walk import SurveyTask, survey, walked_text

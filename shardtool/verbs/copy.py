@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import find_dataset
-from shardtool.dataset.several import given_datasets, recorded_pattern
+from shardtool.dataset.find import find_dataset, given_datasets, recorded_pattern
 from shardtool.errors import (
     AccessRefused,
     CorruptShard,
@@ -606,7 +605,7 @@ def _names_of(pair: ShardPair, names: set[str]) -> set[str]:
 
 def _index_data(path: str, name: str, pair: ShardPair) -> bytes | None:
     """Return the bytes of a shard's index; empty: the file is something else; None: it is not that of this shard."""
-    from shardtool.dataset.sidecar_read import read_sidecar
+    from shardtool.dataset.sidecar import read_sidecar
 
     try:
         head, size = read_head(path, HEAD_SIZE)

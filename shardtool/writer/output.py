@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool._version import __version__
-from shardtool.dataset.sidecar import OWN_COLUMNS, ShardFact, ShardTally, types_of
-from shardtool.dataset.sidecar_read import read_sidecar
-from shardtool.dataset.sidecar_write import WrittenShard, encode, encode_table, index_of
+from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
+from shardtool.dataset.sidecar import WrittenShard, encode, encode_table, index_of, read_sidecar
 from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c

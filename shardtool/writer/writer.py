@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.dataset.sidecar import read_sidecar
 from shardtool.errors import (
     MEMORY_REMEDY,
     InvalidRequest,
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.dataset.shard_index import ShardFact, ShardIndex
     from shardtool.verbs.create.run import OutputNames
     from shardtool.writer.output import JournalEntry, Keywords
     from shardtool.writer.samples import Sample

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, create
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
-from shardtool.dataset.feature import Feature
+from shardtool.dataset.dataset_file import DatasetFile, Feature, ShardEntry, read_dataset
 from shardtool.request.run_record import RunRecord
 from tests.helpers import read_tree, shards, tool
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardtool.dataset.feature import Feature, features_of, numbers_in
+from shardtool.dataset.dataset_file import Feature, features_of, numbers_in
 
 
 @pytest.mark.parametrize(

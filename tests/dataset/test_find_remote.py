@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.dataset.find import find_dataset, open_dataset
-from shardtool.dataset.several import given_datasets
+from shardtool.dataset.find import find_dataset, given_datasets, open_dataset
 from shardtool.dataset.shard_file import PackedFile, SummedFile, open_shard
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c

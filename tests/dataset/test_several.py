@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
-from shardtool.dataset.several import given_datasets
+from shardtool.dataset.find import given_datasets
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.sidecar_read import read_facts, read_sidecar
-from shardtool.dataset.sidecar_write import encode_table
+from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
 from tests.helpers import members, read_tree, shards, write_tree
 from tests.mapped import NOTED
 from tests.stored import age

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from shardtool.dataset.sidecar import UNREAD
+from shardtool.dataset.shard_index import UNREAD
 from shardtool.interop.indexes import EXPORTS, HEAD_SIZE, Digests, IndexedShard, difference, form_of, index_name
 
 

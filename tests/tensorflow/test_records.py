@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
-from shardtool.dataset.feature import Feature
+from shardtool.dataset.dataset_file import Feature
 from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
 from shardtool.tensorflow.records import RecordOrder, find_records
 from tests.helpers import write_tree

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar import ShardFact
-from shardtool.dataset.sidecar_read import read_facts, read_sidecar
-from shardtool.dataset.sidecar_write import encode_table
+from shardtool.dataset.shard_index import ShardFact
+from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
 from shardtool.fingerprint import crc32c
-from shardtool.verbs.verify import shard as shardchecks
+from shardtool.verbs.verify import checks as shardchecks
 from shardtool.verbs.verify.subject import ShardCase
 from shardtool.verbs.verify.worker import Task, examine
 from shardtool.wording import command_line_words

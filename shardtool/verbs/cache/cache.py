@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, overload
 
 from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import SummedFile
-from shardtool.dataset.sidecar_read import read_bytes, read_facts
+from shardtool.dataset.sidecar import read_bytes, read_facts
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.order import NO_LIMIT
 from shardtool.request.choices import check_choice

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Literal
 
-from shardtool.dataset.sidecar import ShardFact
-from shardtool.dataset.sidecar_write import WrittenShard, encode, index_of
+from shardtool.dataset.shard_index import ShardFact
+from shardtool.dataset.sidecar import WrittenShard, encode, index_of
 from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable, reason
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name

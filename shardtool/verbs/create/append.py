@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.feature import Feature, features_of, numbers_in
-from shardtool.dataset.sidecar import SCHEMA, SHARD, types_of
-from shardtool.dataset.sidecar_read import check_listed, check_samples, check_shard, read_sidecar
+from shardtool.dataset.dataset_file import Feature, features_of, numbers_in
+from shardtool.dataset.shard_index import SCHEMA, SHARD, types_of
+from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_sidecar
 from shardtool.entries.classes import joined_classes
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints

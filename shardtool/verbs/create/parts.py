@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar_read import read_sidecar
+from shardtool.dataset.sidecar import read_sidecar
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name

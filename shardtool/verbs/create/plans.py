@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.sidecar import ShardFact
-from shardtool.dataset.sidecar_read import most_metadata
-from shardtool.dataset.sidecar_write import WrittenShard, encode, index_of
+from shardtool.dataset.shard_index import ShardFact
+from shardtool.dataset.sidecar import WrittenShard, encode, index_of, most_metadata
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar_read import read_facts, read_sidecar
-from shardtool.dataset.sidecar_write import encode_table
+from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.dataset.shard_index import ShardFact
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination

@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.sidecar import FORMAT_VERSION, MadeFact, ShardFact, ShardTally, types_of, with_shard
-from shardtool.dataset.sidecar_read import read_facts, read_sidecar
-from shardtool.dataset.sidecar_write import WrittenShard, encode, encode_table, index_of, string_lists
+from shardtool.dataset.shard_index import MadeFact, ShardFact, ShardTally, types_of, with_shard
+from shardtool.dataset.sidecar import (
+    FORMAT_VERSION,
+    WrittenShard,
+    encode,
+    encode_table,
+    index_of,
+    read_facts,
+    read_sidecar,
+    string_lists,
+)
 from shardtool.entries.arrow import number_array, with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
 from shardtool.fetch import shown_bytes

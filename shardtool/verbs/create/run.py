@@ -14,10 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from shardtool._version import __version__
-from shardtool.dataset.dataset_file import ShardEntry, open_classes, read_dataset
-from shardtool.dataset.feature import Feature, features_of
-from shardtool.dataset.find import find_dataset
-from shardtool.dataset.several import given_datasets, of_glob
+from shardtool.dataset.dataset_file import Feature, ShardEntry, features_of, open_classes, read_dataset
+from shardtool.dataset.find import find_dataset, given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.execute.pool import Needs
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.sidecar import ShardFact, ShardTally
+    from shardtool.dataset.shard_index import ShardFact, ShardTally
     from shardtool.entries.entries import Entries, FieldValues
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import Export

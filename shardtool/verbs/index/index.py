@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool._version import __version__
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.feature import features_of
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset, shard_names
 from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import SurveyTask, survey, torn_samples, walked_text
@@ -47,8 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.find import StoredDataset
-    from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.dataset.sidecar import ShardFact, ShardTally
+    from shardtool.dataset.shard_index import ShardFact, ShardIndex, ShardTally
     from shardtool.dataset.walk import Survey
     from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
@@ -359,8 +357,7 @@ def compare_sidecar(path: str, walked: ShardIndex, where: str, data: bytes) -> M
         CorruptShard: The shard has another checksum than its sidecar says.
     """
     from shardtool.dataset.shard_index import differences
-    from shardtool.dataset.sidecar import FORMAT_VERSION
-    from shardtool.dataset.sidecar_read import read_sidecar
+    from shardtool.dataset.sidecar import FORMAT_VERSION, read_sidecar
 
     seen = walked.fact
     try:
@@ -423,7 +420,7 @@ class Indexer:
             OutputFailed: The sidecar cannot be written.
         """
         from shardtool.dataset.shard_index import walked_index
-        from shardtool.dataset.sidecar_write import encode_table
+        from shardtool.dataset.sidecar import encode_table
 
         if found.error is not None:
             raise found.error
@@ -459,7 +456,7 @@ class Indexer:
         return self.options.overwrite
 
     def _add_entry(self, number: int, one: MatchingSidecar, tally: ShardTally, data: bytes) -> None:
-        from shardtool.dataset.sidecar import types_of, with_shard
+        from shardtool.dataset.shard_index import types_of, with_shard
 
         name = self.target.names[number]
         shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import open_dataset
+from shardtool.dataset.find import given_datasets, open_dataset
 from shardtool.dataset.payload import content_of, is_label
-from shardtool.dataset.several import given_datasets
 from shardtool.errors import CorruptShard, current_folder, listing, printable, reason, without_secrets
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
 from shardtool.request.choices import given_options

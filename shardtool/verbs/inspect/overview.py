@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from shardtool.dataset.feature import numbers_in
+from shardtool.dataset.dataset_file import numbers_in
 from shardtool.dataset.find import natural
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
 from shardtool.dataset.shard_file import is_packed, open_shard, payload

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.feature import numbers_in
+from shardtool.dataset.dataset_file import numbers_in
 from shardtool.dataset.payload import (
     IMAGE_LIMIT,
     MOST_LEVELS,
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.dataset.sidecar import FieldRow
+    from shardtool.dataset.shard_index import FieldRow, ShardIndex
     from shardtool.values import Kind, Number
 
 

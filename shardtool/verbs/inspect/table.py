@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from shardtool.dataset.sidecar import UNREAD, types_of
+from shardtool.dataset.shard_index import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.storage.folders import write_whole
 from shardtool.storage.staging import Folder, check_target

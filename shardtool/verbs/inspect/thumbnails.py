@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.dataset.sidecar import FieldRow
+    from shardtool.dataset.shard_index import FieldRow
     from shardtool.verbs.inspect.inspect import Summary
     from shardtool.verbs.inspect.overview import ReadShard
 

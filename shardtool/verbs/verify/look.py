@@ -22,7 +22,7 @@ from shardtool.execute.pool import Needs, Pool, a_few
 from shardtool.request.options import share
 from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import counted, output_text, show_size
-from shardtool.verbs.verify.across_shards import Sums, check_finished, check_numbering, check_together
+from shardtool.verbs.verify.checks import Sums, check_finished, check_numbering, check_together
 from shardtool.verbs.verify.findings import Finding, Findings
 from shardtool.verbs.verify.subject import open_subject
 from shardtool.verbs.verify.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, ShardExamination, Task, examine
@@ -306,12 +306,11 @@ def _examine_all(
 
 def _import_ahead() -> None:
     """Import what is heavy while workers read the first shards."""
-    import_module("shardtool.verbs.verify.shard")
-    import_module("shardtool.dataset.sidecar_read")
+    import_module("shardtool.dataset.sidecar")
 
 
 def _check_case(findings: Findings, number: int, case: ShardCase) -> None:
-    from shardtool.verbs.verify import shard as checks
+    from shardtool.verbs.verify import checks
 
     findings.add(number, *checks.read_sidecar(case))
     findings.add(number, *checks.check_shard(case))

@@ -252,7 +252,7 @@ class _Repair:
 
     def _sidecar_of(self, case: ShardCase) -> bytes:
         from shardtool.dataset.shard_index import walked_index
-        from shardtool.dataset.sidecar_write import encode_table
+        from shardtool.dataset.sidecar import encode_table
         from shardtool.dataset.walk import SurveyTask, survey
 
         found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots))
@@ -351,6 +351,6 @@ class _Repair:
 
 
 def _schema_names() -> list[str]:
-    from shardtool.dataset.sidecar import OWN_COLUMNS
+    from shardtool.dataset.shard_index import OWN_COLUMNS
 
     return list(OWN_COLUMNS)

@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.find import find_dataset
-from shardtool.dataset.several import recorded_pattern
+from shardtool.dataset.find import find_dataset, recorded_pattern
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
@@ -28,7 +27,6 @@ from shardtool.source.folder import FolderSource
 from shardtool.storage.places import base_name, join, read_small
 from shardtool.values import FILE, INLINE, URL, counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding, Findings
-from shardtool.verbs.verify.shard import column
 from shardtool.verbs.verify.source_checksums import inline_payloads, source_sums
 from shardtool.verbs.verify.subject import open_again, recorded_run
 from shardtool.wording import option
@@ -274,8 +272,8 @@ class Comparison:
 
     def _compare_payloads(self, entries: Entries, surveys: Surveys, rows: tuple[Rows, Rows], pool: Pool) -> None:
         mine, source = rows
-        lengths = np.concatenate([column(one.lengths, np.int64) for one in surveys.values()])
-        crcs = np.concatenate([column(one.crcs, np.uint32) for one in surveys.values()])
+        lengths = np.concatenate([np.frombuffer(one.lengths, np.int64) for one in surveys.values()])
+        crcs = np.concatenate([np.frombuffer(one.crcs, np.uint32) for one in surveys.values()])
         sizes, sums = entries.rows.size[source], np.full(len(source), -1, np.int64)
         inline = np.flatnonzero(entries.rows.kind[source] == INLINE)
         as_numbers = any(one.format == "tfrecord" for one in surveys.values())
@@ -325,9 +323,9 @@ def _dataset_ids(surveys: Iterable[Survey], place: Rows, known: dict[bytes, int]
     for survey in surveys:
         codes = np.array([known[name] for name in survey.names] or [0], np.int64)
         out = np.array([name in passed for name in survey.names] or [False], np.bool_)
-        counts = column(survey.counts, np.uint32)
+        counts = np.frombuffer(survey.counts, np.uint32)
         owners = np.repeat(place[first : first + len(counts)], counts)
-        rows = column(survey.codes, np.uint32)
+        rows = np.frombuffer(survey.codes, np.uint32)
         parts.append(np.where((owners < 0) | out[rows], -1, owners * len(known) + codes[rows]))
         first += len(counts)
     return np.asarray(np.concatenate(parts))

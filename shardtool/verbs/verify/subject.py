@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, recorded_dots
-from shardtool.dataset.several import of_glob
+from shardtool.dataset.find import find_dataset, of_glob, recorded_dots
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import is_shard_name, sidecar_name
 from shardtool.request.choices import fits, kinds, pairs
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.dataset.find import StoredDataset
-    from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.dataset.sidecar import ShardFact
+    from shardtool.dataset.shard_index import ShardFact, ShardIndex
     from shardtool.dataset.walk import Survey
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import VerifyOptions

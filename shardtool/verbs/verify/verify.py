@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.several import given_datasets
+from shardtool.dataset.find import given_datasets
 from shardtool.errors import CorruptShard, current_folder, listing, without_secrets
 from shardtool.request.choices import given_options
 from shardtool.request.options import VerifyOptions
 from shardtool.request.results import Observer
 from shardtool.values import SPLIT_NAMES, output_text
-from shardtool.verbs.verify.across_shards import sample_at
+from shardtool.verbs.verify.checks import sample_at
 from shardtool.verbs.verify.findings import Finding, Findings, finding_of
 from shardtool.verbs.verify.look import Report, look, open_pool
 from shardtool.verbs.verify.subject import open_subject
