@@ -12,16 +12,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import is_packed, unopened
-from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_bytes
-from shardtool.dataset.sidecar import read_sidecar as read_rows
-from shardtool.dataset.walk import FeatureConflict, Survey, SurveyTask, walked_text
-from shardtool.entries.arrow import numbers, string_array, strings
+from shardtool.dataset.shard_index import ShardIndex, differences, ends_of, walked_index
+from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_bytes, read_sidecar
+from shardtool.dataset.walk import FeatureConflict, Survey, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
@@ -29,22 +27,22 @@ from shardtool.skipped import Skipped
 from shardtool.source.number_text import NumberField, TextTask, read_texts
 from shardtool.storage.open_file import open_file
 from shardtool.storage.places import file_fact, is_url
-from shardtool.values import SpanFile, counted, is_utf8, to_bytes
+from shardtool.values import SpanFile, counted, to_bytes
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.dataset.find import StoredShard
     from shardtool.source.number_text import Texts
     from shardtool.storage.open_file import FileFact
-    from shardtool.values import Dots, Kind, Number
+    from shardtool.values import Kind, Number
 
     _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
 
+_EMPTY = walked_index(Survey("", "tar", 0))
 FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
 _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
@@ -79,107 +77,73 @@ class FilesSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """A shard that is there.
+class SourceShard:
+    """A shard of a source.
 
     Attributes:
+        stored: The shard.
         file: Where, and what the file system says of it.
-        name: Its file name.
-        dataset: The place of its dataset among those that were given.
         format: `tar` or `tfrecord`.
-        entry: Its entry in a dataset file of ours.
-        dots: Where keys end in its members' names.
-        kinds: In a TFRecord, field to `int64` or `float`; None: only a walk can find them.
+        dataset: The place of its dataset among those that were given.
+        kinds: In a TFRecord, field to what it holds, for those that are no bytes at least; None: only a walk can tell.
         numbers: In a tar, field to `int64` or `float`, where texts stand for numbers.
-        index_folder: Where its sidecar lies; None: beside it.
-    """
-
-    file: SpanFile
-    name: str
-    dataset: int
-    format: str
-    entry: ShardEntry | None
-    dots: Dots
-    kinds: Mapping[str, Number] | None
-    numbers: Mapping[str, Number]
-    index_folder: str | None = None
-
-    @property
-    def path(self) -> str:
-        """Its path."""
-        return os.fsdecode(self.file.path)
-
-    @property
-    def packed(self) -> bool:
-        """Whether it is compressed."""
-        return is_packed(self.path)
-
-    def walk(self, *, salvage: bool = False) -> SurveyTask:
-        """Return how to walk it: the records of a TFRecord have checksums of their own, so these are seen to be right.
-
-        Args:
-            salvage: Whether to go on behind damage; not where an index says what there is.
-        """
-        return SurveyTask(self.path, self.format == "tfrecord", self.dots, salvage)
-
-
-@dataclass(frozen=True, slots=True)
-class ShardColumns:
-    """The samples of one shard, as columns.
-
-    Attributes:
-        shard: The shard.
-        keys: One per sample.
-        counts: Fields per sample; uint16 once they are arranged.
-        names: The field names that `codes` stands for.
-        codes: One per field; uint16 once they are arranged.
-        offsets: One per field, where its payload starts; uint32 where that is wide enough.
-        lengths: One per field, bytes of its payload; of the same type.
-        crcs: uint32 per field, the CRC-32C of its bytes; None: unknown.
-        kinds: Field to `int64` or `float`: of a TFRecord's numbers.
+        index: Where its samples lie, and their metadata; empty before it was listed.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         skipped: What the shard holds that is no part of a sample.
-        columns: Metadata, a row per sample; None where there is none.
         whole: bool per field: whether its bytes are all that a list holds; None: none are, as far as was walked.
         joined: How many samples were put together of fields that lie apart.
     """
 
-    shard: Shard
-    keys: pa.StringArray
-    counts: NDArray[np.integer]
-    names: tuple[str, ...]
-    codes: NDArray[np.integer]
-    offsets: NDArray[np.integer]
-    lengths: NDArray[np.integer]
-    crcs: NDArray[np.uint32] | None
-    kinds: Mapping[str, Number]
+    stored: StoredShard
+    file: SpanFile
+    format: str
+    dataset: int
+    kinds: Mapping[str, Kind] | None
+    numbers: Mapping[str, Number]
+    index: ShardIndex = _EMPTY
     unlike: Mapping[str, FeatureConflict] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
-    columns: pa.Table | None = None
     whole: NDArray[np.bool_] | None = None
     joined: int = 0
 
-    def __len__(self) -> int:
-        return len(self.counts)
+    @property
+    def path(self) -> str:
+        """Its path."""
+        return self.stored.path
 
-    def key(self, sample: int) -> str:
-        """Return a sample's key."""
-        return str(self.keys[sample].as_py())
+    @property
+    def name(self) -> str:
+        """Its file name, as outputs have it."""
+        return self.stored.name
 
-    def owners(self) -> NDArray[np.int64]:
-        """Return the sample that each row belongs to."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
+    def kind(self, field_name: str) -> Kind:
+        """Return what a TFRecord has in a field."""
+        return (self.kinds or {}).get(field_name, "bytes")
 
     def rows(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
         """Yield each field with its rows, ascending."""
-        order = np.argsort(self.codes, kind="stable")
-        ends = np.cumsum(np.bincount(self.codes, minlength=len(self.names)))
-        for name, first, last in zip(self.names, [0, *ends.tolist()], ends.tolist(), strict=False):
+        names, codes = self.index.names, self.index.codes
+        order = np.argsort(codes, kind="stable")
+        ends = np.cumsum(np.bincount(codes, minlength=len(names)))
+        for name, first, last in zip(names, [0, *ends.tolist()], ends.tolist(), strict=False):
             yield name, order[first:last]
+
+    def key(self, sample: int) -> str:
+        """Return a sample's key."""
+        return self.index.keys_of(np.array([sample]))[0]
 
     def where(self, sample: int) -> str:
         """Name a sample, for messages."""
-        return f"{self.shard.path}, {printable(self.key(sample))}"
+        return f"{self.path}, {printable(self.key(sample))}"
+
+    def where_first(self, field_name: str) -> str:
+        """Name the first sample that has a field, for messages."""
+        rows = np.flatnonzero(self.index.codes == self.index.names.index(field_name))
+        return self.where(self.owner(int(rows[0])))
+
+    def owner(self, row: int) -> int:
+        """Return the sample that a row belongs to."""
+        return int(np.searchsorted(self.index.firsts, row, side="right")) - 1
 
 
 def stat_shard(path: str) -> FileFact:
@@ -195,138 +159,132 @@ def stat_shard(path: str) -> FileFact:
         raise unopened(path, error, remedy=_GET) from None
 
 
-def sidecar_bytes(shard: Shard) -> tuple[FileFact, bytes] | CorruptShard | None:
+def sidecar_bytes(shard: SourceShard) -> tuple[FileFact, bytes] | CorruptShard | None:
     """Return the sidecar of a shard, and what the file system says of it; what is wrong; None where it has none."""
-    if shard.packed:
+    stored = shard.stored
+    if is_packed(stored.path):
         return None
-    path = sidecar_path(shard.path, shard.index_folder)
+    path = stored.sidecar
     try:
         return file_fact(path), read_bytes(path)
     except FileNotFoundError:
-        if shard.entry is None and (is_url(path) or not os.path.islink(path)):
+        if stored.entry is None and (is_url(path) or not os.path.islink(path)):
             return None
-        return CorruptShard(path, "no such file", expected=f"the index of {shard.name}", remedy=_remedy())
+        found = "no such file"
     except OSError as error:
         found = f"cannot be read: {reason(error)}"
-        return CorruptShard(path, found, expected=f"the index of {shard.name}", remedy=_remedy())
     except AccessRefused:
-        if shard.entry is None:  # said of what is not there, too, where we may not list
+        if stored.entry is None:  # said of what is not there, too, where we may not list
             return None
         raise
+    return CorruptShard(path, found, expected=f"the index of {stored.name}", remedy=_remedy())
 
 
-def read_sidecar(shard: Shard, data: bytes) -> ShardColumns:
-    """Return what the sidecar of a shard says.
+def indexed(shard: SourceShard, data: bytes) -> SourceShard:
+    """Return a shard with what its sidecar says.
 
     Raises:
         CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
     """
-    path = sidecar_path(shard.path, shard.index_folder)
-    entry, size = shard.entry, shard.file.size
+    path, entry, size = shard.stored.sidecar, shard.stored.entry, shard.file.size
     if entry is not None:
         check_listed(data, path, entry)
-    sidecar = read_rows(data, path, size)
-    check_shard(sidecar.fact, path, shard.name, size)
+    index = read_sidecar(data, path, size)
+    check_shard(index.fact, path, shard.name, size)
     if entry is not None:
-        check_samples(sidecar, path, entry)
-    columns = sidecar.plain_metadata() if sidecar.metadata.num_columns else None
-    keys, kinds = string_array(bytes(sidecar.keys), sidecar.key_sizes), shard.kinds or {}
-    places = (sidecar.codes, sidecar.offsets, sidecar.lengths)
-    return ShardColumns(shard, keys, sidecar.counts, sidecar.names, *places, sidecar.crcs, kinds, columns=columns)
+        check_samples(index, path, entry)
+    return replace(shard, index=replace(index, metadata=index.plain_metadata()))
 
 
-def needs_walk(shard: Shard, indexed: ShardColumns | None) -> bool:
-    """Tell whether a shard must be walked: only so are its payloads' places, checksums or kinds known."""
-    return indexed is None or (shard.format == "tfrecord" and shard.kinds is None) or indexed.crcs is None
+def needs_walk(shard: SourceShard) -> bool:
+    """Tell whether a shard that has an index must be walked: so alone are its checksums or kinds known."""
+    return (shard.format == "tfrecord" and shard.kinds is None) or shard.index.crcs is None
 
 
-def walked_part(shard: Shard, found: Survey, indexed: ShardColumns | None) -> ShardColumns:
-    """Return what a walk found, with the metadata from its sidecar.
+def walked(shard: SourceShard, found: Survey, *, has_index: bool) -> SourceShard:
+    """Return a shard with what a walk found, with the metadata from its sidecar.
 
     Raises:
         CorruptShard: The shard is damaged, or is not the one of its sidecar.
     """
     if (error := found.error) is not None:
-        if indexed is not None:
+        if has_index:
             raise error
         remedy = f"{error.remedy} {option('on_error', 'skip')} leaves out what is damaged.".strip()
         raise CorruptShard(error.where, error.problem, offset=error.offset, expected=error.expected, remedy=remedy)
-    names = tuple(walked_text(name) for name in found.names)
-    part = ShardColumns(
-        shard=shard,
-        keys=_texts(found.keys),
-        counts=np.frombuffer(found.counts, np.uint32).astype(np.int64),
-        names=names,
-        codes=np.frombuffer(found.codes, np.uint32).astype(np.int64),
-        offsets=np.frombuffer(found.offsets, np.int64),
-        lengths=np.frombuffer(found.lengths, np.int64),
-        crcs=np.frombuffer(found.crcs, np.uint32) if len(found.crcs) == len(found.codes) else None,
-        kinds=cast(
-            "dict[str, Number]", {n: kind for n, kind in zip(names, found.kinds, strict=True) if kind != "bytes"}
-        ),
-        unlike={names[code]: one for code, one in found.unlike.items()},
-        skipped=tuple(_skipped(shard, found)),
-        whole=_whole(found),
-    )
-    if indexed is None:
-        return part
-    if not _same(arranged(part), arranged(indexed)):
+    index = walked_index(found)
+    unlike = {index.names[code]: one for code, one in found.unlike.items()}
+    skipped, kinds = tuple(_skipped(shard.name, found)), index.kinds or shard.kinds
+    part = replace(shard, index=index, kinds=kinds, unlike=unlike, skipped=skipped, whole=_whole(found))
+    if not has_index:
+        return arranged(put_together(part) if found.format == "tar" else part)
+    part, before = arranged(part), arranged(shard).index
+    if any(differences(before, part.index)):
         remedy = f"{_remedy()} Or move {sidecar_name(shard.name)} away: without it, metadata is lost."
         raise CorruptShard(shard.path, "other samples, offsets or checksums than in its sidecar", remedy=remedy)
-    return replace(part, columns=indexed.columns)
+    return replace(part, index=replace(part.index, metadata=before.metadata))
 
 
-def arranged(part: ShardColumns) -> ShardColumns:
-    """Return the part with the fields of each sample in the order of the bytes of their names, in little memory.
+def arranged(part: SourceShard) -> SourceShard:
+    """Return the shard with the fields of each sample in the order of the bytes of their names, in little memory.
 
     Raises:
         InvalidRequest: There are too many different fields, or too many in a sample.
     """
-    if len(part) and int(part.counts.max()) > FIELD_LIMIT:
-        sample = int(part.counts.argmax())
-        found = f"{int(part.counts[sample]):,} fields"
-        raise InvalidRequest(part.where(sample), found, expected=f"at most {FIELD_LIMIT:,}")
-    used = np.bincount(part.codes, minlength=len(part.names)).tolist()
-    kept = sorted({name for name, times in zip(part.names, used, strict=True) if times}, key=to_bytes)
-    check_fields(part.shard.path, kept)
-    place = {name: at for at, name in enumerate(kept)}
-    codes = np.array([*(place.get(name, 0) for name in part.names), 0], np.uint16)[part.codes]
-    width = np.uint32 if 0 <= max(part.offsets.max(initial=0), part.lengths.max(initial=0)) < _WIDE else np.int64
-    offsets, lengths, crcs, whole = part.offsets.astype(width), part.lengths.astype(width), part.crcs, part.whole
-    owners = part.owners()
-    if np.any((codes[1:] < codes[:-1]) & (owners[1:] == owners[:-1])):
-        order = np.lexsort((codes, owners))
-        codes, offsets, lengths = codes[order], offsets[order], lengths[order]
-        crcs = None if crcs is None else crcs[order]
-        whole = None if whole is None else whole[order]
-    part = replace(part, counts=part.counts.astype(np.uint16), names=tuple(kept), crcs=crcs, whole=whole)
-    return replace(part, codes=codes, offsets=offsets, lengths=lengths)
+    index, whole = part.index, part.whole
+    counts = index.counts
+    if len(index) and int(counts.max()) > FIELD_LIMIT:
+        sample = int(counts.argmax())
+        many = f"{int(counts[sample]):,} fields"
+        raise InvalidRequest(part.where(sample), many, expected=f"at most {FIELD_LIMIT:,}")
+    used = np.bincount(index.codes, minlength=len(index.names)).tolist()
+    names = sorted({name for name, times in zip(index.names, used, strict=True) if times}, key=to_bytes)
+    check_fields(part.path, names)
+    place = {name: at for at, name in enumerate(names)}
+    columns: dict[str, Any] = {
+        "codes": np.array([*(place.get(name, 0) for name in index.names), 0], np.uint16)[index.codes],
+        "offsets": _narrow(index.offsets), "lengths": _narrow(index.lengths), "crcs": index.crcs, "whole": whole,
+    }  # fmt: skip
+    owners = index.owners()
+    if np.any((columns["codes"][1:] < columns["codes"][:-1]) & (owners[1:] == owners[:-1])):
+        order = np.lexsort((columns["codes"], owners))
+        columns = {name: None if column is None else column[order] for name, column in columns.items()}
+    nothing, whole = np.broadcast_to(np.int64(0), len(index)), columns.pop("whole")
+    found = ShardIndex(
+        keys=index.keys, key_ends=_narrow(index.key_ends), starts=nothing, sizes=nothing, firsts=_narrow(index.firsts),
+        names=tuple(names), metadata=index.metadata, **columns,
+    )  # fmt: skip
+    return replace(part, index=found, whole=whole)
 
 
-def put_together(part: ShardColumns) -> ShardColumns:
-    """Return the part of a walked tar with the fields of a sample together, where they lie apart: all of them do.
+def _narrow(column: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a column of uint32, where its numbers allow that."""
+    return column.astype(np.uint32 if 0 <= column.max(initial=0) < _WIDE else np.int64)
+
+
+def put_together(part: SourceShard) -> SourceShard:
+    """Return a walked tar with the fields of a sample together, where they lie apart: all of them do.
 
     So does a plain `tar` of a folder that holds all images, and then all labels. Samples of one key that share a field
     are others than that, and stay as they are.
     """
-    keys = part.keys.dictionary_encode()
-    if len(keys.dictionary) == len(part):
+    index = part.index
+    keys = index.all_keys()
+    places = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    if len(places) == len(keys):
         return part
-    sample = numbers(keys.indices).astype(np.int64)
-    owners = sample[part.owners()]
-    order = np.lexsort((part.codes, owners))
-    codes, owners = part.codes[order], owners[order]
+    sample = np.array([places[key] for key in keys])
+    owners = sample[index.owners()]
+    order = np.lexsort((index.codes, owners))
+    codes, owners = index.codes[order], owners[order]
     if np.any((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1])):
         return part
-    return replace(
-        part,
-        keys=keys.dictionary,
-        counts=np.bincount(owners, minlength=len(keys.dictionary)),
-        codes=codes,
-        offsets=part.offsets[order],
-        lengths=part.lengths[order],
-        joined=int(np.count_nonzero(np.bincount(sample) > 1)),
-    )
+    found = replace(
+        index, keys=b"".join(places), key_ends=ends_of([*map(len, places)]), starts=index.starts[: len(places)],
+        firsts=ends_of(np.bincount(owners, minlength=len(places))), codes=codes, offsets=index.offsets[order],
+        lengths=index.lengths[order],
+    )  # fmt: skip
+    return replace(part, index=found, joined=int(np.count_nonzero(np.bincount(sample) > 1)))
 
 
 def check_fields(where: str, names: Sequence[str]) -> None:
@@ -349,37 +307,18 @@ def _whole(found: Survey) -> NDArray[np.bool_] | None:
     return whole
 
 
-def _texts(names: list[bytes]) -> pa.StringArray:
-    if not is_utf8(b"\0".join(names)):
-        names = [walked_text(name).encode() for name in names]
-    return strings(names)
-
-
-def _skipped(shard: Shard, found: Survey) -> Iterator[Skipped]:
+def _skipped(shard: str, found: Survey) -> Iterator[Skipped]:
     """Yield what a shard holds besides samples and folders, and what of it was lost."""
     for lost in found.lost:
-        yield Skipped("", shard.name, "damaged", str(lost))
+        yield Skipped("", shard, "damaged", str(lost))
     for start, key, why in found.broken:
-        yield Skipped(walked_text(key), shard.name, "damaged", f"at {start:,}: {why}")
+        yield Skipped(walked_text(key), shard, "damaged", f"at {start:,}: {why}")
     for one in found.odd:
-        path = f"{shard.name}:{walked_text(one.name)}"
+        path = f"{shard}:{walked_text(one.name)}"
         if one.is_file and one.name:
             yield Skipped("", path, "no-field", "the name has no ending that could name a field")
         elif one.name and not one.name.endswith(b"/"):
             yield Skipped("", path, "special-file", "a link, device or sparse file")
-
-
-def _same(found: ShardColumns, indexed: ShardColumns) -> bool:
-    """Tell whether a walk and an index have the same payloads, offsets and, where both know them, checksums."""
-    return bool(
-        found.names == indexed.names
-        and found.keys.equals(indexed.keys)
-        and all(
-            np.array_equal(getattr(found, column), getattr(indexed, column))
-            for column in ("counts", "codes", "offsets", "lengths")
-        )
-        and (found.crcs is None or indexed.crcs is None or np.array_equal(found.crcs, indexed.crcs))
-    )
 
 
 def _remedy() -> str:
@@ -410,7 +349,7 @@ class NumberFields:
 
 
 def find_numbers(
-    parts: Sequence[ShardColumns], wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
+    parts: Sequence[SourceShard], wanted: Callable[[str], bool], to_format: str, run: _Run, *, salvage: bool = False
 ) -> NumberFields:
     """Return which fields are numbers, and read their texts.
 
@@ -428,9 +367,9 @@ def find_numbers(
     """
     for part in parts:
         _check_alike(part, wanted, to_format)
-    having: dict[str, list[ShardColumns]] = {}
+    having: dict[str, list[SourceShard]] = {}
     for part in parts:
-        for name in filter(wanted, part.names):
+        for name in filter(wanted, part.index.names):
             having.setdefault(name, []).append(part)
     stored = {name: kind for name, some in having.items() if (kind := _stored_kind(name, some)) is not None}
     lists = {name: kind for name, kind in stored.items() if _is_list(name, kind, having[name])}
@@ -464,23 +403,23 @@ def find_numbers(
     )
 
 
-def _damaged(parts: Sequence[ShardColumns], found: Mapping[tuple[str, int], Texts]) -> dict[int, NDArray[np.int64]]:
+def _damaged(parts: Sequence[SourceShard], found: Mapping[tuple[str, int], Texts]) -> dict[int, NDArray[np.int64]]:
     """Return the samples with a damaged number, by the place of their part."""
     samples: dict[int, set[int]] = {}
     for (name, at), texts in found.items():
         if texts.damaged:
             rows = dict(parts[at].rows())[name][texts.damaged]
-            samples.setdefault(at, set()).update(parts[at].owners()[rows].tolist())
+            samples.setdefault(at, set()).update(parts[at].index.owners()[rows].tolist())
     return {at: np.array(sorted(some), np.int64) for at, some in samples.items()}
 
 
-def _check_alike(part: ShardColumns, wanted: Callable[[str], bool], to_format: str) -> None:
+def _check_alike(part: SourceShard, wanted: Callable[[str], bool], to_format: str) -> None:
     """Check that the values of each field of a part are of one kind, and single where a tar is to hold them."""
     for name, one in part.unlike.items():
         if not wanted(name):
             continue
-        if one.kind != _kind(part, name):
-            raise _other_kind(part, one.sample, name, one.kind, f"{_kind(part, name)}, as in the samples before it")
+        if one.kind != part.kind(name):
+            raise _other_kind(part.where(one.sample), name, one.kind, f"{part.kind(name)}, as in the samples before it")
         if to_format == "tar":
             lists = [name for name in part.unlike if wanted(name)]
             found = f"the field {name!r} is a list of {one.values:,} {one.kind} values"
@@ -489,7 +428,7 @@ def _check_alike(part: ShardColumns, wanted: Callable[[str], bool], to_format: s
             raise InvalidRequest(part.where(one.sample), found, expected=expected, remedy=remedy)
 
 
-def _is_list(name: str, kind: Kind, having: Sequence[ShardColumns]) -> bool:
+def _is_list(name: str, kind: Kind, having: Sequence[SourceShard]) -> bool:
     """Tell whether some sample has not just one value of a field that these shards have.
 
     Raises:
@@ -499,47 +438,40 @@ def _is_list(name: str, kind: Kind, having: Sequence[ShardColumns]) -> bool:
     if first is None:
         return False
     for part in having if kind != "bytes" else ():
-        if part.shard.format == "tar":
-            sample = int(part.owners()[dict(part.rows())[name][0]])
-            raise _other_kind(part, sample, name, "text", f"a list of {kind}, as in {first.shard.name}")
+        if part.format == "tar":
+            raise _other_kind(part.where_first(name), name, "text", f"a list of {kind}, as in {first.name}")
     return True
 
 
-def _kind(part: ShardColumns, name: str) -> Kind:
-    return part.kinds.get(name, "bytes")
-
-
-def _stored_kind(name: str, having: Sequence[ShardColumns]) -> Kind | None:
+def _stored_kind(name: str, having: Sequence[SourceShard]) -> Kind | None:
     """Return what TFRecord shards have in a field that these shards have; None where none of them is a TFRecord."""
-    first: ShardColumns | None = None
+    first: SourceShard | None = None
     for part in having:
-        if part.shard.format != "tfrecord":
+        if part.format != "tfrecord":
             continue
         first = first or part
-        if _kind(part, name) != _kind(first, name):
-            sample = int(part.owners()[dict(part.rows())[name][0]])
-            before = f"{_kind(first, name)}, as in {first.shard.name}"
-            raise _other_kind(part, sample, name, _kind(part, name), before)
-    return None if first is None else _kind(first, name)
+        if part.kind(name) != first.kind(name):
+            before = f"{first.kind(name)}, as in {first.name}"
+            raise _other_kind(part.where_first(name), name, part.kind(name), before)
+    return None if first is None else first.kind(name)
 
 
-def _other_kind(part: ShardColumns, sample: int, name: str, kind: str, expected: str) -> InvalidRequest:
+def _other_kind(where: str, name: str, kind: str, expected: str) -> InvalidRequest:
     remedy = f"Reshard them apart, or leave it out with {option('drop_fields', (name,))}."
-    return InvalidRequest(part.where(sample), f"the field {name!r} is {kind}", expected=expected, remedy=remedy)
+    return InvalidRequest(where, f"the field {name!r} is {kind}", expected=expected, remedy=remedy)
 
 
-def _recorded_kinds(name: str, having: Sequence[ShardColumns]) -> list[Number]:
+def _recorded_kinds(name: str, having: Sequence[SourceShard]) -> list[Number]:
     """Return what the texts of a field of tar shards are said to stand for."""
-    return sorted({part.shard.numbers[name] for part in having if name in part.shard.numbers})
+    return sorted({part.numbers[name] for part in having if name in part.numbers})
 
 
-def _agreed(having: Mapping[str, Sequence[ShardColumns]]) -> dict[str, Number]:
+def _agreed(having: Mapping[str, Sequence[SourceShard]]) -> dict[str, Number]:
     """Return the fields that are the same kind of number in all shards that have them."""
     found: dict[str, Number] = {}
     for name, parts in having.items():
         kinds: set[Kind] = {
-            _kind(part, name) if part.shard.format == "tfrecord" else part.shard.numbers.get(name, "bytes")
-            for part in parts
+            part.kind(name) if part.format == "tfrecord" else part.numbers.get(name, "bytes") for part in parts
         }
         kind, *others = kinds
         if kind != "bytes" and not others:
@@ -548,7 +480,7 @@ def _agreed(having: Mapping[str, Sequence[ShardColumns]]) -> dict[str, Number]:
 
 
 def _read(
-    parts: Sequence[ShardColumns],
+    parts: Sequence[SourceShard],
     numbers: Mapping[str, Number],
     of_tar: Mapping[str, Number],
     run: _Run,
@@ -558,10 +490,10 @@ def _read(
     """Return the texts of each of the fields in each of the parts, by name and place."""
     tasks, places = [], []
     for at, part in enumerate(parts):
-        kinds = numbers if part.shard.format == "tfrecord" else of_tar
-        if kinds.keys() & {*part.names}:
+        kinds = numbers if part.format == "tfrecord" else of_tar
+        if kinds.keys() & {*part.index.names}:
             fields = tuple(_wanted(part, name, kinds[name], rows) for name, rows in part.rows() if name in kinds)
-            tasks.append(TextTask(part.shard.file, part.shard.path, fields, salvage))
+            tasks.append(TextTask(part.file, part.path, fields, salvage))
             places.append(at)
     return {
         (field.field, places[number]): texts
@@ -570,15 +502,15 @@ def _read(
     }
 
 
-def _wanted(part: ShardColumns, name: str, kind: Number, rows: NDArray[np.int64]) -> NumberField:
-    crcs = np.full(len(part.codes), -1) if part.crcs is None else part.crcs
-    columns = [column[rows].astype(np.int64).tobytes() for column in (part.offsets, part.lengths, crcs)]
-    return NumberField(name, kind, part.shard.format == "tfrecord", *columns)
+def _wanted(part: SourceShard, name: str, kind: Number, rows: NDArray[np.int64]) -> NumberField:
+    crcs = np.full(len(part.index.codes), -1) if part.index.crcs is None else part.index.crcs
+    columns = [column[rows].astype(np.int64).tobytes() for column in (part.index.offsets, part.index.lengths, crcs)]
+    return NumberField(name, kind, part.format == "tfrecord", *columns)
 
 
-def _no_number(part: ShardColumns, name: str, texts: Texts, kind: str) -> InvalidRequest:
-    sample = int(part.owners()[dict(part.rows())[name][texts.first_bad]])
-    return _other_kind(part, sample, name, "a text that no such number gives back", f"{kind}, as in TFRecord shards")
+def _no_number(part: SourceShard, name: str, texts: Texts, kind: str) -> InvalidRequest:
+    where = part.where(part.owner(int(dict(part.rows())[name][texts.first_bad])))
+    return _other_kind(where, name, "a text that no such number gives back", f"{kind}, as in TFRecord shards")
 
 
 def _stays(name: str, kind: str, bad: list[Texts]) -> str:
@@ -589,7 +521,7 @@ def _stays(name: str, kind: str, bad: list[Texts]) -> str:
 
 
 def _columns(
-    names: Collection[str], parts: Sequence[ShardColumns], found: Mapping[tuple[str, int], Texts]
+    names: Collection[str], parts: Sequence[SourceShard], found: Mapping[tuple[str, int], Texts]
 ) -> dict[str, Names]:
     """Return a text for each sample of all parts, by field; empty where a sample has none."""
     blocks: dict[str, list[bytes]] = {name: [] for name in names}
@@ -597,15 +529,17 @@ def _columns(
         rows = dict(part.rows()) if any((name, at) in found for name in names) else {}
         for name, column in blocks.items():
             texts = found.get((name, at))
-            column.append(bytes(len(part)) if texts is None else _spread(texts.data, part, rows[name]))
+            column.append(bytes(len(part.index)) if texts is None else _spread(texts.data, part, rows[name]))
     return {name: Names.parse(b"".join(column)) for name, column in blocks.items()}
 
 
-def _spread(texts: bytes, part: ShardColumns, rows: NDArray[np.int64]) -> bytes:
+def _spread(texts: bytes, part: SourceShard, rows: NDArray[np.int64]) -> bytes:
     """Return a text for each sample of a part, a NUL after each, from those of some rows."""
-    if len(rows) == len(part):
+    if len(rows) == len(part.index):
         return texts
-    column = [b"\0"] * len(part)
-    for owner, text in zip(part.owners()[rows].tolist(), texts.split(b"\0"), strict=False):  # after the last is nothing
+    column = [b"\0"] * len(part.index)
+    for owner, text in zip(
+        part.index.owners()[rows].tolist(), texts.split(b"\0"), strict=False
+    ):  # after the last is nothing
         column[owner] = text + b"\0"
     return b"".join(column)

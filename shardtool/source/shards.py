@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import numbers_in
-from shardtool.dataset.find import check_finished, find_dataset, listed_by, of_glob
-from shardtool.dataset.shard_file import shard_format
-from shardtool.dataset.walk import survey
+from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, listed_by, of_glob
+from shardtool.dataset.shard_file import is_packed
+from shardtool.dataset.walk import SurveyTask, survey
+from shardtool.entries.arrow import string_array
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import sum_fingerprints
@@ -30,16 +31,15 @@ from shardtool.source.naming import has_dotted
 from shardtool.source.selecting import Selection, take_some
 from shardtool.source.shard_columns import (
     FilesSeen,
-    Shard,
+    SourceShard,
     arranged,
     check_fields,
     find_numbers,
+    indexed,
     needs_walk,
-    put_together,
-    read_sidecar,
     sidecar_bytes,
     stat_shard,
-    walked_part,
+    walked,
 )
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
 from shardtool.table import arrays
@@ -48,19 +48,17 @@ from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, output
 from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.dataset.find import StoredDataset
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.options import ReshardOptions
     from shardtool.request.results import Observer
-    from shardtool.source.shard_columns import NumberFields, ShardColumns
-    from shardtool.storage.open_file import FileFact
-    from shardtool.values import Dots, Given
+    from shardtool.source.shard_columns import NumberFields
+    from shardtool.values import Given
 
 # The shard source: datasets become `Entries`, in the order in which they are given.
 #
@@ -73,60 +71,22 @@ _BAD_FIELD = re.compile(r"[\x00-\x1f\x7f-\x9f]|^$")
 _SHOWN = 120  # letters of a name in a message
 _NOTHING = np.zeros(0, np.int64)
 _Number = TypeVar("_Number", bound=np.generic)
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
-
-
-class TaskPool(Protocol):
-    """Worker processes."""
-
-    def map(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task], /) -> Iterator[tuple[int, _Result]]:
-        """Yield (number, result) of each task as it is done."""
-
-
-class Listener(Protocol):
-    """Gets the progress of the listing."""
-
-    def listed(self, samples: int, /) -> None:
-        """Take how many more samples were found."""
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetsListing:
-    """The samples of datasets.
-
-    Attributes:
-        entries: The samples.
-        skipped: What the shards hold that is no part of a sample.
-        shards: File names.
-        dots: Where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its name.
-        name: The datasets' names, for the dataset file.
-        notes: What the user should know.
-        packed: Whether some shards are compressed: their offsets count in what they hold, read in sequence only.
-        digest: The content fingerprint of all samples, as the dataset files have it; None where one of them does not.
-    """
-
-    entries: Entries
-    skipped: tuple[Skipped, ...]
-    shards: tuple[str, ...]
-    dots: Dots
-    name: str
-    notes: tuple[str, ...]
-    packed: bool
-    digest: int | None
 
 
 def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     givens: Sequence[Given],
-    pool: TaskPool,
-    observer: Listener,
+    pool: Pool,
+    observer: Observer,
     *,
     to_format: str,
     only: Collection[str] = (),
     without: Collection[str] = (),
     salvage: bool = False,
-) -> DatasetsListing:
+) -> Listing:
     """Return the samples of datasets, one after the other.
+
+    `recorded` says where keys must end in members' names: `last` where a dataset says so, or a key has a dot in its
+    name. The digest is that of all samples, as the dataset files have it.
 
     Args:
         givens: The datasets: dataset files, patterns, globs, folders, or lists of shards.
@@ -146,18 +106,21 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         return (not only or name in only) and name not in without
 
     seen = FilesSeen()
-    datasets = open_datasets(givens, seen)
-    parts = _read_parts(datasets, seen, pool, observer, salvage=salvage)
+    datasets, shards = open_datasets(givens, seen)
+    notes = [note for dataset in datasets for note in _notes(dataset)]
+    parts = _listed(shards, seen, pool, observer, salvage=salvage)
     for part in parts:
         _check_rows(part, wanted)
-    classes, notes = joined_classes(datasets, parts, wanted)
+    classes, more = joined_classes(datasets, parts, wanted)
     numbers = find_numbers(parts, wanted, to_format, pool.map, salvage=salvage)
     columns = joined_columns(parts, datasets)
-    shards = [part.shard for part in parts]
     notes += [
-        f"{part.shard.name}: {counted(part.joined, 'sample')} put together of fields that lie apart"
-        for part in parts
-        if part.joined
+        *more,
+        *(
+            f"{part.name}: {counted(part.joined, 'sample')} put together of fields that lie apart"
+            for part in parts
+            if part.joined
+        ),
     ]
     skipped = tuple(one for part in parts for one in part.skipped)
     entries = _entries(parts, numbers, seen)
@@ -166,27 +129,27 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         entries, lost = _without(entries, numbers.damaged, shards)
         skipped += lost
     pa.default_memory_pool().release_unused()  # what all of the sidecars took
-    dots: Dots = "last" if any(shard.dots == "last" for shard in shards) or has_dotted(entries.keys) else "first"
+    dots = any(shard.stored.dots == "last" for shard in shards) or has_dotted(entries.keys)
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
-    if dots == "last" and dotted and to_format == "tar":
+    if dots and dotted and to_format == "tar":
         notes.append(
             f"keys with dots, and fields too ({listing(dotted)}): readers tear such names; "
             f"{flag('portable')} mends keys"
         )
-    return DatasetsListing(
+    return Listing(
         entries=entries,
         skipped=skipped,
-        shards=tuple(shard.name for shard in shards),
-        dots=dots,
-        name=", ".join(dataset.name for dataset in datasets),
-        notes=(*(note for dataset in datasets for note in dataset.notes), *notes, *numbers.notes),
-        packed=any(shard.packed for shard in shards),
+        name=", ".join(map(_name_of, datasets)),
+        notes=(*notes, *numbers.notes),
+        recorded={"dots": "last"} if dots else {},
         digest=joined_digest(datasets),
+        shards=tuple(shard.name for shard in shards),
+        compressed=any(is_packed(shard.path) for shard in shards),
     )
 
 
 def _without(
-    entries: Entries, damaged: Mapping[int, NDArray[np.int64]], shards: Sequence[Shard]
+    entries: Entries, damaged: Mapping[int, NDArray[np.int64]], shards: Sequence[SourceShard]
 ) -> tuple[Entries, tuple[Skipped, ...]]:
     """Return the samples without those whose numbers are damaged, given by the place of their shard; and these."""
     file = entries.known_spans.file
@@ -198,80 +161,78 @@ def _without(
     return entries.take(np.delete(np.arange(len(entries)), lost)), tuple(skipped)
 
 
-def _read_parts(
-    datasets: list[Dataset], seen: FilesSeen, pool: TaskPool, observer: Listener, *, salvage: bool
-) -> list[ShardColumns]:
-    """Return what lies in each shard: as its sidecar says, or a walk finds."""
-    shards = [shard for dataset in datasets for shard in dataset.shards]
-    known: dict[int, ShardColumns | None] = {}
-    parts: dict[int, ShardColumns] = {}
-    for at, (shard, found) in enumerate(zip(shards, _sidecars(shards), strict=True)):
+def _listed(
+    shards: list[SourceShard], seen: FilesSeen, pool: Pool, observer: Observer, *, salvage: bool
+) -> list[SourceShard]:
+    """Return what lies in each shard: as its sidecar says, or a walk finds, which checks the records of TFRecords."""
+    parts, walks, with_index = [*shards], list[int](), set[int]()
+    for at, found in enumerate(for_each(sidecar_bytes, shards, lambda shard: shard.path)):
         if isinstance(found, CorruptShard):
             raise found
-        part = None
         if found is not None:
-            seen.add(shard.path, found[0])
-            part = read_sidecar(shard, found[1])
-        if part is None or needs_walk(shard, part):
-            known[at] = part
+            seen.add(shards[at].path, found[0])
+            parts[at] = indexed(shards[at], found[1])
+            with_index.add(at)
+        if found is None or needs_walk(parts[at]):
+            walks.append(at)
         else:
-            parts[at] = arranged(part)
-            observer.listed(len(part))
-    places = [*known]
-    for number, walked in pool.map(survey, [shards[at].walk(salvage=salvage and known[at] is None) for at in places]):
-        at = places[number]
-        parts[at] = walked_part(shards[at], walked, indexed := known.pop(at))
-        if indexed is None and walked.format == "tar":
-            parts[at] = put_together(parts[at])
-        parts[at] = arranged(parts[at])
-        observer.listed(len(parts[at]))
-    return [parts[at] for at in range(len(shards))]
-
-
-def _sidecars(shards: Sequence[Shard]) -> Iterator[tuple[FileFact, bytes] | CorruptShard | None]:
-    """Yield the sidecar of each shard; many are asked for at once where they lie elsewhere."""
-    return for_each(sidecar_bytes, shards, lambda shard: shard.path)
-
-
-def _check_rows(part: ShardColumns, wanted: Callable[[str], bool]) -> None:
-    """Check that fields have names, and no sample has one twice."""
-    for name in filter(wanted, part.names):
-        if _BAD_FIELD.search(name) or len(to_bytes(name)) > NAME_LIMIT:
-            where = part.where(int(part.owners()[np.flatnonzero(part.codes == part.names.index(name))[0]]))
-            found = f"the field {name[:_SHOWN]!r}, without a name, with control characters in it, or far too long"
-            raise InvalidRequest(where, found, remedy="Make the shard anew with other names.")
-    owners = part.owners()
-    twice = np.flatnonzero((part.codes[1:] == part.codes[:-1]) & (owners[1:] == owners[:-1]))
-    for row in twice.tolist():
-        name = part.names[part.codes[row]]
-        if wanted(name):
-            place = part.where(int(owners[row]))
-            remedy = f"Leave it out with {option('drop_fields', (name,))}, or make the shard anew."
-            raise InvalidRequest(place, f"the field {name!r} twice", expected="each field once", remedy=remedy)
-
-
-def _entries(parts: list[ShardColumns], numbers: NumberFields, seen: FilesSeen) -> Entries:
-    """Return the samples of all parts, which are used up by it, without classes and metadata."""
-    fields = sorted({name for part in parts for name in part.names}, key=to_bytes)
-    check_fields(parts[0].shard.path if parts else "", fields)
-    place = {name: at for at, name in enumerate(fields)}
-    files, counts = tuple(part.shard.file for part in parts), [len(part) for part in parts]
-    names, rows = _keys(parts), [len(part.codes) for part in parts]
-    kind = np.full(sum(rows), SPAN, np.uint8)
-    row = 0
-    for at, part in enumerate(parts):
-        codes = np.array([*map(place.get, part.names), 0], np.uint16)[part.codes]
-        parts[at] = replace(
-            _inlined(part, at, numbers, kind[row : row + rows[at]]), codes=codes, names=(), keys=None, columns=None
+            parts[at] = arranged(parts[at])
+            observer.listed(len(parts[at].index))
+    tasks = [  # behind damage a walk goes on only where no index says what there is
+        SurveyTask(
+            shards[at].path, shards[at].format == "tfrecord", shards[at].stored.dots, salvage and at not in with_index
         )
-        row += rows[at]
-    inline, whole = kind == INLINE, _whole(parts, rows)
+        for at in walks
+    ]
+    for number, found_there in pool.map(survey, tasks):
+        at = walks[number]
+        parts[at] = walked(parts[at], found_there, has_index=at in with_index)
+        observer.listed(len(parts[at].index))
+    return parts
+
+
+def _check_rows(part: SourceShard, wanted: Callable[[str], bool]) -> None:
+    """Check that fields have names, and no sample has one twice."""
+    names, codes, owners = part.index.names, part.index.codes, part.index.owners()
+    for name in filter(wanted, names):
+        if _BAD_FIELD.search(name) or len(to_bytes(name)) > NAME_LIMIT:
+            found = f"the field {name[:_SHOWN]!r}, without a name, with control characters in it, or far too long"
+            raise InvalidRequest(part.where_first(name), found, remedy="Make the shard anew with other names.")
+    twice = np.flatnonzero((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1]))
+    for row in twice.tolist():
+        if wanted(name := names[codes[row]]):
+            remedy = f"Leave it out with {option('drop_fields', (name,))}, or make the shard anew."
+            found = f"the field {name!r} twice"
+            raise InvalidRequest(part.where(int(owners[row])), found, expected="each field once", remedy=remedy)
+
+
+def _entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -> Entries:
+    """Return the samples of all parts, which are used up by it, without classes and metadata."""
+    fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
+    check_fields(parts[0].path if parts else "", fields)
+    place = {name: at for at, name in enumerate(fields)}
+    files, whole = tuple(part.file for part in parts), _whole(parts)
+    names, counts, rows = _keys(parts), [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
+    kind, first = np.full(sum(rows), SPAN, np.uint8), np.zeros(sum(counts) + 1, np.int64)
+    row = sample = 0
+    for at, part in enumerate(parts):
+        index, here = part.index, slice(row, row + rows[at])
+        first[sample + 1 : sample + 1 + counts[at]] = index.firsts[1:]
+        first[sample + 1 : sample + 1 + counts[at]] += row
+        codes = np.array([*map(place.get, index.names), 0], np.uint16)[index.codes]
+        lengths = _sizes(part, at, numbers, kind[here])
+        index = replace(
+            index, keys=b"", key_ends=_NOTHING, firsts=_NOTHING, metadata=pa.table({}), codes=codes, lengths=lengths
+        )
+        parts[at] = replace(part, index=index)
+        row, sample = row + rows[at], sample + counts[at]
+    inline = kind == INLINE
     offset, expected = _drained(parts, "offsets", rows, np.int64), _drained(parts, "crcs", rows, np.int64)
     offset[inline], expected[inline] = 0, -1
     return Entries(
         root=b"",
         keys=names,
-        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(_drained(parts, "counts", counts, np.int64)))),
+        first=first,
         fields=tuple(fields),
         rows=FieldRows(
             code=_drained(parts, "codes", rows, np.uint16),
@@ -286,8 +247,8 @@ def _entries(parts: list[ShardColumns], numbers: NumberFields, seen: FilesSeen) 
     )
 
 
-def _inlined(part: ShardColumns, place: int, numbers: NumberFields, kind: NDArray[np.uint8]) -> ShardColumns:
-    """Return a part whose numbers are INLINE: their sizes are those of their texts.
+def _sizes(part: SourceShard, place: int, numbers: NumberFields, kind: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the sizes of a part's payloads: those of numbers, which are INLINE, are those of their texts.
 
     Args:
         part: The part.
@@ -297,54 +258,53 @@ def _inlined(part: ShardColumns, place: int, numbers: NumberFields, kind: NDArra
     """
     fields = {name: found[place] for name, found in numbers.sizes.items() if place in found}
     if not fields:
-        return part
-    lengths = part.lengths.copy()
+        return part.index.lengths
+    lengths: NDArray[np.int64] = part.index.lengths.copy()
     for name, rows in part.rows():
         if name in fields:
             kind[rows], lengths[rows] = INLINE, fields[name]
-    return replace(part, lengths=lengths)
+    return lengths
 
 
-def _drained(parts: list[ShardColumns], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
+def _drained(parts: list[SourceShard], name: str, counts: list[int], kind: type[_Number]) -> NDArray[_Number]:
     """Return a column of all parts as one, -1 for what is not known, and take it from them: memory holds it once."""
     found = np.empty(sum(counts), kind)
     row = 0
     for at, count in enumerate(counts):
-        column = getattr(parts[at], name)
+        column = getattr(parts[at].index, name)
         found[row : row + count] = -1 if column is None else column
         row += count
         nothing: Any = {name: _NOTHING}
-        parts[at] = replace(parts[at], **nothing)
+        parts[at] = replace(parts[at], index=replace(parts[at].index, **nothing))
     return found
 
 
-def _whole(parts: list[ShardColumns], rows: list[int]) -> NDArray[np.bool_] | None:
+def _whole(parts: list[SourceShard]) -> NDArray[np.bool_] | None:
     """Return which rows of all parts are all that a list holds; None where none is."""
     if all(part.whole is None for part in parts):
         return None
-    both = zip(parts, rows, strict=True)
-    return np.concatenate([np.zeros(count, np.bool_) if part.whole is None else part.whole for part, count in both])
+    return np.concatenate(
+        [np.zeros(len(part.index.codes), np.bool_) if part.whole is None else part.whole for part in parts]
+    )
 
 
-def _keys(parts: list[ShardColumns]) -> Names:
+def _keys(parts: list[SourceShard]) -> Names:
     """Return the keys of all parts.
 
     Raises:
         InvalidRequest: One cannot be part of a file's name.
     """
-    names, bad = keys.gather(part.keys for part in parts)
-    for sample in bad.tolist():
-        first = 0
-        for part in parts:
-            if sample < first + len(part):
-                found = f"the key {printable(part.key(sample - first))[:_SHOWN]!r}"
-                expected = (
-                    f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters "
-                    "and parts like `..`"
-                )
-                remedy = "Make the shard anew with other keys."
-                raise InvalidRequest(part.shard.path, found, expected=expected, remedy=remedy)
-            first += len(part)
+    names, bad = keys.gather(string_array(bytes(part.index.keys), part.index.key_sizes) for part in parts)
+    if len(bad):
+        ends = np.cumsum([len(part.index) for part in parts])
+        at = int(np.searchsorted(ends, bad[0], side="right"))
+        part = parts[at]
+        sample = int(bad[0] - ends[at]) + len(part.index)
+        found = f"the key {printable(part.key(sample))[:_SHOWN]!r}"
+        expected = (
+            f"a path such as cat/0001 of at most {NAME_LIMIT:,} bytes, without control characters and parts like `..`"
+        )
+        raise InvalidRequest(part.path, found, expected=expected, remedy="Make the shard anew with other keys.")
     return names
 
 
@@ -390,11 +350,13 @@ class ShardSource(Source):
         found = list_datasets(
             self._datasets, pool, observer, to_format=to_format, only=only, without=without, salvage=salvage
         )
-        recorded = {"dots": "last"} if found.dots == "last" and not options.portable else {}
         changed = any(getattr(options, name) for name in (*_CHANGES_CONTENT, *_CHOOSES))
-        notes = (*found.notes, *_unchecked(found.entries))
-        digest = None if changed else found.digest
-        listed = Listing(found.entries, found.skipped, found.name, notes, recorded, digest, found.shards, found.packed)
+        listed = replace(
+            found,
+            notes=(*found.notes, *_unchecked(found.entries)),
+            recorded={} if options.portable else found.recorded,
+            digest=None if changed else found.digest,
+        )
         selection = Selection(options, _table, to_format)
         return self._with_fields(selection.chosen(selection.with_fields(listed, pool)))
 
@@ -496,91 +458,57 @@ def _table(listed: Listing) -> pa.Table:
     return order.table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
 
 
-_REMEDY = "`shardtool verify` shows what is wrong."
+# The datasets that are given: which shards each has, and what its dataset file says of them.
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """A dataset that is there.
-
-    Attributes:
-        name: For people and the dataset file: no folder.
-        file: What its dataset file says of these shards; None where it has none of ours.
-        shards: In order.
-        notes: What the user should know.
-    """
-
-    name: str
-    file: DatasetFile | None
-    shards: tuple[Shard, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def whole(self) -> bool:
-        """Whether these are all the shards that a dataset file lists."""
-        return self.file is not None and not self.file.part_of
-
-
-def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> list[Dataset]:
-    """Return the datasets that are meant, each as its dataset file, a pattern, a glob, a folder, or a list of shards.
+def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> tuple[list[StoredDataset], list[SourceShard]]:
+    """Return the datasets that are meant, and their shards, which are not listed yet; only dataset files are read.
 
     Args:
-        givens: One for each.
+        givens: One for each: its dataset file, a pattern, a glob, a folder, or a list of shards.
         seen: Takes which files these are.
 
     Raises:
         InvalidRequest: There is no such dataset.
         CorruptShard: A dataset file is damaged, or not what is there: a shard is missing, or has another size.
     """
-    return [_open(given, number, seen) for number, given in enumerate(givens)]
+    datasets, shards = list[StoredDataset](), list[SourceShard]()
+    for number, given in enumerate(givens):
+        found = find_dataset(given).read()
+        file = found.file
+        if file is not None and found.dataset_file is not None:
+            seen.add(found.dataset_file, file_fact(found.dataset_file))
+        elif found.dataset_file is None:
+            _check_of_one(found)
+        kinds = None
+        # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can find.
+        if file is not None and file.made.verb != "index" and not any(one.is_list for one in file.features.values()):
+            kinds = numbers_in(file.features)
+        for stored, fact in zip(found.shards, for_each(stat_shard, found.paths), strict=True):
+            seen.add(stored.path, fact)
+            if stored.entry is not None and stored.entry.size != fact.st_size:
+                expected, remedy = (
+                    f"{stored.entry.size:,}, as the dataset file says",
+                    "`shardtool verify` shows what is wrong.",
+                )
+                raise CorruptShard(stored.path, f"{fact.st_size:,} bytes", expected=expected, remedy=remedy)
+            place = SpanFile(os.fsencode(stored.path), fact.st_size, fact.st_mtime_ns)
+            shards.append(SourceShard(stored, place, stored.format, number, kinds, file.numbers if file else {}))
+        datasets.append(found)
+    return datasets, shards
 
 
-def _open(given: Given, number: int, seen: FilesSeen) -> Dataset:
-    found = find_dataset(given)
-    path, notes = found.dataset_file, list[str]()
-    found = found.read()
-    file, shards = found.file, found.paths
-    if file is not None and path is not None:
-        seen.add(path, file_fact(path))
-        if more := [*map(_name, found.unlisted)]:
-            name = output_text(base_name(path))
-            notes.append(f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}")
-    elif path is None:
-        _check_of_one(found)
-        notes += _unfinished(found)
-    entries = [None] * len(shards) if file is None else file.shards
-    opened = tuple(
-        replace(_shard(one, fact, number, file, entry), index_folder=found.index_folder)
-        for one, fact, entry in zip(shards, _facts(shards, seen), entries, strict=True)
-    )
-    return Dataset(_called(given, found, file), file, opened, tuple(notes))
-
-
-def _unfinished(found: StoredDataset) -> list[str]:
-    """Return what the sidecars of shards without a dataset file say of a run that did not end, as notes."""
-    try:
-        check_finished(found)
-    except InvalidRequest as error:
-        return [f"{error.where}: {error.found}; only these are taken"]
+def _notes(dataset: StoredDataset) -> list[str]:
+    """Return what the user should know: shards that are not listed, or sidecars of a run that did not end."""
+    if dataset.unlisted and dataset.dataset_file:
+        name, more = output_text(base_name(dataset.dataset_file)), [*map(_name, dataset.unlisted)]
+        return [f"{name} does not list {counted(len(more), 'shard')}, left out: {listing(more)}"]
+    if dataset.dataset_file is None:
+        try:
+            check_finished(dataset)
+        except InvalidRequest as error:
+            return [f"{error.where}: {error.found}; only these are taken"]
     return []
-
-
-def _facts(shards: Sequence[str], seen: FilesSeen) -> Iterator[FileFact]:
-    for path, fact in zip(shards, for_each(stat_shard, shards), strict=True):
-        seen.add(path, fact)
-        yield fact
-
-
-def _shard(path: str, fact: FileFact, dataset: int, file: DatasetFile | None, entry: ShardEntry | None) -> Shard:
-    place, kind = SpanFile(os.fsencode(path), fact.st_size, fact.st_mtime_ns), shard_format(path)
-    if entry is not None and entry.size != place.size:
-        expected = f"{entry.size:,}, as the dataset file says"
-        raise CorruptShard(path, f"{place.size:,} bytes", expected=expected, remedy=_REMEDY)
-    kinds, numbers = None, file.numbers if file else {}
-    # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can find.
-    if file is not None and file.made.verb != "index" and not any(one.is_list for one in file.features.values()):
-        kinds = numbers_in(file.features)
-    return Shard(place, _name(path), dataset, kind, entry, file.made.dots if file else "first", kinds, numbers)
 
 
 def _check_of_one(found: StoredDataset) -> None:
@@ -600,13 +528,14 @@ def _name(path: str) -> str:
     return output_text(base_name(path))
 
 
-def _called(given: Given, found: StoredDataset, file: DatasetFile | None) -> str:
-    if file is not None:
-        return file.name
-    if not isinstance(given, (str, os.PathLike)):
-        names = [*map(_name, (*found.paths, *found.unlisted))]
+def _name_of(dataset: StoredDataset) -> str:
+    """Return the name of a dataset for people and the dataset file: no folder."""
+    if dataset.file is not None:
+        return dataset.file.name
+    if not isinstance(dataset.given, (str, os.PathLike)):
+        names = [*map(_name, dataset.paths)]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
-    path = os.fspath(given)
+    path = os.fspath(dataset.given)
     if is_url(path):
         return printable(base_name(path.rstrip("/")))
     return printable(os.fsencode(os.path.basename(os.path.realpath(path) if os.path.isdir(path) else path)))
@@ -616,7 +545,7 @@ def _called(given: Given, found: StoredDataset, file: DatasetFile | None) -> str
 
 
 def joined_classes(
-    datasets: Sequence[Dataset], parts: Sequence[ShardColumns], wanted: Callable[[str], bool]
+    datasets: Sequence[StoredDataset], parts: Sequence[SourceShard], wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return what the numbers of labels stand for, and notes.
 
@@ -626,15 +555,15 @@ def joined_classes(
     found: dict[str, list[str]] = {}
     having: dict[str, dict[int, None]] = {}  # the datasets that have a field
     for part in parts:
-        for name in filter(wanted, part.names):
-            having.setdefault(name, {})[part.shard.dataset] = None
+        for name in filter(wanted, part.index.names):
+            having.setdefault(name, {})[part.dataset] = None
     notes = []
     for name, places in having.items():
         known = {at: file.classes[name] for at in places if (file := datasets[at].file) and name in file.classes}
         for at, classes in known.items():
             if classes != found.setdefault(name, classes):
-                first = datasets[next(iter(known))].name
-                problem = f"other classes in {datasets[at].name} ({listing(classes)})"
+                first = _name_of(datasets[next(iter(known))])
+                problem = f"other classes in {_name_of(datasets[at])} ({listing(classes)})"
                 expected = f"those of {first}: {listing(found[name])}"
                 remedy = (
                     f"Number them anew with {option('values', {name: 'COLUMN'})} {option('classes', (name,))}, "
@@ -642,25 +571,26 @@ def joined_classes(
                 )
                 raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
         if known and len(known) < len(places):
-            others = [datasets[at].name for at in places if at not in known]
+            others = [_name_of(datasets[at]) for at in places if at not in known]
             notes.append(
                 f"the classes of {name!r} are those of the datasets that name them: {listing(others)} does not"
             )
     return found, notes
 
 
-def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> pa.Table | None:
+def joined_columns(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:
     """Return the metadata of all parts, null where one has none of a name; None where there is none at all.
 
     Raises:
         InvalidRequest: Values of one name have types that cannot be one.
     """
-    names = [*dict.fromkeys(name for part in parts if part.columns is not None for name in part.columns.column_names)]
+    tables = [part.index.metadata for part in parts]
+    names = [*dict.fromkeys(name for table in tables for name in table.column_names)]
     if not names:
         return None
     tables = [
-        part.columns if part.columns is not None else pa.Table.from_arrays([pa.nulls(len(part))], [names[0]])
-        for part in parts
+        table if table.num_columns else pa.Table.from_arrays([pa.nulls(len(part.index))], [names[0]])
+        for table, part in zip(tables, parts, strict=True)
     ]
     try:
         return arrays.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
@@ -669,18 +599,18 @@ def joined_columns(parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -
     except pa.ArrowException as error:
         for name in names:
             _check_alike(name, parts, datasets)
-        where = ", ".join(dataset.name for dataset in datasets)
+        where = ", ".join(map(_name_of, datasets))
         raise InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}") from None
 
 
-def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Dataset]) -> None:
+def _check_alike(name: str, parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> None:
     """Check that the values of a column can be one column."""
     kinds: dict[str, str] = {}
     columns = []
     for part in parts:
-        if part.columns is not None and name in part.columns.column_names:
-            columns.append(part.columns.select([name]))
-            kinds.setdefault(str(columns[-1].schema.types[0]), datasets[part.shard.dataset].name)
+        if name in part.index.metadata.column_names:
+            columns.append(part.index.metadata.select([name]))
+            kinds.setdefault(str(columns[-1].schema.types[0]), _name_of(datasets[part.dataset]))
             try:
                 pa.concat_tables(columns, promote_options="permissive")
             except MemoryError:
@@ -692,9 +622,9 @@ def _check_alike(name: str, parts: Sequence[ShardColumns], datasets: Sequence[Da
                 raise InvalidRequest(f"the column {name!r}", shown, expected=expected, remedy=remedy) from None
 
 
-def joined_digest(datasets: Sequence[Dataset]) -> int | None:
+def joined_digest(datasets: Sequence[StoredDataset]) -> int | None:
     """Return the sum of the datasets' fingerprints; None where one is not known to be that of what was listed."""
-    files = [dataset.file for dataset in datasets if dataset.whole and dataset.file is not None]
+    files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
     if len(files) < len(datasets) or any(map(_from_other_texts, files)):
         return None
     return sum_fingerprints(file.fingerprint for file in files)

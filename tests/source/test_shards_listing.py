@@ -27,11 +27,12 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.shard_file import PackedFile
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.execute.local import LocalPool
+from shardtool.execute.pool import Pool
 from shardtool.pattern import sidecar_name
 from shardtool.request.options import ReshardOptions
 from shardtool.request.results import Observer
 from shardtool.source.number_text import NumberField, TextTask, float_text, int_text, read_texts
-from shardtool.source.shards import DatasetsListing, list_datasets
+from shardtool.source.shards import list_datasets
 from shardtool.values import INLINE, SPAN, to_bytes
 from shardtool.verbs.create.create import reshard
 from tests import tfrecords
@@ -42,6 +43,8 @@ from tests.tfrecords import BYTES, FLOAT, INT64
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+
+    from shardtool.source.base import Listing
 
 KEYS = st.lists(
     st.sampled_from(
@@ -57,11 +60,14 @@ Samples = list[tuple[str, list[tuple[str, bytes]]]]
 Records = list[tuple[str, list[tuple[str, int, list[Any]]]]]
 
 
-class Here:
+class Here(Pool):
     """A pool of this process; tasks and results cross it as they cross pipes."""
 
-    def map(self, function: Callable[[Any], Any], tasks: Iterable[object], /) -> Iterator[tuple[int, Any]]:
+    def map(
+        self, function: Callable[..., Any], tasks: Iterable[object], progress: Callable[..., None] | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """Yield the results, the last ones first: order is not promised."""
+        assert progress is None
         done = [(number, function(_crossed(task))) for number, task in enumerate(tasks)]
         yield from _crossed(done[::-1])
 
@@ -79,7 +85,7 @@ class Count(Observer):
         self.found += samples
 
 
-def listed(*givens: Any, to: str = "tar", **more: Any) -> DatasetsListing:
+def listed(*givens: Any, to: str = "tar", **more: Any) -> Listing:
     """List datasets; what comes back fits together."""
     texts = [[str(one) for one in given] if isinstance(given, list) else str(given) for given in givens]
     count = Count()
@@ -99,7 +105,7 @@ def listed(*givens: Any, to: str = "tar", **more: Any) -> DatasetsListing:
     return found
 
 
-def contents(found: DatasetsListing) -> Samples:
+def contents(found: Listing) -> Samples:
     """Return what samples hold, read from where the listing says; each payload has the checksum that it must have."""
     entries, texts = found.entries, {}
     for name, column in entries.values.inline.items():
@@ -246,11 +252,11 @@ def test_foreign_tar_shards_are_walked(
     torn = [(*split(f"{key}.{name}"), data) for key, fields in wanted for name, data in fields]
     told = [(key, name, data) for key, fields in contents(found) for name, data in fields]
     assert sorted(told) == sorted(torn)
-    assert (found.packed, found.shards) == (mode == "w:gz", tuple(path.name for path in paths))
+    assert (found.compressed, found.shards) == (mode == "w:gz", tuple(path.name for path in paths))
     assert found.entries.known_spans.file.tolist() == sorted(found.entries.known_spans.file.tolist())
     if not any("." in key.rpartition("/")[2] for key, _ in wanted):
         assert contents(found) == in_order(wanted)
-        assert found.dots == "first"
+        assert not found.recorded
 
 
 def split(name: str) -> tuple[str, str]:
@@ -276,7 +282,7 @@ def test_datasets_of_ours(
     samples.sort(key=lambda one: to_bytes(one[0]))
     found = listed(dataset)
     assert contents(found) == samples
-    assert (found.dots, found.name, found.notes) == ("last", "o", ())
+    assert (found.recorded, found.name, found.notes) == ({"dots": "last"}, "o", ())
     assert found.digest == int(read_dataset(dataset.read_bytes(), "o").fingerprint[3:], 16)
     assert np.all(found.entries.known_spans.expected >= 0)
     for path in [dataset, *folder.glob("*.index")]:
@@ -299,7 +305,7 @@ def test_datasets_one_after_the_other(ours: dict[str, Path], tmp_path: Path) -> 
     assert found.shards == ("tfrecord-0.tfrecord", "tfrecord-1.tfrecord", "tfrecord-2.tfrecord", "f.tar")
     assert found.entries.known_spans.file.tolist() == [0, 0, 0, 1, 1, 1, 2, 3, 3]
     assert found.name == "other, f.tar"
-    assert (found.digest, found.packed, found.dots) == (None, False, "first")
+    assert (found.digest, found.compressed, found.recorded) == (None, False, {})
     assert [os.path.basename(file.path).decode() for file in found.entries.known_spans.files] == list(found.shards)
     assert contents(listed(foreign, copy)) == two + one
 
@@ -354,7 +360,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
         "from shardtool.request.results import Observer\n"
         f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
         "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
-        "print(len(found.entries), sorted(found.entries.values.numbers), found.packed, 'pandas' in sys.modules)\n"
+        "print(len(found.entries), sorted(found.entries.values.numbers), found.compressed, 'pandas' in sys.modules)\n"
         "pool.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
@@ -377,7 +383,7 @@ def test_compressed_shards(ending: str, ours: dict[str, Path], tmp_path: Path) -
             names.append(tmp_path / f"{path.name}.gz")
             names[-1].write_bytes(gzip.compress(path.read_bytes()))
     found = listed(names)
-    assert found.packed
+    assert found.compressed
     assert contents(found) == contents(listed(ours[ending]))
     large: Records = [
         (f"{at}", [("a", INT64, [at]), ("b", BYTES, [bytes(2**21)]), ("c", INT64, [-at])]) for at in range(3)
@@ -757,7 +763,7 @@ def test_too_many_fields(tmp_path: Path) -> None:
 def test_where_keys_must_end(key: str, dots: str, tmp_path: Path) -> None:
     """A key with a dot in its name needs the rule of the last one, whatever it comes from."""
     write_records(tmp_path / "x.tfrecord", [("b", []), (key, [("txt", BYTES, [b""])]), ("c", [])])
-    assert listed(tmp_path / "x.tfrecord").dots == dots
+    assert listed(tmp_path / "x.tfrecord").recorded.get("dots", "first") == dots
 
 
 def test_dots_of_keys_and_fields(tmp_path: Path) -> None:

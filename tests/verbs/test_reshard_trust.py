@@ -158,7 +158,7 @@ def test_other_files_beside_shards(tmp_path: Path) -> None:
         shard.addfile(tarfile.TarInfo("a.txt"))
     with (tmp_path / "annotations.json").open("wb") as file:
         file.truncate(2**30 + 1)
-    (found,) = open_datasets([str(tmp_path / "x.tar")], FilesSeen())
+    ((found,), _) = open_datasets([str(tmp_path / "x.tar")], FilesSeen())
     assert found.file is None
 
 
