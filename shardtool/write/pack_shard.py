@@ -31,14 +31,14 @@ from shardtool.format.tfrecord import (
 )
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, file_crc
 from shardtool.values import FILE, INLINE, SPAN
-from shardtool.write.packer import NullSink, Packer, StartAgain, changed, no_report, unreadable
+from shardtool.write.packer import Packer, StartAgain, changed, no_report, unreadable
 from shardtool.write.task import Keep, ShardResult, ShardTask, SourceFailed, Write, digest, numbers, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardtool.skipped import Skipped
-    from shardtool.write.packer import Output, Report
+    from shardtool.write.packer import Put, Report
 
 
 def pack_shard(task: ShardTask, report: Report) -> ShardResult:
@@ -64,94 +64,58 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
 
         return pack_transformed(task, task.work, report)
     skipped: dict[int, Skipped] = {}
-
-    def pack(output: Output) -> Packer:
-        with closing(_packer(task, output, report, skipped)) as packer:
-            packer.run()
-            packer.spans.check()
-        return packer
-
     while True:
         with suppress(StartAgain):
-            size = None if skipped else task.size
-            packer, staged = task.folder.write(task.name, pack, size, task.mtime_ns)
+            packer, staged = task.folder.write(
+                task.name,
+                lambda file: _packed(task, file.write, report, skipped),
+                None if skipped else task.size,
+                task.mtime_ns,
+            )
             return packer.result(staged)
 
 
-def _packer(task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> Packer:
-    if task.samples.spans.runs:
-        from shardtool.write.pack_shard import SpanTarPacker
-
-        return SpanTarPacker(task, output, report, skipped)
-    if task.format == "tar":
-        from shardtool.write.pack_shard import TarPacker
-
-        return TarPacker(task, output, report, skipped)
-    from shardtool.write.pack_shard import TFRecordPacker
-
-    return TFRecordPacker(task, output, report, skipped)
+def _packed(task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> Packer:
+    """Return the packer of a task whose shard is written; it is closed."""
+    kind = SpanTarPacker if task.samples.spans.runs else TarPacker if task.format == "tar" else TFRecordPacker
+    with closing(kind(task, put, report, skipped)) as packer:
+        packer.run()
+        packer.spans.check()
+    return packer
 
 
 def _left(task: ShardTask) -> ShardResult | None:
     """Return the result for a file that an earlier run has left; None if there is none, or it is not right."""
     if isinstance(task.todo, Write):
         return None
+    path = task.folder.full_path(task.name)
     with suppress(OSError):
         if isinstance(task.todo, Keep):
-            right = task.todo.unread or task.todo.crc == file_crc(task.folder.full_path(task.name))[1]
-            return _kept(task, task.todo) if right else None
-        if md5 := task.folder.md5(task.name):
-            return _compared_by(task, md5)
-        there = file_crc(task.folder.full_path(task.name))
-        result = _from_source(task, NullSink())
-        return result if result and (result.size, result.crc) == there else None
+            keep = task.todo
+            if not keep.unread and keep.crc != file_crc(path)[1]:
+                return None
+            content = (
+                0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())
+            )  # its sidecar has it
+            return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
+        md5 = task.folder.md5(task.name)  # as the store says, of a file that it does not encrypt
+        there = None if md5 else file_crc(path)
+        result, found = _from_source(task, hashes=bool(md5))
+        if result is None or (md5 and md5 == found) or (result.size, result.crc) == (there or file_crc(path)):
+            return result
     return None
 
 
-def _compared_by(task: ShardTask, md5: str) -> ShardResult | None:
-    """Return the result for a file of which the store says what may be the MD5; None if the source gives another."""
-    hashed = _HashSink()
-    result = _from_source(task, hashed)
-    if result is None or hashed.md5.hexdigest() == md5:
-        return result
-    return (
-        result if (result.size, result.crc) == file_crc(task.folder.full_path(task.name)) else None
-    )  # stores that encrypt give other numbers
-
-
-class _HashSink(NullSink):
-    """Takes the bytes of a shard that is only compared, by their MD5."""
-
-    def __init__(self) -> None:
-        self.md5 = hashlib.md5(usedforsecurity=False)
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Add `data` to it."""
-        self.md5.update(data)
-
-
-def _from_source(task: ShardTask, output: _HashSink | NullSink) -> ShardResult | None:
-    """Return the result for a file that is what the source gives; None where that cannot be read."""
+def _from_source(task: ShardTask, *, hashes: bool) -> tuple[ShardResult | None, str]:
+    """Return the result for a file that is what the source gives, None where that cannot be read; and its MD5."""
     skipped: dict[int, Skipped] = {}
     with suppress(SampleFailed):  # writing the shard will meet it again
         while True:
-            if isinstance(output, _HashSink):
-                output.md5 = hashlib.md5(usedforsecurity=False)
-            packer = _packer(task, output, no_report, skipped)
-            with suppress(StartAgain), closing(packer):
-                packer.run()
-                packer.spans.check()
-                return replace(packer.result(None), compared=True)
-    return None
-
-
-def _kept(task: ShardTask, keep: Keep) -> ShardResult:
-    """Return the result for a file that is what its sidecar says."""
-    content = 0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())  # its sidecar has it
-    return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
-
-
-# Writes a tar shard.
+            hashed = hashlib.md5(usedforsecurity=False)
+            with suppress(StartAgain):
+                packer = _packed(task, hashed.update if hashes else no_report, no_report, skipped)
+                return replace(packer.result(None), compared=True), hashed.hexdigest()
+    return None, ""
 
 
 class TarPacker(Packer):
@@ -208,7 +172,7 @@ class TarPacker(Packer):
                             path = paths[at]
                         got, fact = read_file(root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
                         if got != size or fact.st_size != size or fact.st_mtime_ns != mtimes[at]:
-                            raise changed(path, size, got, fact)
+                            raise changed(path, size, mtimes[at], got, fact)
                     crcs.append(crc32c(payload))
                     if expected:
                         self.check_crc(at, crcs[-1])

@@ -9,13 +9,12 @@ out the shard is begun again without it.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from array import array
 from bisect import bisect_right
 from collections import deque
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import (
     OF_PROCESS,
@@ -32,12 +31,12 @@ from shardtool.skipped import Skipped
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
 from shardtool.values import FILE, INLINE, LINK, SPAN, ShardContent, placed, to_text
 from shardtool.wording import option
-from shardtool.write.spans import BUFFER_SIZE, SpanReader, packing_buffer
+from shardtool.write.spans import BUFFER_SIZE, SpanReader, difference, packing_buffer
 from shardtool.write.task import ShardResult, ShardTask, SourceFailed, digest, numbers, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
 
     from shardtool.skipped import SkipCode
     from shardtool.storage.open_file import FileFact
@@ -45,8 +44,8 @@ if TYPE_CHECKING:
     from shardtool.values import Number
 
     Read = tuple[int, FileFact]
-    ReadFile = Callable[[bytes, memoryview, int], Read]
     Report = Callable[..., None]
+    Put = Callable[[memoryview | bytes], object]
     Parts = list[bytes | memoryview]
 
 
@@ -87,18 +86,18 @@ class ReadAhead:
     Args:
         files: All that may be asked for, in order.
         at_once: How many are read at the same time.
-        read_file: Reads one: `storage.open_file.read_file`.
     """
 
-    def __init__(self, files: Iterator[PlannedFile], at_once: int, read_file: ReadFile) -> None:
+    def __init__(self, files: Iterator[PlannedFile], at_once: int) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
         self.memory = at_once * BUFFER_SIZE
         self.largest = self.memory // 2  # or it would be read alone
         self.held = 0  # bytes of files that are read and not asked for yet
-        self._at_once, self._read_file = at_once, read_file
+        self._at_once, self._threads = at_once, ThreadPoolExecutor(at_once)  # which starts none before it is asked
         self._files = (file for file in files if file.size <= self.largest)
         self._next = next(self._files, None)
         self._begun: deque[_FileRead] = deque()
-        self._threads: ThreadPoolExecutor | None = None
 
     def read(self, path: bytes, into: memoryview, flags: int) -> Read:
         """Do what `read_file` does.
@@ -109,15 +108,10 @@ class ReadAhead:
         """
         data = self.take(path, len(into), flags)
         if data is None:
-            return self._read_file(path, into, flags)
+            return read_file(path, into, flags)
         got, fact = data.read.result()
         into[:] = data.data
         return got, fact
-
-    def blocks(self, path: bytes, size: int, flags: int, view: memoryview) -> Iterator[memoryview] | None:
-        """Return what yields a whole file in blocks that lie in `view`; None: it is to be read by itself."""
-        data = self.take(path, size, flags)
-        return None if data is None else _blocks(data.data, view)
 
     def take(self, path: bytes, size: int, flags: int) -> _FileRead | None:
         """Return a file that is as planned; None: it is to be read by itself."""
@@ -135,14 +129,16 @@ class ReadAhead:
             if isinstance(error, OSError) and error.errno in _TOO_MANY:
                 for other in self._begun:
                     other.read.exception()
-            return one if error is None and _as_planned(one) else None
+            if error is not None:
+                return None
+            got, fact = one.read.result()
+            return one if (got, fact.st_size, fact.st_mtime_ns) == (size, size, one.file.mtime_ns) else None
         return None
 
     def close(self) -> None:
         """End the threads; what they read is given up."""
         self._next = None
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
     def _begin(self) -> None:
         """Have the next files read, as many as there is room for."""
@@ -150,7 +146,7 @@ class ReadAhead:
             file = self._next
             try:
                 data = memoryview(bytearray(file.size))
-                read = self._pool().submit(self._read_file, file.path, data, file.flags)
+                read = self._threads.submit(read_file, file.path, data, file.flags)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -159,18 +155,6 @@ class ReadAhead:
             self._begun.append(_FileRead(file, data, read))
             self.held += file.size
             self._next = next(self._files, None)
-
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._threads = ThreadPoolExecutor(self._at_once)
-        return self._threads
-
-
-def _as_planned(one: _FileRead) -> bool:
-    got, fact = one.read.result()
-    return got == fact.st_size == one.file.size and fact.st_mtime_ns == one.file.mtime_ns
 
 
 def _blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
@@ -183,22 +167,8 @@ def _blocks(data: memoryview, view: memoryview) -> Iterator[memoryview]:
 _REPORT_S = 0.1
 
 
-class Output(Protocol):
-    """Takes the bytes of a shard."""
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Append `data`."""
-
-
-class NullSink:
-    """Takes the bytes of a shard that is only measured or checked."""
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Do nothing."""
-
-
-def no_report(_samples: int, _bytes: int) -> None:
-    """Report no progress."""
+def no_report(*_: object) -> None:
+    """Take no notice of what is done, or given."""
 
 
 class StartAgain(Exception):
@@ -210,13 +180,13 @@ class Packer:
 
     Args:
         task: What to write.
-        output: Where to.
+        put: Takes the bytes of the shard, some at a time.
         report: Called now and then with the samples and bytes done since the last time.
         skipped: Samples to leave out, by their place; grows.
     """
 
-    def __init__(self, task: ShardTask, output: Output, report: Report, skipped: dict[int, Skipped]) -> None:
-        self.task, self.output, self.report = task, output, report
+    def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
+        self.task, self.put, self.report = task, put, report
         self.skipped = skipped
         self.view = packing_buffer()
         self.size = self.crc = 0  # of what was written
@@ -239,7 +209,7 @@ class Packer:
         self.offsets = numbers("q", samples.spans.offsets).tolist()
         self.expected = numbers("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
-        self.ahead = ReadAhead(self._planned_files(), task.reads, read_file) if task.reads > 1 else None
+        self.ahead = ReadAhead(self._planned_files(), task.reads) if task.reads > 1 else None
         self.read_file = self.ahead.read if self.ahead else read_file
         self.file_of_row: list[int] = []
         if self.files:
@@ -334,8 +304,8 @@ class Packer:
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:
         view, size, done = self.view, self.sizes[row], 0
         whole, flags = self.root + path, READ_PLAIN if self.kinds[row] == FILE else READ_FOLLOWING
-        if self.ahead and (blocks := self.ahead.blocks(whole, size, flags, view)):
-            yield from blocks
+        if self.ahead and (one := self.ahead.take(whole, size, flags)):
+            yield from _blocks(one.data, view)
             return
         with open_source(whole, flags) as file:
             for block in file.blocks(view):
@@ -345,7 +315,7 @@ class Packer:
                 yield block
             fact = file.fact()
         if done != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
-            raise changed(path, size, done, fact)
+            raise changed(path, size, self.mtimes[row], done, fact)
 
     def read_payload(self, name: bytes, row: int, payload: memoryview) -> bytes:
         """Fill `payload` from wherever the plan says; return the path that was read.
@@ -364,7 +334,7 @@ class Packer:
         path = name if self.paths is None else self.paths[row]
         got, fact = self.read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
         if got != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
-            raise changed(path, size, got, fact)
+            raise changed(path, size, self.mtimes[row], got, fact)
         return path
 
     def _planned_files(self) -> Iterator[PlannedFile]:
@@ -418,7 +388,7 @@ class Packer:
 
     def write(self, data: memoryview | bytes) -> None:
         """Write a part of the shard."""
-        self.output.write(data)
+        self.put(data)
         self.crc = crc32c(data, self.crc)
         self.size += len(data)
 
@@ -451,16 +421,11 @@ def unreadable(path: bytes, error: OSError) -> SourceFailed:
     return SourceFailed(path, code, reason(error))
 
 
-def changed(path: bytes, planned: int, got: int, fact: FileFact) -> SourceFailed:
+def changed(path: bytes, size: int, mtime_ns: int, got: int, fact: FileFact) -> SourceFailed:
     """Return the failure of a file that is not what the plan saw."""
-    if fact.st_size != planned:
-        message = f"changed while it was packed: {planned:,} bytes in the plan, {fact.st_size:,} now"
-    elif got != planned:
-        message = f"gives {got:,} bytes where the file system says {planned:,}"
-    else:
-        what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
-        message = f"changed while it was packed: its {what} is another"
-    return SourceFailed(path, "changed", message)
+    if got != size == fact.st_size:
+        return SourceFailed(path, "changed", f"gives {got:,} bytes where the file system says {size:,}")
+    return SourceFailed(path, "changed", difference(fact, size, mtime_ns, "packed"))
 
 
 # Samples that are in memory become records of a shard: their bytes, buffered, and columns of what they hold.
@@ -497,7 +462,7 @@ class ShardRecords:
         crcs: CRC-32C of each field, as it is stored.
     """
 
-    def __init__(self, write: Callable[[bytes | memoryview], None]) -> None:
+    def __init__(self, write: Put) -> None:
         self._write = write
         self.keys: list[bytes] = []
         self.size = 0

@@ -13,7 +13,7 @@ from array import array
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import PARTS
@@ -96,18 +96,10 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
         return ScatterResult((), (failed.code, failed.message))
 
 
-class _Source(Protocol):
-    def fill(self, offsets: array[int], views: list[memoryview]) -> None:
-        """Fill views, `_MOST_ROWS` at most, from these places, which ascend or are read again."""
-
-    def close(self) -> None:
-        """Close the file."""
-
-
 class _Scatterer:
     """A task at work."""
 
-    def __init__(self, task: ScatterTask, source: _Source, spool: SpoolFile) -> None:
+    def __init__(self, task: ScatterTask, source: _PlainFile | _UnpackedFile, spool: SpoolFile) -> None:
         self._task, self._source, self._spool = task, source, spool
         self._arena = arena(task.room)
         self._offsets, self._sizes = numbers("q", task.offsets), numbers("q", task.sizes)
@@ -191,6 +183,7 @@ class _PlainFile:
         self._source = open_span_file(planned)
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
+        """Fill views, `_MOST_ROWS` at most, from these places, which ascend or are read again."""
         gap_view = gap_buffer()
         parts: list[memoryview] = []
         start = end = offsets[0]

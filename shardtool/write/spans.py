@@ -25,7 +25,7 @@ from shardtool.write.task import SourceFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardtool.storage.open_file import File
+    from shardtool.storage.open_file import File, FileFact
     from shardtool.values import SpanFile
 
 
@@ -43,17 +43,23 @@ def open_span_file(planned: SpanFile) -> File:
     """
     source = open_source(planned.path)
     fact = source.fact()
-    if isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode):
-        found = "is no plain file"
-    elif fact.st_size != planned.size:
-        found = f"changed while it was read: {planned.size:,} bytes in the plan, {fact.st_size:,} now"
-    elif planned.mtime_ns >= 0 and fact.st_mtime_ns != planned.mtime_ns:
-        what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
-        found = f"changed while it was read: its {what} is another"
-    else:
+    special = isinstance(fact, os.stat_result) and not stat.S_ISREG(fact.st_mode)
+    mtime_ns = planned.mtime_ns if planned.mtime_ns >= 0 else None  # of a spool, which changes while it is read
+    found = "is no plain file" if special else difference(fact, planned.size, mtime_ns, "read")
+    if not found:
         return source
     source.close()
     raise SourceFailed(planned.path, "changed", found)
+
+
+def difference(fact: FileFact, size: int, mtime_ns: int | None, doing: str) -> str:
+    """Return in what a file is not the one that the plan saw, for messages; empty: in nothing; None is any time."""
+    if fact.st_size != size:
+        return f"changed while it was {doing}: {size:,} bytes in the plan, {fact.st_size:,} now"
+    if mtime_ns in (None, fact.st_mtime_ns):
+        return ""
+    what = "modification time" if isinstance(fact, os.stat_result) else "version (ETag)"
+    return f"changed while it was {doing}: its {what} is another"
 
 
 def check_unchanged(source: File, planned: SpanFile) -> None:
@@ -86,10 +92,6 @@ class SpanReader:
         self._open: dict[int, File] = {}
         self._file = -1  # whose bytes the window holds
         self._start = self._held = self._end = self._ahead = 0  # where; how many; where the last span ended
-
-    def path(self, file: int) -> bytes:
-        """Return where a file is."""
-        return self._files[file].path
 
     def read(self, file: int, offset: int, into: memoryview) -> None:
         """Fill `into` from a file, from `offset` on: from a region, or by one system call.
@@ -160,7 +162,7 @@ class SpanReader:
             return held[: source.read_into(held, start)]
 
         try:
-            yield from zip_read.payload(read, offset, size, to_text(self.path(file)))
+            yield from zip_read.payload(read, offset, size, to_text(self._files[file].path))
         except CorruptShard as error:
             raise OSError(errno.EIO, error.found) from None
 
@@ -213,7 +215,7 @@ class SpanReader:
                     raise
                 if not self._open:
                     remedy = f"Raise the limit (ulimit -n), or use fewer {option('workers')}."
-                    raise OutputFailed(to_text(self.path(file)), "too many open files", remedy=remedy) from None
+                    raise OutputFailed(to_text(self._files[file].path), "too many open files", remedy=remedy) from None
                 self._close_oldest()
             else:
                 return source

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from array import array
 from contextlib import closing
+from functools import cache
 from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
 from shardtool.fetch import FetchFailed, shown_bytes
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
-from shardtool.transform.steps import BadSample, ChangedSample, Transform, Transformer
+from shardtool.transform.steps import BadSample, ChangedSample, Transformer
 from shardtool.values import URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
-from shardtool.write.packer import Field, NullSink, Packer, ShardRecords, no_report, unreadable
+from shardtool.write.packer import Field, Packer, ShardRecords, no_report, unreadable
 from shardtool.write.task import (
     ShardResult,
     ShardTask,
@@ -30,21 +31,14 @@ from shardtool.write.task import (
 if TYPE_CHECKING:
     from shardtool.fetch import FetchOptions
     from shardtool.fetch.fetcher import Fetcher
-    from shardtool.storage.staging import DurableFile
+    from shardtool.storage.staging import DurableFile, Sink
     from shardtool.values import Number
-    from shardtool.write.packer import Output, Parts, Report
+    from shardtool.write.packer import Parts, Put, Report
 
     Fields = list[tuple[bytes, bytes | memoryview]]
 
-_transformers: dict[Transform, Transformer] = {}  # of this process: importing the user's function may take long
+transformer = cache(Transformer)  # of this process: importing the user's function may take long
 fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard
-
-
-def transformer(transform: Transform) -> Transformer:
-    """Return the transformer of a transform, made once a process."""
-    if transform not in _transformers:
-        _transformers[transform] = Transformer(transform)
-    return _transformers[transform]
 
 
 def fetcher(options: FetchOptions) -> Fetcher:
@@ -64,8 +58,8 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
         OutputFailed: The file cannot be written.
     """
 
-    def pack(output: Output) -> TransformPacker:
-        with closing(TransformPacker(task, work, output, report)) as packer:
+    def pack(file: Sink) -> TransformPacker:
+        with closing(TransformPacker(task, work, file.write, report)) as packer:
             packer.run()
         return packer
 
@@ -77,15 +71,15 @@ def measure_samples(task: ShardTask) -> list[int]:
     """Return what the records of each sample would take, in bytes; -1 where it cannot be taken. Writes nothing."""
     if task.work is None:
         return []
-    with closing(TransformPacker(task, task.work, NullSink(), no_report)) as packer:
+    with closing(TransformPacker(task, task.work, no_report, no_report)) as packer:
         return packer.measure()
 
 
 class TransformPacker(Packer):
     """Reads a sample whole, changes it, and writes what comes out."""
 
-    def __init__(self, task: ShardTask, work: TransformWork, output: Output, report: Report) -> None:
-        super().__init__(task, output, report, {})
+    def __init__(self, task: ShardTask, work: TransformWork, put: Put, report: Report) -> None:
+        super().__init__(task, put, report, {})
         self._work, self._change = work, transformer(work.transform)
         of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, Number] = of_names

@@ -257,7 +257,7 @@ def _written(plan: Plan, shard: int) -> bytes:
         samples=shard_samples(plan, shard), on_error="stop", mtime_ns=0,
     )  # fmt: skip
     output = _Bytes()
-    TFRecordPacker(task, output, lambda *_: None, {}).run()
+    TFRecordPacker(task, output.write, lambda *_: None, {}).run()
     return bytes(output)
 
 

@@ -14,7 +14,7 @@ from shardtool.errors import SampleFailed
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.storage.open_file import READ_PLAIN, read_file
+from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.packer import PlannedFile, ReadAhead, no_report
@@ -129,7 +129,7 @@ def test_memory(left_out: set[int], tmp_path: Path) -> None:
     """Files held and in flight never take more than the bound, whichever of them are asked for."""
     for at in range(SAMPLES):
         (tmp_path / f"{at:02}").write_bytes(bytes([at]) * (1 + at * BUFFER_SIZE // SAMPLES))
-    ahead, most = ReadAhead(_planned(tmp_path), 2, read_file), 0
+    ahead, most = ReadAhead(_planned(tmp_path), 2), 0
     for at, file in enumerate(_planned(tmp_path)):
         if at in left_out:
             continue
