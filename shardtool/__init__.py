@@ -129,7 +129,7 @@ _MODULES = {
     "ShardWriter": "writer.writer",
     "SplitResult": "request.results",
     "Stream": "read.stream",
-    "Summary": "verbs.inspect.summary",
+    "Summary": "verbs.inspect.inspect",
     "VerifyOptions": "request.options",
     "WriterOptions": "writer.output",
     "copy": "verbs.copy",

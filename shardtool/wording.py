@@ -13,19 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Fields whose option on the command line has another name.
-_OPTION = {
-    "files": "--file",
-    "binary": "--bytes",
-    "urls": "--url",
-    "values": "--field",
-    "images": "--image",
-    "masks": "--mask",
-    "stat": "--no-stat",
-    "rename_fields": "--rename-field",
-}
+# What options are called on the command line where it is not their field's name, and those whose values are one word:
+# as they are declared (`request/settings.py`).
+TYPED: dict[str, str] = {}
+WITH_COMMAS: set[str] = set()
 _FLAGS = ("append", "resume", "overwrite")  # what the values of `if_exists` are made of
-_WITH_COMMAS = ("select_fields", "drop_fields")  # options whose values are one word
 _typed = False
 
 
@@ -110,7 +102,7 @@ def create_again() -> str:
 
 def typed_name(name: str) -> str:
     """Return how the command line calls an option, whoever reads."""
-    return _OPTION.get(name, f"--{name.replace('_', '-')}")
+    return TYPED.get(name, f"--{name.replace('_', '-')}")
 
 
 def typed_words(name: str, value: object) -> list[str]:
@@ -118,14 +110,12 @@ def typed_words(name: str, value: object) -> list[str]:
     if isinstance(value, dict):
         value = [f"{one}={other}" for one, other in value.items()]
     values = [*value] if isinstance(value, list | tuple) else [value]
-    values = [",".join(map(str, values))] if name in _WITH_COMMAS else values
+    values = [",".join(map(str, values))] if name in WITH_COMMAS else values
     return [word for one in values for word in (typed_name(name), *([] if one is True else [str(one)]))]
 
 
 def typed_option(name: str, value: object = None) -> str:
     """Return how the command line calls an option, whoever reads: what goes into files must not depend on that."""
-    if name == "if_exists" and value is not None:
+    if name == "if_exists" and value:
         return " ".join(f"--{flag}" for flag in _FLAGS if flag in str(value))
-    if value is None:
-        return typed_name(name)
-    return " ".join(typed_words(name, value))
+    return typed_name(name) if value is None else " ".join(typed_words(name, value))

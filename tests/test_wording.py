@@ -6,7 +6,6 @@ import ast
 import re
 from dataclasses import fields
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -24,6 +23,7 @@ from shardtool import (
     create,
     reshard,
 )
+from shardtool.cli.commands import VERBS
 from shardtool.request.options import InspectOptions
 from shardtool.verbs.cache.folder import Space
 from shardtool.verbs.cache.writer import CacheWriterOptions
@@ -42,7 +42,6 @@ from tests.helpers import REPO, typed, write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import click
 
 _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
@@ -105,7 +104,7 @@ def test_messages_name_options_that_there_are() -> None:
 @pytest.mark.parametrize("verb", ["create", "reshard", "verify", "index", "copy"])
 def test_the_command_line_has_them_by_these_names(verb: str) -> None:
     """What the command line calls an option of a verb in a message, that verb takes."""
-    command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)
+    command = VERBS[verb]()
     known = {one for param in command.params for one in param.opts}
     names = {one.name for one in _named() if _has(verb, one.name)} - {"if_exists"}
     assert {typed_name(name) for name in names} <= known

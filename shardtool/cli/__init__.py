@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from importlib import import_module
 from io import StringIO
 from typing import Any, NoReturn
 
@@ -67,8 +66,9 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _VERBS:
             return None
-        command: click.Command = getattr(import_module(f"shardtool.cli.{cmd_name}"), cmd_name)
-        return command
+        from shardtool.cli.commands import VERBS
+
+        return VERBS[cmd_name]()
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Verbs"):

@@ -1,31 +1,39 @@
-"""Options that several verbs share, and the types that turn their text into values."""
+"""Verbs as click has them: their options are made from those that `request/settings.py` declares."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import EXPORTS
-from shardtool.request.choices import RANGES, choices
-from shardtool.request.options import OutputOptions
+from shardtool.request.settings import Settings, choices, described, facts, is_several, setting, typed_text
 from shardtool.storage.places import use_endpoint, use_headers
 from shardtool.storage.remote.retry import use_retry_for
 from shardtool.values import parse_size
 from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from shardtool.request.settings import Facts
     from shardtool.values import IfExists
 
 PLACE = click.Path(readable=False)  # shells complete it; what is there, or not, is for the verbs to say
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
-Command = TypeVar("Command", bound="Callable[..., Any]")
+_SECTIONS = (
+    "Options", "Shards", "Reading in another order", "Choosing and dividing", "Folders", "Manifests", "URLs",
+    "Fields and metadata", "Changing samples", "Names and errors", "What is looked at", "The source", "What is done",
+    "Running",
+)  # fmt: skip
+
+
+VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
+Function = TypeVar("Function", bound="Callable[..., int | None]")
 
 
 class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
@@ -42,12 +50,12 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
 
 
 class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """A whole number, in the range that `RANGES` has for an option."""
+    """A whole number from one to another."""
 
     name = "integer"
 
-    def __init__(self, name: str) -> None:
-        self._range = click.IntRange(*RANGES[name])
+    def __init__(self, least: int, most: int) -> None:
+        self._range = click.IntRange(least, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number that `value` is."""
@@ -56,250 +64,191 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
         return self._range.convert(value, param, ctx)  # type: ignore[no-any-return,unused-ignore]
 
 
-class SectionedCommand(click.Command):
-    """A command whose help shows its options in sections: each starts at the option that `SECTIONS` names."""
+class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
+    """A few texts with commas between them: `webdataset,dali`."""
 
-    SECTIONS: ClassVar[dict[str, str]] = {}
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return these texts with commas between them."""
+        return ",".join(super(Words, self).convert(one.strip(), param, ctx) for one in value.split(","))
+
+
+class Option(click.Option):
+    """An option, and the section of the help in which it stands."""
+
+    section = ""
+
+
+class Verb(click.Command):
+    """A command whose help shows its options in sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, a section at a time."""
-        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        records: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            title = self.SECTIONS.get(param.name or "")
-            if title or not sections:
-                sections.append((title or "Options", []))
             if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                sections[-1][1].append(record)
-        for title, records in sections:
-            if records:
-                with formatter.section(title):
-                    formatter.write_dl(records)
+                records.setdefault(getattr(param, "section", _SECTIONS[-1]), []).append(record)
+        for title, written in records.items():
+            with formatter.section(title):
+                formatter.write_dl(written)
 
 
-def chosen(options: type[Any], name: str, text: str, *, show_default: bool = True) -> Callable[[Command], Command]:
-    """Return the option that is one of a few texts: those that its field has, with the field's default.
+@described
+@dataclass(frozen=True, slots=True)
+class Output(Settings):
+    """What is printed, and how."""
+
+    as_json: bool = setting(False, "Print one JSON document on stdout.", section="Running", typed="json")
+    quiet: bool = setting(False, "Print errors and what was asked for, and nothing else.")
+
+
+@described
+@dataclass(frozen=True, slots=True)
+class Running(Output):
+    """What is said while a verb runs, and which servers are asked."""
+
+    progress: Literal["auto", "plain"] = setting(
+        "auto", "How progress is shown: as a bar where stderr is a terminal, or as a line every ten seconds, for logs."
+    )
+    verbose: bool = setting(False, "Print a line for every shard.", typed="verbose/v")
+    endpoint: str | None = setting(
+        None, "Server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://.", metavar="URL",
+        shown="as the cloud's own tools say", use=use_endpoint,
+    )  # fmt: skip
+    header: tuple[str, ...] = setting(
+        (), "Header that is sent to servers of the web (https://).", metavar="'NAME: VALUE'",
+        shown="SHARDTOOL_HTTP_HEADERS", use=use_headers,
+    )  # fmt: skip
+    retry_for: str | None = setting(
+        None, "Seconds for which a request that fails is made again.", metavar="SECONDS",
+        shown="SHARDTOOL_RETRY_FOR, or 300", use=use_retry_for,
+    )  # fmt: skip
+
+
+@described
+@dataclass(frozen=True, slots=True)
+class DryRunning(Running):
+    """What can be asked of a verb that plans before it writes, too."""
+
+    dry_run: bool = setting(False, "Print the plan, to the byte; write nothing.")
+
+
+def verb(
+    arguments: str | tuple[click.Argument, ...],
+    options: type[Any] | None = None,
+    running: type[Output] = Running,
+    without: Collection[str] = (),
+) -> Callable[[Function], Function]:
+    """Make a verb of a function, whose docstring is the help, once that verb is asked for.
+
+    It gets what was typed that is no option; what makes its options, or refuses them; and what says how it runs.
 
     Args:
-        options: The class of the options.
-        name: The name of the field.
-        text: The help.
-        show_default: Whether the help shows the default.
+        arguments: What is typed beside options: names, as the usage line calls them, or what click is to know of it.
+        options: The class of its options.
+        running: The class of those that say how it runs.
+        without: Options that the command line does not have.
     """
-    default = next(one.default for one in fields(options) if one.name == name)
-    return click.option(
-        typed_name(name), type=click.Choice(choices(options, name)), default=default, help=text,
-        multiple=default == (), show_default=show_default and bool(default),
-    )  # fmt: skip
-
-
-class Readers(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
-    """Readers of shards, with commas between them: `webdataset,dali`."""
-
-    def __init__(self) -> None:
-        super().__init__(choices(OutputOptions, "target"))
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return their names."""
-        return [super(Readers, self).convert(one.strip(), param, ctx) for one in value.split(",")]
-
-
-def target(text: str) -> Callable[[Command], Command]:
-    """Return the option that names readers; it is understood as `--for`, too."""
-    return click.option(
-        "--target", "--for", "target", type=Readers(), multiple=True, metavar="READERS", help=text,
-        callback=lambda _ctx, _param, given: tuple(dict.fromkeys(one for part in given for one in part)),
-    )  # fmt: skip
-
-
-def shards(command: Command) -> Command:
-    """Add what says how shards are cut, and in which order."""
-    return _add(
-        command,
-        click.option("--max-size", type=Size(), help="Bytes of a finished shard at most: 500MB, 1GiB. [default: 1GB]"),
-        click.option("--max-count", type=WholeNumber("max_count"), metavar="N", help="Samples in a shard at most."),
-        click.option(
-            "--shards", type=WholeNumber("shards"), metavar="N", help="Exactly so many shards; of each split."
-        ),
-        click.option("--equal-count", is_flag=True, help="Equally many samples in each shard, give or take one."),
-        click.option(
-            "--shards-multiple-of",
-            type=WholeNumber("shards_multiple_of"),
-            default=1,
-            metavar="N",
-            help="So that ranks x workers divide them.",
-        ),
-        chosen(OutputOptions, "oversize", "A sample that fits in no shard: an error, a shard of its own, or left out."),
-        chosen(OutputOptions, "place", "By order, or by the hash of the key: a new file changes one shard."),
-        click.option("--shuffle", is_flag=True, help="One global random order."),
-        click.option(
-            "--seed",
-            type=WholeNumber("seed"),
-            default=0,
-            show_default=True,
-            metavar="N",
-            help="Of --shuffle and --split.",
-        ),
-        click.option(
-            "--sort-by", metavar="COLUMN", help="In the order of this column; samples without a value come last."
-        ),
-        click.option("--descending", is_flag=True, help="From the largest to the smallest."),
+    typed = (
+        (click.Argument(["names"], type=PLACE, nargs=-1, required=True, metavar=arguments),)
+        if isinstance(arguments, str)
+        else arguments
     )
 
+    def made(function: Callable[..., int | None]) -> click.Command:
+        kinds = [running] if options is None else [options, running]
+        known = {kind: [name for name in facts(kind) if name not in without] for kind in kinds}
+        params = [one for kind, names in known.items() for name in names for one in _options(kind, name)]
+        params.sort(key=lambda one: _SECTIONS.index(one.section))
 
-def dividing(command: Command) -> Command:
-    """Add what divides samples."""
-    return _add(
-        command,
-        click.option(
-            "--split", metavar="SHARES", help="train=0.8,val=0.1,test=0.1: a dataset each; put {split} into OUTPUT."
-        ),
-        click.option("--split-column", metavar="COLUMN", help="The split is what this column says."),
-        click.option("--stratify", metavar="COLUMN", help="Each label keeps the shares of --split."),
-        click.option("--group-by", metavar="COLUMN", help="All samples with one value stay in one split."),
-    )
+        def run(**given: Any) -> int | None:
+            words = [given[one.name or ""] for one in typed]
+            asked = [partial(_made, kind, names, given) for kind, names in known.items()]
+            return function(*words, *asked[:-1], asked[-1]())
 
+        return Verb(
+            function.__name__, params=[*typed, *params], callback=run, help=function.__doc__, no_args_is_help=True
+        )
 
-def selecting(command: Command) -> Command:
-    """Add what says which fields and metadata samples have."""
-    return _add(
-        command,
-        click.option(
-            "--columns-from", multiple=True, metavar="FIELD",
-            help="The top-level values of this JSON field become the samples' metadata; repeatable.",
-        ),
-        click.option("--select-fields", callback=_names, metavar="FIELDS", help="Only these: jpg,cls."),
-        click.option("--drop-fields", callback=_names, metavar="FIELDS", help="All but these."),
-        click.option(
-            "--rename-field", "rename_fields", multiple=True, callback=_renames, metavar="OLD=NEW",
-            help="Another name: JPEG=jpg,jpeg=jpg; repeatable.",
-        ),
-        click.option(
-            "--join", type=PLACE, metavar="TABLE", help="CSV, Parquet ...: its columns become the samples' metadata."
-        ),
-        click.option("--on", metavar="COLUMN", help="The column of --join that holds keys, or paths of files."),
-        click.option(
-            "--field", "values", multiple=True, metavar="FIELD=COLUMN",
-            help="A field made of a column of metadata, or of a manifest; repeatable.",
-        ),
-        click.option("--classes", multiple=True, metavar="FIELD", help="Number labels of this --field; repeatable."),
-        click.option(
-            "--classes-from", type=click.Path(), metavar="FILE",
-            help="Number labels as this says: a dataset file, a JSON list of names, or text with a name a line.",
-        ),
-    )  # fmt: skip
+    def register(function: Function) -> Function:
+        VERBS[function.__name__] = partial(made, function)
+        return function
+
+    return register
 
 
-def _names(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    return tuple(text.split(",")) if text else ()
+def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:
+    """Return the options that were typed, or refuse them."""
+    return kind(**{name: _value(kind, name, given) for name in names})
 
 
-def _renames(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(pair for text in given for pair in text.split(","))
+def _options(kind: type[Any], name: str) -> Iterator[Option]:
+    """Yield what stands on the command line for an option: one, or several flags."""
+    one, default = facts(kind)[name], kind.__dataclass_fields__[name].default
+    names = [f"{'--' if word[1:] else '-'}{word}" for word in one.typed.split("/")] if one.typed else [typed_name(name)]
+    names, text = [*names, name], typed_text(one.text)
+    if one.flags:
+        found = [Option([f"--{flag}", flag], is_flag=True, help=typed_text(said)) for flag, said in one.flags.items()]
+    elif default is False:
+        found = [Option(names, is_flag=True, help=text)]
+    elif default is True:
+        found = [Option(names, flag_value=False, default=True, help=text)]
+    else:
+        multiple = name == "source" or (is_several(kind, name) and not one.word)
+        text = text[:-1] + "; repeatable." if multiple else text
+        shown = one.shown or (default if default not in (None, ()) else "")
+        option = Option(
+            names,
+            type=_type(kind, name),
+            default=() if multiple else None if default == () else default,
+            multiple=multiple,
+            metavar=one.metavar or ("N" if one.within else None),
+            help=f"{text} [default: {shown}]" if shown != "" else text,
+            callback=partial(_use, one),
+        )
+        found = [option]
+    known = [*facts(kind)]
+    sections = [facts(kind)[other].section for other in known[: known.index(name) + 1]]
+    for option in found:
+        option.section = next(filter(None, reversed(sections)), _SECTIONS[0])
+        yield option
 
 
-def running(command: Command) -> Command:
-    """Add what says how a run goes about its output."""
-    return _add(
-        command,
-        click.option(
-            "--portable", is_flag=True, help="Make names safe for every reader; the sidecar keeps the originals."
-        ),
-        chosen(
-            OutputOptions,
-            "on_error",
-            "At a sample that cannot be read: stop, or leave it out and list it in NAME.skipped.",
-        ),
-        click.option(
-            "--append", is_flag=True, help="Add new shards to the dataset that is there; nothing of it is rewritten."
-        ),
-        click.option("--resume", is_flag=True, help="Finish an earlier run; keep what is done and unchanged."),
-        click.option(
-            "--overwrite",
-            is_flag=True,
-            help="Replace an earlier dataset, once the new one is complete; with --resume, what must change of it.",
-        ),
-        click.option(
-            "--max-removed",
-            metavar="SHARE",
-            default="10%",
-            show_default=True,
-            help="--resume stops where more of the samples are no more in SOURCE.",
-        ),
-        chosen(
-            OutputOptions,
-            "trust",
-            "--resume knows a finished shard by times and its checksum, or, reading nothing, by sizes.",
-        ),
-        click.option(
-            "--export",
-            multiple=True,
-            type=click.Choice(list(EXPORTS)),
-            help="Write another tool's index, too; repeatable.",
-        ),
-        click.option(
-            "--part",
-            metavar="K/N",
-            help="Only the shards of part K of N runs side by side (3/64, or slurm: this task of its array).",
-        ),
-        target("Only notes about these readers: webdataset,dali. [default: webdataset,wids,dali,energon,huggingface]"),
-        click.option("--dry-run", is_flag=True, help="Print the plan, to the byte; write nothing."),
-        chosen(OutputOptions, "start_method", "How workers start.", show_default=False),
-    )
+def _type(kind: type[Any], name: str) -> Any:
+    """Return the type of an option's text."""
+    one, texts = facts(kind)[name], EXPORTS if name == "export" else choices(kind, name)
+    if one.within is not None:
+        return WholeNumber(*one.within)
+    if texts:
+        return Words(texts) if one.commas else click.Choice([*texts])
+    return Size() if one.form == "size" else PLACE if one.form == "path" else click.STRING
 
 
-def common(command: Command) -> Command:
-    """Add what every verb has."""
-    return _add(
-        command,
-        click.option("--workers", type=WholeNumber("workers"), metavar="N", help="Tasks at once. [default: the cores]"),
-        chosen(OutputOptions, "executor", "Where they run: on this machine, or on the nodes of a Ray cluster."),
-        click.option("--address", metavar="ADDRESS", help="The cluster's: auto, ray://host:port or host:port."),
-        endpoint,
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout."),
-        click.option("--quiet", is_flag=True, help="No progress, no summary, no notes."),
-        progress,
-        click.option("-v", "--verbose", is_flag=True, help="Tell of every shard."),
-    )
-
-
-def progress(command: Command) -> Command:
-    """Add what says how progress is shown."""
-    return click.option(
-        "--progress", type=click.Choice(["auto", "plain"]), default="auto", show_default=True,
-        help="A bar where stderr is a terminal; plain: a line every ten seconds, for logs.",
-    )(command)  # fmt: skip
-
-
-def endpoint(command: Command) -> Command:
-    """Add what says which server has the buckets, what servers of the web are told, and how long they are asked."""
-    return _add(
-        command,
-        click.option(
-            "--endpoint", metavar="URL", expose_value=False, callback=partial(_use, use_endpoint),
-            help="The server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://. [default: as the cloud's own tools say]",
-        ),
-        click.option(
-            "--header", metavar="'NAME: VALUE'", multiple=True, expose_value=False, callback=partial(_use, use_headers),
-            help="Send this to servers of the web (https://); may be repeated. [default: SHARDTOOL_HTTP_HEADERS]",
-        ),
-        click.option(
-            "--retry-for", metavar="SECONDS", expose_value=False, callback=partial(_use, use_retry_for),
-            help="How long a request that fails is made again. [default: SHARDTOOL_RETRY_FOR, or 300]",
-        ),
-    )  # fmt: skip
-
-
-def _use(
-    use: Callable[[Any], None], _ctx: click.Context, param: click.Parameter, given: str | tuple[str, ...] | None
-) -> None:
-    if given not in (None, ()):
+def _use(one: Facts, _context: click.Context, param: click.Parameter, given: Any) -> Any:
+    """Have a value used at once, where that is what its option is for."""
+    if one.use is not None and given not in (None, ()):
         try:
-            use(given)
+            one.use(given)
         except InvalidRequest as error:
             raise click.BadParameter(f"{error.found}, expected {error.expected}.", param=param) from None
+    return given
 
 
-def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:
+def _value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
+    """Return the value of an option for what was typed."""
+    one = facts(kind)[name]
+    if one.flags:
+        return _if_exists(**{flag: given[flag] for flag in one.flags})
+    value = given[name]
+    if one.word:
+        return tuple(value.split(",")) if value else ()
+    if one.commas:
+        return tuple(dict.fromkeys(part for text in value for part in text.split(",")))
+    if isinstance(value, tuple) and not is_several(kind, name):
+        return value[0] if len(value) == 1 else [*value] or None
+    return value
+
+
+def _if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:
     """Return what these options mean for output that is there.
 
     Raises:
@@ -313,9 +262,3 @@ def if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:
     if append:
         return "append-resume" if resume else "append"
     return "resume" if resume else "overwrite" if overwrite else "error"
-
-
-def _add(command: Command, *options: Callable[[Command], Command]) -> Command:
-    for one in reversed(options):
-        command = one(command)
-    return command

@@ -20,7 +20,7 @@ from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
-from shardtool.request.part import MOST_PARTS, Part
+from shardtool.request.texts import MOST_PARTS, Part
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import option

@@ -28,7 +28,7 @@ import numpy as np
 
 from shardtool.dataset.payload import content_of
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, is_out_of_memory, listing
-from shardtool.request.choices import check_choice
+from shardtool.request.settings import check_choice
 from shardtool.values import OnBadSample, parse_size
 
 if TYPE_CHECKING:

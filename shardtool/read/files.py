@@ -22,7 +22,7 @@ import numpy as np
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, raise_if_machines, reason
 from shardtool.fingerprint import crc32c
-from shardtool.request.choices import check_choice
+from shardtool.request.settings import check_choice
 from shardtool.storage.open_file import open_blob, open_plain
 from shardtool.storage.places import is_url
 from shardtool.storage.remote.blob import read_places

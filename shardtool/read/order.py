@@ -21,7 +21,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest
 from shardtool.plan.order import permuted, random_at, random_numbers, random_start
-from shardtool.request.choices import check_choice, check_least
+from shardtool.request.settings import check_choice, check_least
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import Bug, InvalidRequest, listing, printable
-from shardtool.request.split_options import SHARE_UNIT, SplitOptions, check_split_names
+from shardtool.request.texts import SHARE_UNIT, SplitOptions, check_split_names
 from shardtool.values import counted
 from shardtool.wording import option
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.request.choices import pairs
+from shardtool.request.texts import pairs
 from shardtool.source import manifest_rows as places
 from shardtool.table import arrays
 from shardtool.table import columns as keys

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.errors import InvalidRequest, listing
-from shardtool.request.choices import pairs
+from shardtool.request.texts import pairs
 from shardtool.skipped import Skipped
 from shardtool.source.base import (
     FILES_A_TASK,

@@ -23,7 +23,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
-from shardtool.request.choices import pairs
+from shardtool.request.texts import pairs
 from shardtool.select import order
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import InvalidRequest
 from shardtool.read.order import OrderOptions
-from shardtool.request.choices import check_least
+from shardtool.request.settings import check_least
 from shardtool.tensorflow.records import RecordOrder, find_records
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.choices import check_least
+from shardtool.request.settings import check_least
 from shardtool.transform.image import BadImage, as_rgb, pixels
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders
 from shardtool.read.dataset import Dataset
 from shardtool.read.fetch import SkippedSamples
 from shardtool.read.stream import Stream, Streamable
-from shardtool.request.choices import check_least
+from shardtool.request.settings import check_least
 from shardtool.storage.shared import SharedBlocks
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ import torch
 
 from shardtool.errors import SampleFailed, listing
 from shardtool.execute.local import cores
-from shardtool.request.choices import check_least
+from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.choices import check_least
+from shardtool.request.settings import check_least
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -29,8 +29,9 @@ from shardtool.names import Names
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
-from shardtool.request.choices import check_choices, check_ranges
+from shardtool.request.options import CreateOptions
 from shardtool.request.run_record import RunRecord
+from shardtool.request.settings import Settings, described, like, setting
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import write_whole
 from shardtool.storage.staging import local_folder
@@ -44,7 +45,6 @@ from shardtool.values import (
     ShardContent,
     Target,
     output_text,
-    parse_size,
     to_bytes,
     to_text,
 )
@@ -80,42 +80,28 @@ class Keywords(TypedDict, total=False):
     parts: int | None
 
 
+@described
 @dataclass(frozen=True, slots=True)
-class WriterOptions:
-    """What can be asked of a `ShardWriter`; what `create` has, too, means the same there.
+class WriterOptions(Settings):
+    """What can be asked of a `ShardWriter`; what `create` has, too, means the same there."""
 
-    Attributes:
-        max_size: Bytes of a finished shard at most: a number, or text such as `500MB`.
-        max_count: Samples in a shard at most.
-        oversize: What becomes of a sample that fits in no shard: `error`, `alone` or `skip`.
-        dots: The dot at which keys end in the names of a tar's members; None: the first, and the last where only that
-            divides them.
-        target: Readers that the notes are about; none: all that are known.
-        on_error: `raise` at a sample that cannot be written, or `skip` and list it in `out.skipped`.
-        resume: Go on after the last shard that an earlier writer has published.
-        overwrite: Replace the dataset that is there, once the new one is complete.
-        part: This writer's part of a run of several: a number, with `parts`, or a name.
-        parts: How many parts there are.
-    """
-
-    max_size: str | int | None = None
-    max_count: int | None = None
-    oversize: Oversize = "error"
-    dots: Dots | None = None
-    target: tuple[Target, ...] = ()
-    on_error: OnBadSample = "raise"
-    resume: bool = False
-    overwrite: bool = False
-    part: int | str | None = None
-    parts: int | None = None
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_ranges(self)
-        if self.max_size is not None:
-            parse_size(self.max_size)
-        if self.resume and self.overwrite:
-            raise InvalidRequest(flag("resume"), f"used with {flag('overwrite')}", expected="one of them")
+    max_size: str | int | None = like(CreateOptions, "max_size")
+    max_count: int | None = like(CreateOptions, "max_count")
+    oversize: Oversize = like(CreateOptions, "oversize")
+    dots: Dots | None = like(CreateOptions, "dots")
+    target: tuple[Target, ...] = like(CreateOptions, "target")
+    on_error: OnBadSample = setting(
+        "raise", "What happens at a sample that cannot be written: raise, or skip and list it in out.skipped.",
+        recorded=False,
+    )  # fmt: skip
+    resume: bool = setting(
+        False, "Go on after the last shard that an earlier writer has published.", apart=("overwrite",), recorded=False
+    )
+    overwrite: bool = setting(False, "Replace the dataset that is there, once the new one is complete.", recorded=False)
+    part: int | str | None = setting(
+        None, "This writer's part of a run of several: a number, with `parts`, or a name.", recorded=False
+    )
+    parts: int | None = setting(None, "Number of parts.", recorded=False)
 
     @property
     def if_exists(self) -> IfExists:
@@ -126,15 +112,6 @@ class WriterOptions:
     def readers(self) -> tuple[str, ...]:
         """The readers that notes are about."""
         return self.target or get_args(Target)
-
-    def recorded(self) -> dict[str, object]:
-        """Return the options that decide the dataset's bytes, where they differ from the default, as `create` does."""
-        size = None if self.max_size is None else parse_size(self.max_size)
-        found = {"max_size": size, "max_count": self.max_count, "oversize": self.oversize, "dots": self.dots}
-        return {name: value for name, value in found.items() if value != getattr(_DEFAULT, name)}
-
-
-_DEFAULT = WriterOptions()
 
 
 def options_of(given: Keywords) -> WriterOptions:

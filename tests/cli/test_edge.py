@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import pytest
 
 import shardtool
 from shardtool import CreateOptions, create
+from shardtool.cli.commands import VERBS
 from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError, is_out_of_memory
 from shardtool.execute.local import LocalPool
 from shardtool.table.open import readable
@@ -28,7 +28,6 @@ from tests.helpers import typed, write_tree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import click
 
 _PACKAGE = Path(shardtool.__file__).parent
 _VERBS = ("create", "reshard", "index", "inspect", "verify")
@@ -247,8 +246,7 @@ def test_a_query_has_its_pandas(place: Path) -> None:
 
 
 def _options(verb: str) -> set[str]:
-    command: click.Command = getattr(import_module(f"shardtool.cli.{verb}"), verb)
-    return {one for param in command.params for one in param.opts} | {"--help"}
+    return {one for param in VERBS[verb]().params for one in param.opts} | {"--help"}
 
 
 _GONE = """

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.cli import results_text as plain_progress
-from shardtool.cli.results_text import Terminal
+from shardtool.cli import progress as plain_progress
+from shardtool.cli.progress import Terminal
 from tests.helpers import typed
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ _ENDINGS = (".tar", ".tfrecord")
 HOOKED = """
 import sys
 from shardtool.cli import main
-from shardtool.cli.results_text import Terminal
+from shardtool.cli.progress import Terminal
 hooked_one = Terminal.{hook}
 def hooked(self, *sizes):
     {code}

@@ -9,7 +9,7 @@ import pytest
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, VerifyOptions
 from shardtool.cli import cli
-from shardtool.request.choices import choices, fits, kinds
+from shardtool.request.settings import choices, fits, kinds
 from shardtool.wording import option
 
 CLASSES: dict[str, Any] = {
@@ -18,9 +18,11 @@ CLASSES: dict[str, Any] = {
 CHOSEN = [(verb, name) for verb, kind in CLASSES.items() for name in kinds(kind) if choices(kind, name)]
 
 
-MORE = {
+MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("verify", "symlinks"): {"source": "x"},
     ("create", "on_duplicate"): {"if_exists": "append"},
+    ("create", "robots"): {"urls": ("jpg=url",)},
+    ("create", "require"): {"urls": ("jpg=url",)},
     ("create", "trust"): {"if_exists": "resume"},
     ("reshard", "trust"): {"if_exists": "resume"},
 }

@@ -1,26 +1,33 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any
 
 import click
 import pytest
 
 from shardtool import CreateOptions, ExportOptions, InspectOptions, InvalidRequest
-from shardtool.cli import cli
-from shardtool.cli.reshard import divide_arguments
+from shardtool.cli import cli, commands
+from shardtool.cli.commands import divide_datasets
 from shardtool.execute.local import LocalPool, cores
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.request.choices import MOST_WORKERS, RANGES
 from shardtool.request.options import IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
-from shardtool.request.split_options import parse_shares
+from shardtool.request.settings import facts
+from shardtool.request.texts import parse_shares
 from shardtool.select.order import sample_by_key
 from shardtool.values import parse_size
 from shardtool.verbs.index.index import export
 
 CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)
+KINDS: dict[str, type] = {
+    "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
+    "inspect": commands._Looking,  # noqa: SLF001 - it has what the command line adds
+}  # fmt: skip
+PARTNERS: dict[str, dict[str, object]] = {  # what is given, too, where an option needs it
+    "urls": {"urls": ("jpg=url",)}, "sample": {"sample": "10%"}, "resize|encode|probe": {"resize": 8},
+}  # fmt: skip
+_MOST_WORKERS = 1024
 ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "9" * 400, "9" * 5000, "nan", "inf",
        "1e999GB", "²", "٣", "0x10", "1_0", "", " ")  # fmt: skip
 
@@ -49,7 +56,7 @@ def test_no_number_breaks_a_verb(verb: str, option: str) -> None:
         except click.BadParameter as error:
             assert option in error.format_message()  # noqa: PT017 - either is right
         else:
-            least, most = RANGES.get(option[2:].replace("-", "_"), (1, 10**18))
+            least, most = facts(KINDS[verb])[option[2:].replace("-", "_")].within or (1, 10**18)
             assert least <= found <= most
 
 
@@ -69,15 +76,14 @@ def test_no_share_or_side_breaks_a_verb() -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_library_has_the_same_ranges(kind: type) -> None:
     """What the command line refuses, the library does: by the option's name, whatever the type of the value."""
-    names = [one.name for one in fields(kind) if one.name in RANGES and one.name != "quality"]
-    assert names
-    for name in names:
-        least, most = RANGES[name]
+    ranges = {name: (*one.within, one.needs) for name, one in facts(kind).items() if one.within}
+    assert ranges
+    for name, (least, most, needs) in ranges.items():
+        more = {other: value for need in needs for other, value in PARTNERS[need].items()}
         for value in (least - 1, most + 1, 10**5000, -(10**5000), float("nan"), 1.5, "1", b"1"):
             with pytest.raises(InvalidRequest, match=rf"^{name}: .*; expected a whole number from"):
-                kind(**{name: value})
+                kind(**{name: value}, **more)
         for value in (least, most):
-            more = {"sample": "10%"} if (kind, name) == (VerifyOptions, "seed") else {}
             assert getattr(kind(**{name: value}, **more), name) == value
     with pytest.raises(InvalidRequest, match="workers"):
         export("x.json", "wids", ExportOptions(workers=0))
@@ -113,7 +119,7 @@ def test_several_patterns_are_bounded() -> None:
     with pytest.raises(InvalidRequest, match="more than 1,000,000 names"):
         parse_pattern(["a-{0..9999999999}.tar", "b-{0..1}.tar"])
     long = f"a{'1' * 5000}.tar"
-    assert divide_arguments((long, long)) == ([[long]], [long])
+    assert divide_datasets((long, long)) == ([[long]], [long])
 
 
 def _pid(_task: Any) -> int:
@@ -126,8 +132,8 @@ def test_no_more_workers_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many workers may be used, beyond the cores there is one for a task that waits, and no more."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1}, raising=False)
     for tasks in (1, cores() + 2):
-        with LocalPool(MOST_WORKERS) as pool:
-            assert len(pool._workers) == min(MOST_WORKERS, cores())  # noqa: SLF001 - no process tells
+        with LocalPool(_MOST_WORKERS) as pool:
+            assert len(pool._workers) == min(_MOST_WORKERS, cores())  # noqa: SLF001 - no process tells
             found = [pid for _, pid in pool.map(_pid, range(tasks))]
             assert len(found) == tasks
             assert len(pool._workers) == max(tasks, cores())  # noqa: SLF001

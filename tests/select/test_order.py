@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
-from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.order import column_of, sample_by_key, sort_order, table_of
 from shardtool.select.query import matching
 from shardtool.select.splits import divide

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
-from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import Splits, divide
 from tests.helpers import ENVIRONMENT, REPO
 
@@ -404,7 +404,7 @@ _MANY = """
 import resource, sys, time
 import numpy as np
 from shardtool.names import Names
-from shardtool.request.split_options import SplitOptions, parse_shares
+from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import divide
 count = 1_000_000
 keys = Names.parse(b"".join(b"imgs/%09d\\0" % at for at in range(count)))

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InspectOptions, ShardError, create, export, inspect
-from shardtool.cli.summary_text import cells, fit, sample_line, sample_text, summary_text
+from shardtool.cli.text import cells, fit, sample_line, sample_text, summary_text
 from shardtool.dataset.find import StoredShard, open_dataset
 from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.sidecar import read_sidecar

@@ -252,8 +252,8 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
         ({"select_fields": ("png",)}, "select_fields: no field 'png'"),
         ({"rename_fields": {"json": "jpg"}}, "would all be called 'jpg'"),
         ({"values": {"cls": "kind"}}, "values: no column 'kind'.*join adds a table's, columns_from"),
-        ({"on": "key"}, "on: no join"),
-        ({"join": "t.csv"}, "join: no on"),
+        ({"on": "key"}, "on: no table; expected join, too"),
+        ({"join": "t.csv"}, "join: no column of keys; expected on, too"),
         ({"classes": ("cls",)}, "classes: no field 'cls'"),
     ],
 )

@@ -18,7 +18,7 @@ from shardtool.dataset.shard_file import SummedFile
 from shardtool.dataset.sidecar import read_bytes, read_facts
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.order import NO_LIMIT
-from shardtool.request.choices import check_choice
+from shardtool.request.settings import check_choice
 from shardtool.storage.folders import checked_copy
 from shardtool.storage.places import plain_size
 from shardtool.storage.shared import open_by, take_lock

@@ -14,7 +14,7 @@ from shardtool.dataset.sidecar import WrittenShard, encode, index_of
 from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable, reason
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
-from shardtool.request.choices import check_choice
+from shardtool.request.settings import check_choice
 from shardtool.storage.folders import write_whole
 from shardtool.storage.shared import take_lock
 from shardtool.storage.staging import Folder

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, OutputExists, current_folder, memory_for, printable
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, folders_of
-from shardtool.request.choices import given_options
 from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.results import Notes, Observer
+from shardtool.request.settings import given_options
 from shardtool.source.open import open_source
 from shardtool.values import SPAN, SpanFile
 from shardtool.verbs.create.run import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import CreateResult, DryRun
-    from shardtool.request.split_options import SplitOptions
+    from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
     from shardtool.values import Datasets, Dots
     from shardtool.verbs.create.run import OutputNames, Run

@@ -16,7 +16,7 @@ from shardtool.interop.readers import READERS, misreads
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.publish.destination import EndedAppend
-from shardtool.request.options import share
+from shardtool.request.texts import share
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size

@@ -26,8 +26,8 @@ from shardtool.publish.destination import Destination, look
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.records import PartShare, check_divided_alike
-from shardtool.request.part import parse_part
 from shardtool.request.run_record import RunRecord
+from shardtool.request.texts import parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import is_url, read_small
 from shardtool.values import to_bytes
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
     from shardtool.interop.indexes import Export
     from shardtool.plan.plan import Plan
     from shardtool.request.options import CreateOptions, ReshardOptions
-    from shardtool.request.part import Part
     from shardtool.request.results import Changes, Notes
-    from shardtool.request.split_options import SplitOptions
+    from shardtool.request.texts import Part, SplitOptions
     from shardtool.skipped import Skipped
     from shardtool.source.base import Listing
     from shardtool.storage.staging import Folder

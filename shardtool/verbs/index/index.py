@@ -31,10 +31,10 @@ from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
-from shardtool.request.choices import given_options
 from shardtool.request.options import ExportOptions, IndexOptions
 from shardtool.request.results import ExportResult, IndexResult, Notes, Observer
 from shardtool.request.run_record import RunRecord
+from shardtool.request.settings import given_options
 from shardtool.storage.folders import open_folder, write_whole
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.values import counted, output_text, to_bytes

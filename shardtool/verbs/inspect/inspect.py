@@ -17,9 +17,9 @@ from shardtool.dataset.find import given_datasets, open_dataset
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, current_folder, listing, printable, reason, without_secrets
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
-from shardtool.request.choices import given_options
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
+from shardtool.request.settings import given_options
 from shardtool.storage.places import base_name, file_stat, for_each, is_url, join, names_in, plain_size, read_small
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import Overview, Sizes, by_count

@@ -19,7 +19,7 @@ from shardtool.dataset.walk import Survey
 from shardtool.errors import printable, without_secrets
 from shardtool.execute.local import cores, start_pool
 from shardtool.execute.pool import Needs, Pool, a_few
-from shardtool.request.options import share
+from shardtool.request.texts import share
 from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import counted, output_text, show_size
 from shardtool.verbs.verify.checks import Sums, check_finished, check_numbering, check_together

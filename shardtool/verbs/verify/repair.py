@@ -23,7 +23,7 @@ from shardtool.dataset.find import find_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.request.options import OF_WORKERS, CreateOptions
+from shardtool.request.options import CreateOptions
 from shardtool.request.results import Observer
 from shardtool.storage.folders import write_whole
 from shardtool.storage.places import is_url, read_small
@@ -107,8 +107,7 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
         raise InvalidRequest(option("map"), str(given), expected=expected, remedy="Nothing was touched.")
     on_error: OnError = "skip" if file.skipped else "stop"
-    how = {name: getattr(asked, name) for name in ("start_method", *OF_WORKERS)}
-    return replace(run.options, map=given, if_exists="resume", on_error=on_error, **how)
+    return replace(run.options, map=given, if_exists="resume", on_error=on_error, **asked.of_workers())
 
 
 def output_again(file: DatasetFile, found: StoredDataset, codes: Collection[str]) -> list[str] | str:
@@ -271,7 +270,7 @@ class _Repair:
                 what = f"shards are missing. Finish the run that made them: its own command with {resume}"
             self._leave(f"the dataset file: {what}")
             return
-        from shardtool.request.options import OF_WORKERS, IndexOptions
+        from shardtool.request.options import IndexOptions
         from shardtool.verbs.index.index import index
 
         given = self.seen.found.dataset_file or self.seen.found.paths
@@ -280,8 +279,7 @@ class _Repair:
             return
         try:
             overwrite = "dataset-file-damaged" in self.codes
-            same = {name: getattr(self.options, name) for name in OF_WORKERS}
-            options = IndexOptions(checksum=True, dots=self.seen.dots, overwrite=overwrite, **same)
+            options = IndexOptions(checksum=True, dots=self.seen.dots, overwrite=overwrite, **self.options.of_workers())
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")

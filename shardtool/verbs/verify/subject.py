@@ -10,8 +10,9 @@ from shardtool.dataset.dataset_file import DatasetFile, read_dataset, shard_name
 from shardtool.dataset.find import find_dataset, of_glob, recorded_dots
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import is_shard_name, sidecar_name
-from shardtool.request.choices import fits, kinds, pairs
 from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
+from shardtool.request.settings import fits, kinds
+from shardtool.request.texts import pairs
 from shardtool.source.open import open_source
 from shardtool.storage import places
 from shardtool.storage.places import is_url, plain_sizes, read_small

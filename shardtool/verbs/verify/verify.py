@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import given_datasets
 from shardtool.errors import CorruptShard, current_folder, listing, without_secrets
-from shardtool.request.choices import given_options
 from shardtool.request.options import VerifyOptions
 from shardtool.request.results import Observer
+from shardtool.request.settings import given_options
 from shardtool.values import SPLIT_NAMES, output_text
 from shardtool.verbs.verify.checks import sample_at
 from shardtool.verbs.verify.findings import Finding, Findings, finding_of

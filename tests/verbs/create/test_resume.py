@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, dry_run, index
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.request.options import share
 from shardtool.request.results import Changes
+from shardtool.request.texts import share
 from tests.helpers import read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import CreateOptions, create, inspect
-from shardtool.cli.summary_text import summary_text
+from shardtool.cli.text import summary_text
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.values import show_size

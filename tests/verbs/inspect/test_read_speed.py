@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import CreateOptions, SampleFailed, create
-from shardtool.cli.summary_text import read_speed_text
+from shardtool.cli.text import read_speed_text
 from shardtool.verbs.inspect import read_speed as module
 from shardtool.verbs.inspect.read_speed import ReadSpeed, Speed, read_speed
 from tests.helpers import typed, write_tree

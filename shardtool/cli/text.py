@@ -1,4 +1,4 @@
-"""How `inspect` looks on a terminal: tables and bars as wide as there is room, and nothing that could steer it."""
+"""What is printed of what a verb did, for people: nothing in it can steer a terminal."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from shardtool.cli.output import show
 from shardtool.errors import listing, printable
 from shardtool.request.run_record import RunRecord, command_line
 from shardtool.values import counted, show_size
-from shardtool.verbs.inspect.samples import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from shardtool.request.results import Changes, CopyResult, CreateResult, DryRun
+    from shardtool.verbs.cache.cache import CacheChange, CacheStatus
     from shardtool.verbs.inspect.inspect import ImageSummary, LabelSummary, Summary
     from shardtool.verbs.inspect.overview import ColumnSummary, Spread
     from shardtool.verbs.inspect.read_speed import ReadSpeed
     from shardtool.verbs.inspect.samples import FieldView, SampleView
 
+_MOST_ROWS = 40  # of a plan
 _WIDTH, _NARROWEST, _WIDEST = 100, 40, 160
 _LABELS = 8  # values that are shown; the JSON has more
 _FIELDS = 40
@@ -303,7 +305,13 @@ def sample_text(sample: SampleView, room: int) -> str:
 
 
 def _flat(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    from shardtool.verbs.inspect.samples import plain
+
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False)
 
 
 def _field(one: FieldView, room: int) -> list[str]:
@@ -314,7 +322,7 @@ def _field(one: FieldView, room: int) -> list[str]:
     if one.problem:
         lines.append(fit(f"  problem: {one.problem}", room))
     if one.content == "json":
-        body = json.dumps(plain(one.value), indent=2, ensure_ascii=False).split("\n")
+        body = _json(one.value, 2).split("\n")
     elif one.content == "text":
         body = str(one.value).replace("\r\n", "\n").rstrip("\n").split("\n")
     elif one.content == "number":
@@ -368,3 +376,128 @@ def read_speed_text(speed: ReadSpeed) -> str:
         shards += f" on average; opening one takes {opening}: {verdict}"
     lines.append(f"{'shards':<10}{shards}")
     return "\n".join(lines)
+
+
+# What `create` and `reshard` wrote, or would write, what `copy` copied, and what is in a cache.
+
+
+def written_text(result: CreateResult) -> str:
+    """Return what is printed of a finished run."""
+    if result.appended and not result.appended.samples:
+        held = f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}"
+        return printable(f"nothing new: {result.dataset_file} stays as it is, {held}")
+    new = result.appended or result
+    rate = new.size / max(result.seconds, 1e-9)
+    kept = f" ({result.kept:,} were finished already)" if result.kept else ""
+    speed = f"{show_size(new.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
+    made = f"{counted(new.samples, 'sample')} in {counted(new.shards, 'shard')}"
+    of_part = f" of part {result.part}" if result.part else ""
+    waits = ", once all parts have ended" if result.part and not result.merged else ""
+    lines = [
+        f"{made}{of_part}{' appended' if result.appended else ''}{kept}, {speed}",
+        f"dataset file  {result.dataset_file}{waits}",
+        f"fingerprint   {result.fingerprint}{of_part}",
+    ]
+    if result.appended:
+        found = (
+            f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {show_size(result.size)}"
+        )
+        lines.insert(1, found)
+    for name, split in result.splits.items():
+        held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
+        lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")
+    if result.changes and (line := _removed(result.changes)):
+        lines.insert(1, line)
+    if result.dropped:
+        lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
+    if result.skipped:
+        name = result.dataset_file.removesuffix(".json") + ".skipped"
+        lines.insert(1, f"{result.skipped:,} left out, listed in {name}{waits}")
+    if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
+        lines.append("to read it with webdataset:")
+        lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]
+    if result.features:
+        features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
+        lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
+        lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
+    return "\n".join(map(printable, lines))
+
+
+def _removed(changes: Changes) -> str:
+    """Return what a run took away from what was there; empty: nothing."""
+    parts = ((changes.samples_removed, "sample"), (changes.shards_removed, "shard"))
+    removed = [counted(count, what) for count, what in parts if count]
+    return f"removed {' and '.join(removed)} that were there before" if removed else ""
+
+
+def plan_table(plan: DryRun) -> str:
+    """Return a dry run as a table; of a long one, its start and end."""
+    rows = [
+        tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
+        for shard in plan.shards
+    ]
+    if len(rows) > _MOST_ROWS:
+        gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
+        rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
+    samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
+    held = f"{counted(samples, 'sample')} in {counted(len(plan.shards), 'shard')}"
+    total = f"{held}, {show_size(size)} ({size:,} bytes); nothing was written"
+    if plan.skipped:
+        total += f"; {plan.skipped:,} left out"
+    if plan.changes is not None:
+        total += f"\n--resume {plan.changes}"
+    return "\n".join([*table(("shard", "samples", "bytes", "first key", "last key"), rows, "lrrll"), total])
+
+
+def copied_text(result: CopyResult) -> str:
+    """Return what is printed of a copy."""
+    size = sum(one.copied_size for one in result.datasets)
+    speed = f", {result.seconds:.1f} s, {show_size(size / max(result.seconds, 1e-9))}/s"
+    lines = []
+    for one in result.datasets:
+        if one.copied:
+            what, how_fast = ("to copy", "") if result.dry_run else ("copied", speed if not result.datasets[1:] else "")
+            kept = f"; {one.kept:,} of {one.shards:,} there already" if one.kept else ""
+            line = f"{counted(one.copied, 'shard')} {what}, {show_size(one.copied_size)}{how_fast}{kept}"
+        else:
+            line = f"nothing to copy: {counted(one.kept, 'shard')} {'are' if one.kept > 1 else 'is'} there already"
+        removed = f"; {one.removed:,} {'to remove' if result.dry_run else 'removed'}" if one.removed else ""
+        indexes = f"; {counted(one.indexes, 'file')} of other tools" if one.indexes else ""
+        lines += [f"{line}{removed}{indexes}", f"dataset file  {one.dataset_file}"]
+    if result.datasets[1:]:
+        lines.append(f"in all {show_size(size)}{'' if result.dry_run else speed}")
+    return "\n".join(lines)
+
+
+def status_text(status: CacheStatus) -> str:
+    """Return what is printed of a cache."""
+    counts, rate = status.counts, status.counts.hit_rate
+    held = [one for one in status.shards if one.held]
+    lines = [f"{counted(len(status.shards), 'shard')}, {show_size(status.size)}; {len(held):,} held"]
+    if status.taken:
+        lines[0] += f"; {show_size(status.taken)} taken by what is being written"
+    if rate is not None:
+        passed = f", {counts.passed:,} read at their own place" if counts.passed else ""
+        found = f"{counts.hits:,} found, {counts.copies:,} copied{passed}; {counts.evicted:,} evicted"
+        lines.append(f"hit rate  {rate:.1%}: {found}")
+    for what, pids in (("used by", status.readers), ("written by", status.writers)):
+        if pids:
+            lines.append(f"{what}  {_ids(pids)}")
+    lines += [f"held      {one.path}{' by ' + _ids(one.pids) if one.pids else ''}" for one in held]
+    return "\n".join([*lines, *_foreign(status.foreign)])
+
+
+def change_text(change: CacheChange) -> str:
+    """Return what is printed of what was removed from a cache."""
+    lines = [f"{len(change.removed):,} of {counted(change.looked_at, 'shard')} removed, {show_size(change.size)}"]
+    lines += [f"removed   {path}: {why}" for path, why in change.removed.items() if why]
+    lines += [f"held      {path}{why and ': ' + why}" for path, why in change.held.items()]
+    return "\n".join([*lines, *_foreign(change.foreign)])
+
+
+def _foreign(paths: tuple[str, ...]) -> list[str]:
+    return [f"foreign   {printable(path)}" for path in paths]
+
+
+def _ids(pids: tuple[int, ...]) -> str:
+    return f"process {', '.join(map(str, pids))}"

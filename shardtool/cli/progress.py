@@ -1,26 +1,24 @@
-"""What people see: progress, notes, tables and summaries. Everything but results goes to stderr."""
+"""What people see while a verb runs: progress, notes and details, all of it on stderr."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from shardtool.cli.output import say, show, show_json
+from shardtool.cli.output import say
 from shardtool.errors import printable
-from shardtool.request.results import CreateResult, Observer
+from shardtool.request.results import Observer
 from shardtool.storage.remote.retry import asked_again, hear
-from shardtool.values import counted, show_size
+from shardtool.values import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from typing import TextIO
 
-    from shardtool.request.results import Changes, DryRun
+    from typing_extensions import Self
 
 
 # Progress as lines, for logs: where no terminal draws a bar, a line every ten seconds tells that a run goes on.
@@ -101,9 +99,6 @@ class PlainProgress:
         return f"{self._label}: {show_size(done)} of {show_size(total)}{share}{self._shards}, {show_size(rate)}/s{left}"
 
 
-_MOST_ROWS = 40
-
-
 class _FetchText:
     """How well files are fetched, as text for a bar."""
 
@@ -135,6 +130,12 @@ class Terminal(Observer):
         self._shards = (0, 0)
         self._fetched: _FetchText | None = None
         hear(lambda text: self.log(f"retry: {text}"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""
@@ -237,109 +238,3 @@ class Terminal(Observer):
         """Stop printing: the reader of stderr is gone, which is no reason to stop the run."""
         self._quiet, self._verbose, self._bar = True, False, None
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
-
-
-def carry_out(
-    work: Callable[..., CreateResult | DryRun], *, as_json: bool, quiet: bool, verbose: bool, progress: str
-) -> None:
-    """Have shards written, or planned, before the user's eyes, and print what came of it.
-
-    Args:
-        work: Gets the observer.
-        as_json: Print JSON.
-        quiet: Print only what was asked for: a plan was.
-        verbose: Tell of every shard.
-        progress: How progress is shown: see `Terminal`.
-    """
-    terminal = Terminal(quiet=quiet, verbose=verbose, progress=progress)
-    try:
-        result = work(observer=terminal)
-    finally:
-        terminal.close()
-    if as_json:
-        show_json(result.to_json())
-    elif isinstance(result, CreateResult):
-        if not quiet:
-            show(summary(result))
-    else:
-        show(plan_table(result))
-
-
-def summary(result: CreateResult) -> str:
-    """Return what is printed of a finished run."""
-    if result.appended and not result.appended.samples:
-        held = f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}"
-        return printable(f"nothing new: {result.dataset_file} stays as it is, {held}")
-    new = result.appended or result
-    rate = new.size / max(result.seconds, 1e-9)
-    kept = f" ({result.kept:,} were finished already)" if result.kept else ""
-    speed = f"{show_size(new.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
-    made = f"{counted(new.samples, 'sample')} in {counted(new.shards, 'shard')}"
-    of_part = f" of part {result.part}" if result.part else ""
-    waits = ", once all parts have ended" if result.part and not result.merged else ""
-    lines = [
-        f"{made}{of_part}{' appended' if result.appended else ''}{kept}, {speed}",
-        f"dataset file  {result.dataset_file}{waits}",
-        f"fingerprint   {result.fingerprint}{of_part}",
-    ]
-    if result.appended:
-        found = (
-            f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {show_size(result.size)}"
-        )
-        lines.insert(1, found)
-    for name, split in result.splits.items():
-        held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
-        lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")
-    if result.changes and (line := _removed(result.changes)):
-        lines.insert(1, line)
-    if result.dropped:
-        lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
-    if result.skipped:
-        name = result.dataset_file.removesuffix(".json") + ".skipped"
-        lines.insert(1, f"{result.skipped:,} left out, listed in {name}{waits}")
-    if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
-        lines.append("to read it with webdataset:")
-        lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]
-    if result.features:
-        features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
-        lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
-        lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
-    return "\n".join(map(printable, lines))
-
-
-def _removed(changes: Changes) -> str:
-    """Return what a run took away from what was there; empty: nothing."""
-    parts = ((changes.samples_removed, "sample"), (changes.shards_removed, "shard"))
-    removed = [counted(count, what) for count, what in parts if count]
-    return f"removed {' and '.join(removed)} that were there before" if removed else ""
-
-
-def plan_table(plan: DryRun) -> str:
-    """Return a dry run as a table; of a long one, its start and end."""
-    rows = [
-        tuple(map(printable, (shard.name, f"{shard.samples:,}", f"{shard.size:,}", shard.first_key, shard.last_key)))
-        for shard in plan.shards
-    ]
-    if len(rows) > _MOST_ROWS:
-        gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
-        rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
-    samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
-    held = f"{counted(samples, 'sample')} in {counted(len(plan.shards), 'shard')}"
-    total = f"{held}, {show_size(size)} ({size:,} bytes); nothing was written"
-    if plan.skipped:
-        total += f"; {plan.skipped:,} left out"
-    if plan.changes is not None:
-        total += f"\n--resume {plan.changes}"
-    return "\n".join([*_table(("shard", "samples", "bytes", "first key", "last key"), rows), total])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in [head, *rows]) for at in range(len(head))]
-    lines = []
-    for row in [head, *rows]:
-        cells = [
-            cell.rjust(width) if at in (1, 2) else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

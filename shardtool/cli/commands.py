@@ -1,0 +1,625 @@
+"""The verbs: what was typed goes to the library, and what came of it to the terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from shardtool.cli.options import PLACE, VERBS, DryRunning, Output, Running, verb
+from shardtool.errors import InvalidRequest, ShardError, printable
+from shardtool.pattern import is_shard_name
+from shardtool.request.options import (
+    CopyOptions,
+    CreateOptions,
+    ExportOptions,
+    IndexOptions,
+    InspectOptions,
+    ReshardOptions,
+    VerifyOptions,
+)
+from shardtool.request.settings import described, setting
+from shardtool.values import counted, output_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shardtool.cli.progress import Terminal
+    from shardtool.dataset.find import StoredDataset
+    from shardtool.request.results import IndexResult, Observer
+    from shardtool.values import Given
+    from shardtool.verbs.inspect.samples import FoundSample
+
+__all__ = ["VERBS"]
+
+_FOUND, _UNREADABLE = 3, 4  # exit codes
+_MANY = 1000  # keys that are printed at a time
+_BRIEF = 4096  # bytes of a text of which a line is shown
+_PATTERN = re.compile(r"[{<%]")
+_MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several shards
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
+
+
+@verb("SOURCE... OUTPUT", CreateOptions, DryRunning)
+def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryRunning) -> None:
+    """Pack SOURCE into shards called OUTPUT.
+
+    SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
+    and json of the sample cat/0001. Or it is a manifest, a row per sample: CSV, TSV, JSON lines, Parquet, Feather,
+    or - for paths on standard input, where files that share a key are one sample, too.
+
+    Or it is a zip or tar of files, read in place; photos.zip/train is a folder in it.
+
+    Several folders make samples together: images/a.jpg + masks/a.png are the fields jpg and png of the sample a.
+    Where endings are alike, fields are called by their folders, too: images.png and masks.png.
+
+    OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
+
+    \b
+      out-{000000..}.tar        as many shards as the bound needs (1 GB each, or --max-size, --max-count)
+      out-<000000..000999>.tar  exactly 1,000 shards, filled evenly; with a bound, or with fewer
+                                samples, at most 1,000; --shards N makes N under any pattern
+      out-%06d.tar              the same as out-{000000..}.tar
+
+    Beside each shard lies its index, out-000000.index (Parquet); out.json lists them all, and is
+    written last: where it is, the dataset is complete.
+
+    \b
+    Examples:
+      shardtool create ./imgs 'out-{000000..}.tar'
+      shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1
+      shardtool create ./data 'out/{split}-{000000..}.tar' --split-from-folder --label-from-folder --shuffle
+      shardtool create images/ masks/ 'out-{000000..}.tar'
+      shardtool create photos.zip 'out-{000000..}.tar'
+      find imgs -name '*.jpg' | shardtool create - 'out-{000000..}.tar'
+      shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
+      shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
+      shardtool create ./imgs 'out-{000000..}.tar' --shards 64
+      shardtool create ./imgs 'out-{000000..}.tar' --resume
+      shardtool create ./imgs 'out-{000000..}.tar' --plan plan.parquet --part 3/64
+      shardtool create ./imgs 'out-{000000..}.tar' --append --on-duplicate first --resume
+      shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
+      shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
+      shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label --classes cls
+      shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256" --rename-field JPEG=jpg
+      shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
+      shardtool create urls.parquet 'out-{000000..}.tar' --url jpg=url --require image --max-count 10000
+      shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
+      shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
+    """
+    from shardtool.cli.piped import in_files
+    from shardtool.verbs.create.create import create as run
+    from shardtool.verbs.create.create import dry_run
+
+    options = asked()
+    source, output = divide_sources((*in_files(names[:-1], table=True), *names[-1:]))
+    dry = how.dry_run or options.plan_only is not None
+    _write_shards(partial(dry_run if dry else run, source, output, options), how, dry=dry)
+
+
+@verb("DATASET... OUTPUT", ReshardOptions, DryRunning)
+def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: DryRunning) -> None:
+    """Write the samples of each DATASET into other shards, called OUTPUT.
+
+    Another size, order, format, split or subset: bytes are moved and checked, never decoded. A DATASET is a dataset
+    file (out.json), a pattern, a glob, a folder, or a shard, made by any tool; where there is no index, shards are
+    walked. Several become one.
+
+    OUTPUT is a pattern, as for `create`; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
+
+    \b
+    Examples:
+      shardtool reshard out.json 'big-{000000..}.tar' --max-size 5GB
+      shardtool reshard out.json 'out-{000000..}.tfrecord' --shards 64
+      shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
+      shardtool reshard out.json 'mixed-{000000..}.tar' --shuffle --seed 1 --memory 2GB
+      shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
+      shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --drop-fields json
+      shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
+      shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --where "width > 256" --sort-by width
+      shardtool reshard more.json 'out-{000000..}.tar' --append
+      shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
+    """
+    from shardtool.cli.piped import in_files
+    from shardtool.verbs.create.create import reshard as run
+    from shardtool.verbs.create.create import reshard_dry_run
+
+    datasets, output = divide_datasets((*in_files(names[:-1]), *names[-1:]))
+    _write_shards(partial(reshard_dry_run if how.dry_run else run, datasets, output, asked()), how, dry=how.dry_run)
+
+
+def _write_shards(work: Callable[..., Any], how: Running, *, dry: bool) -> None:
+    from shardtool.cli.text import plan_table, written_text
+
+    _carry_out(work, how, plan_table if dry else written_text, always=dry)
+
+
+def _terminal(how: Running) -> Terminal:
+    from shardtool.cli.progress import Terminal
+
+    return Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress)
+
+
+def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str], *, always: bool = False) -> None:
+    """Have a verb do its work before the user's eyes, and print what came of it.
+
+    Args:
+        work: Gets the observer, and returns what can be printed.
+        how: How it runs.
+        text: Makes a text of what came of it.
+        always: Print it, however quiet: it is what was asked for.
+    """
+    with _terminal(how) as terminal:
+        result = work(observer=terminal)
+    _print(how, result.to_json, partial(text, result), always=always)
+
+
+def _print(how: Output, document: Callable[[], object], text: Callable[[], str], *, always: bool = False) -> None:
+    """Print a result, for programs or for people."""
+    from shardtool.cli.output import show, show_json
+
+    if how.as_json:
+        show_json(document())
+    elif always or not how.quiet:
+        show(text())
+
+
+# What of the names that were typed is the source, and what the output.
+
+
+def divide_sources(names: tuple[str, ...]) -> tuple[str | list[str], list[str]]:
+    """Return the source, or several, and the output that `SOURCE... OUTPUT` means.
+
+    The output is the last argument, with all names of shards before it, for a shell may have expanded its pattern;
+    where the first argument is an archive, which has such a name too, with those that count up to it.
+
+    Raises:
+        UsageError: There is only one argument.
+    """
+    at = len(names) - 1
+    if at < 1:
+        message = "no OUTPUT: quote the shard pattern of the output, such as 'out-{000000..}.tar', and put it last."
+        raise click.UsageError(message)
+    is_archive = is_shard_name(os.path.basename(names[0]))
+    while at > 1 and is_shard_name(os.path.basename(names[at - 1])):
+        if is_archive and not _follows(names[at - 1], names[at]):
+            break
+        at -= 1
+    sources = [*names[:at]]
+    return sources[0] if len(sources) == 1 else sources, [*names[at:]]
+
+
+def divide_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list[str]]:
+    """Return the datasets and the output that `DATASET... OUTPUT` means.
+
+    The output is the last argument where that is a pattern. Otherwise a shell has expanded one: then it is the names
+    at the end that differ in their number only, and count up.
+
+    Raises:
+        UsageError: It is unclear which is which.
+    """
+    at = len(names) - 1
+    if not _PATTERN.search(names[at]):
+        while at > 0 and _follows(names[at - 1], names[at]):
+            at -= 1
+    if at < 1:
+        what = "no OUTPUT" if len(names) == 1 else "DATASET and OUTPUT cannot be told apart"
+        message = f"{what}: quote the shard pattern of the output, such as 'out-{{000000..}}.tar', and put it last."
+        raise click.UsageError(message)
+    return _together(names[:at]), [*names[at:]]
+
+
+def _together(names: Sequence[str]) -> list[str | list[str]]:
+    """Return datasets, shards of one folder that follow each other being one: a shell has expanded a pattern."""
+    found: list[str | list[str]] = []
+    folder = None
+    for name in names:
+        is_shard = is_shard_name(os.path.basename(name)) and not _MARKS.search(name)
+        last, folder = folder, os.path.dirname(name) if is_shard else None
+        if isinstance(shards := found[-1] if found else None, list) and folder is not None and folder == last:
+            shards.append(name)
+        else:
+            found.append(name if folder is None else [name])
+    return found
+
+
+def _follows(one: str, other: str) -> bool:
+    """Tell whether a name is the other's, but for a number that is the next one."""
+    first, second = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
+    if first is None or second is None:
+        return False
+    same = (first[1], first[3]) == (second[1], second[3])
+    wide = len(first[2]) == len(second[2]) or not second[2].startswith("0")  # 999 and 1000
+    return same and wide and int(first[2]) + 1 == int(second[2])
+
+
+@described
+@dataclass(frozen=True, slots=True)
+class _Reporting(Running):
+    """How `verify` tells what it found."""
+
+    style: Literal["text", "json", "junit", "github"] = setting(
+        "text", "How findings are printed.", section="What is done", typed="format"
+    )
+
+
+@verb("DATASET...", VerifyOptions, _Reporting, without=("start_method",))
+def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Reporting) -> int:
+    """Prove that DATASET is whole, or say what is wrong with it.
+
+    DATASET is a dataset file, a shard pattern, a glob, a folder, or shards; of any tool. Every byte is read and
+    compared with what sidecars and dataset file say: any flipped, removed or added byte of a dataset of ours is found.
+    Of shards without them, all that can be known: headers, framing, ends, TFRecord checksums, keys. Of several
+    datasets, each; and samples that two splits of one have.
+
+    Exit code: 0 nothing is wrong, 3 findings, 4 nothing could be read; of several datasets, the worst.
+
+    \b
+    Examples:
+      shardtool verify out.json
+      shardtool verify out/
+      shardtool verify 'out/{split}.json' --format junit > report.xml
+      shardtool verify out.json --quick
+      shardtool verify out.json --sample 10% --seed $(date +%j)
+      shardtool verify 'downloaded/train-{000000..000127}.tar' --decode
+      shardtool verify out.json --source ./imgs
+      shardtool verify out.json --repair --source ./imgs
+      shardtool verify out.json --source list.csv --root ./imgs
+      shardtool verify all.json --source crawl1/ --source crawl2/
+    """
+    from shardtool.cli.output import show
+    from shardtool.cli.piped import in_files
+    from shardtool.cli.report import junit_error, rendered
+    from shardtool.verbs.verify.verify import verify as run
+
+    style = "json" if how.as_json else how.style
+    dataset = in_files(names)
+    try:
+        with _terminal(how) as terminal:
+            report = run(dataset[0] if len(dataset) == 1 else dataset, asked(), observer=terminal)
+    except ShardError as error:
+        if style == "junit":
+            show(junit_error(" ".join(dataset), error))
+        raise
+    if not (how.quiet and style == "text" and report.sound):
+        show(rendered(report, style))
+    return 0 if report.sound else _FOUND if report.readable else _UNREADABLE
+
+
+@verb("DATASET... DEST", CopyOptions)
+def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: Running) -> None:
+    """Copy DATASET into the folder DEST, each file checked on the way.
+
+    DATASET is a dataset file, or a folder, pattern or glob of datasets that have one; also at s3://, gs://, az:// or
+    https://. DEST is a folder, or a prefix at s3://, gs:// or az://. Shards, sidecars, what was left out, indexes of
+    other tools that are right, and at last the dataset file; all keep their names.
+
+    What is there with the right bytes is not copied again. So a copy that was killed goes on where it was, and one of a
+    dataset that was appended to gets the new shards only. Another dataset of the same name is replaced with --overwrite
+    only; then shards that only that one had are removed, and nothing else.
+
+    \b
+    Examples:
+      shardtool copy out.json /mnt/backup/out
+      shardtool copy /data/imagenet /mnt/backup/imagenet
+      shardtool copy out.json s3://bucket/train
+      shardtool copy https://example.org/train.json /data/train
+      shardtool copy out.json /mnt/backup/out --dry-run
+    """
+    from shardtool.cli.text import copied_text
+    from shardtool.verbs.copy import copy as run
+
+    *dataset, dest = names
+    if not dataset:
+        message = "no DEST: put the folder, or the prefix, that DATASET is copied into last."
+        raise click.UsageError(message)
+    options = asked()
+    work = partial(run, dataset[0] if len(dataset) == 1 else dataset, dest, options)
+    _carry_out(work, how, copied_text, always=options.dry_run)
+
+
+@described
+@dataclass(frozen=True, slots=True)
+class _Making(IndexOptions):
+    """What `index` makes beside sidecars and a dataset file."""
+
+    export: tuple[str, ...] = setting((), "Other tools whose indexes are written, too.", section="Options")
+    merge: bool = setting(
+        False, "Make one dataset of the parts that runs with --part, or writers of a program, have made.",
+        apart=("output", "overwrite", "checksum", "dots"),
+    )  # fmt: skip
+
+
+@verb("DATASET...", _Making, without=("start_method",))
+def index(names: tuple[str, ...], asked: Callable[[], _Making], how: Running) -> None:
+    """Make the sidecars and the dataset file of shards that any tool made, and the indexes of other tools.
+
+    DATASET is a dataset file, a folder, a shard pattern, a glob, or shards. Headers are read, payloads are not, shards
+    are never touched. A sidecar that is right stays, with what only it knows; one that is missing is written; one that
+    is wrong is replaced with --overwrite only. With --export and a dataset file, only the exports are made, from the
+    sidecars.
+
+    \b
+      dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
+      energon          out-000000.tar.idx  and .nv-meta, for Megatron-Energon
+      huggingface      out-000000.json     for the Hugging Face Hub (reads the shards, for hashes)
+      timm             _info.json          splits, shards and their samples, for timm
+      open-clip        sizes.json          the samples of each shard, for open_clip
+      wids             nothing             out.json is what wids wants
+      dali-tfrecord    out-000000.idx      for fn.readers.tfrecord of NVIDIA DALI
+      tfrecord         out-000000.tfindex  for the tfrecord package
+
+    \b
+    Examples:
+      shardtool index ./shards
+      shardtool index 'train-{0000..0127}.tar' --checksum
+      shardtool index out.json --export dali-webdataset
+      shardtool index train.json --export timm --export open-clip
+      shardtool index records.json --export dali-tfrecord --export tfrecord --output ./indexes
+      shardtool index 'parts/out-{000000..}.tar' --merge
+    """
+    from shardtool.dataset.find import of_glob
+
+    options = asked()
+    with _terminal(how) as terminal:
+        found = [names] if options.merge else of_glob(names)
+        done = [_index(_names(one), options, terminal) for one in found]
+    documents = [document for document, _ in done]
+    _print(
+        how,
+        lambda: documents[0] if len(documents) == 1 else {"datasets": documents},
+        lambda: "\n".join(line for _, lines in done for line in lines),
+    )
+
+
+def _names(given: Given) -> list[str]:
+    return [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
+
+
+def _index(dataset: Sequence[str], options: _Making, terminal: Observer) -> tuple[dict[str, object], list[str]]:
+    """Index one dataset, and make what other tools want of it; return what was done, as JSON and as lines."""
+    from shardtool.verbs.index.index import check_names, export
+    from shardtool.verbs.index.index import index as run
+    from shardtool.writer.merge import merge
+
+    document: dict[str, object] = {}
+    lines, file, forms = list[str](), dataset[0], options.export
+    if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
+        if options.merge:
+            result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
+        else:
+            if forms:
+                check_names(dataset, forms)
+            result = run(dataset, options, observer=terminal)
+        document, file = result.to_json(), result.dataset_file
+        kept = f" ({result.kept:,} were right already)" if result.kept else ""
+        lines.append(
+            f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}{kept}\n"
+            f"dataset file  {printable(result.dataset_file)}"
+        )
+    if forms:
+        how = ExportOptions(output=options.output, overwrite=options.overwrite, **options.of_workers())
+        exported = export(file, forms, how, observer=terminal)
+        document = {**document, "export": exported.to_json()} if document else exported.to_json()
+        there = f", {exported.kept:,} of them there already" if exported.kept else ""
+        lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")
+    return document, lines
+
+
+_PICTURES = ("html", "contact_sheet")
+
+
+@described
+@dataclass(frozen=True, slots=True)
+class _Looking(InspectOptions):
+    """What `inspect` shows in place of a summary."""
+
+    samples: tuple[str, ...] = setting(
+        (), "Sample to show: its key, or its number from 0.", section="Options", typed="sample", metavar="KEY|N",
+        apart=("head", "keys", "table", *_PICTURES, "read_speed", "where"),
+    )  # fmt: skip
+    head: int | None = setting(
+        None, "Number of the first samples to show, a line each.", within=(1, 10**15),
+        apart=("keys", "table", *_PICTURES, "read_speed"),
+    )  # fmt: skip
+    keys: bool = setting(False, "Print all keys, one per line.", apart=("table", *_PICTURES, "read_speed", "extract"))
+    extract: str | None = setting(
+        None, "Folder for the fields of samples, as files KEY.FIELD.", form="path", metavar="DIR",
+        needs={"samples|head|where": "no samples to write"},
+    )  # fmt: skip
+    field: str | None = setting(
+        None, "Field of one sample whose bytes are written to stdout, as they are.", metavar="FIELD",
+        needs={"samples": "no sample to take it of"}, apart=("extract",),
+    )  # fmt: skip
+    table: str | None = setting(
+        None, "Table to write, with a row for each sample: out.parquet, or out.csv.", form="path", metavar="FILE",
+        apart=(*_PICTURES, "read_speed", "extract"),
+    )  # fmt: skip
+    where: str | None = setting(
+        None, "Query that takes samples, as `reshard --where` has it.", metavar="QUERY",
+        needs={"head|keys|extract|table": "nothing to choose for"},
+    )  # fmt: skip
+    overwrite: bool = setting(
+        False, "Replace files that are there.", needs={"extract|table|html|contact_sheet": "nothing is written"}
+    )
+    html: str | None = setting(
+        None, "Page to write: one file, no network.", form="path", metavar="FILE", apart=("read_speed", "extract")
+    )
+    contact_sheet: str | None = setting(
+        None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE",
+        apart=("read_speed", "extract"),
+    )  # fmt: skip
+    read_speed: bool = setting(
+        False, "Read for some seconds, as training does, and say how fast it was.", apart=("extract",)
+    )
+    decode: bool = setting(False, "Decode images and other fields, too.", needs={"read_speed": "nothing is read"})
+
+    @property
+    def summary(self) -> bool:
+        """Whether nothing else is asked for."""
+        shows = ("samples", "head", "keys", "table", *_PICTURES, "read_speed", "extract")
+        return not any(map(self.is_given, shows))
+
+
+@verb("DATASET...", _Looking)
+def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running) -> None:
+    """Show what is in a dataset: totals, shards, fields, images, labels, metadata, samples.
+
+    DATASET is a dataset file (out.json), a folder, a shard pattern, a glob, or shards; of shardtool or any other tool:
+    .tar, .tfrecord, train-00000-of-01024, and .tar.gz, .tar.bz2, .tar.xz and .tar.zst. What has an index
+    (`out-000000.index`) is not read; other shards are.
+    Several are shown one after the other; their samples are those of all.
+
+    \b
+    Examples:
+      shardtool inspect out.json
+      shardtool inspect out.json --sample cat/0001
+      shardtool inspect out.json --sample 17 --extract ./look
+      shardtool inspect 'shards/train-{0000..0127}.tar' --head 20
+      shardtool inspect out.json --sample cat/0001 --field jpg > cat.jpg
+      shardtool inspect out.json --where "width < 64" --extract ./small
+      shardtool inspect out.json --table out.parquet
+      shardtool inspect 'out/{split}.json' --keys | grep cat/
+      shardtool inspect out.json --html report.html --contact-sheet sheet.png
+      shardtool inspect out.json --read-speed --decode
+    """
+    from shardtool.cli.piped import in_files
+    from shardtool.cli.text import encodable, read_speed_text, summary_text, width
+
+    options = asked()
+    if options.field is not None and (how.as_json or len(options.samples) > 1):
+        raise InvalidRequest("--field", "used with --json" if how.as_json else "several samples", expected="one sample")
+    dataset = in_files(names)
+    if options.summary:
+        from shardtool.verbs.inspect.inspect import inspect as run
+
+        work = partial(run, dataset, options)
+        _carry_out(work, how, lambda found: encodable(summary_text(found, width())), always=True)
+        return
+    if options.read_speed:
+        from shardtool.verbs.inspect.read_speed import read_speed
+
+        speed = read_speed(dataset, decode=options.decode, seed=options.seed)
+        _print(how, speed.to_json, lambda: encodable(read_speed_text(speed)), always=True)
+        return
+    from shardtool.dataset.find import given_datasets, open_dataset
+    from shardtool.verbs.inspect.samples import find_sample
+
+    opened = [open_dataset(one) for one in given_datasets(dataset)]
+    if options.html is not None or options.contact_sheet is not None:
+        _write_pictures(opened, options, how)
+    elif options.table is not None:
+        _write_table(opened, options.table, options, how)
+    elif options.keys:
+        _print_keys(opened, options.where, how)
+    elif options.field is not None:
+        from shardtool.cli.output import show_bytes
+        from shardtool.verbs.inspect.samples import field_bytes
+
+        show_bytes(field_bytes(find_sample(opened, options.samples[0]), options.field))
+    else:
+        _print_samples(opened, options, how)
+
+
+def _write_pictures(datasets: list[StoredDataset], options: _Looking, how: Running) -> None:
+    from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
+    from shardtool.verbs.inspect.page import write_page
+
+    makers = {"--html": (write_page, options.html), "--contact-sheet": (write_contact_sheet, options.contact_sheet)}
+    written = []
+    for name, (make, path) in makers.items():
+        if path is not None:
+            if len(datasets) > 1:
+                raise InvalidRequest(name, f"{len(datasets):,} datasets", expected="one, or a page for each")
+            make(datasets[0], path, seed=options.seed, overwrite=options.overwrite)
+            written.append(output_text(path))
+    _print(how, lambda: {"files": written}, lambda: "\n".join(map(printable, written)), always=True)
+
+
+def _write_table(opened: list[StoredDataset], path: str, options: _Looking, how: Running) -> None:
+    from shardtool.verbs.inspect.table import write_table
+
+    rows, file = write_table(opened, path, where=options.where, overwrite=options.overwrite), output_text(path)
+    text = f"{counted(rows, 'row')} written to {printable(file)}"
+    _print(how, lambda: {"files": [file], "rows": rows}, lambda: text, always=True)
+
+
+def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) -> None:
+    """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
+    from shardtool.cli.output import show_json
+    from shardtool.cli.text import encodable, show_each
+    from shardtool.verbs.inspect.samples import keys
+
+    found = keys(opened, where)
+    if how.as_json:
+        show_json({"keys": list(found)})
+    else:
+        chunks = iter(lambda: list(islice(found, _MANY)), [])
+        show_each(encodable("\n".join(map(printable, chunk))) for chunk in chunks)
+
+
+def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running) -> None:
+    """Print samples, and write their fields where that was asked for, one after the other."""
+    from shardtool.cli.output import show_json
+    from shardtool.cli.text import encodable, sample_line, sample_text, show_each, width
+    from shardtool.verbs.inspect.samples import extract, find_sample, first_samples, view
+
+    brief, folder = not options.samples, options.extract
+    found: Iterator[FoundSample] = (
+        first_samples(opened, options.head, options.where)
+        if brief
+        else (find_sample(opened, key) for key in options.samples)
+    )
+    viewed = ((view(one, text_limit=_BRIEF) if brief else view(one), one) for one in found)
+    shown = (
+        (seen, None if folder is None else [*map(output_text, extract(one, folder, overwrite=options.overwrite))])
+        for seen, one in viewed
+    )
+
+    def texts() -> Iterator[str]:
+        for number, (seen, files) in enumerate(shown):
+            text = sample_line(seen, width()) if brief else ("\n" if number else "") + sample_text(seen, width())
+            if folder is not None and files is not None and not brief:
+                text += f"\n{counted(len(files), 'file')} written to {printable(folder)}"
+            yield encodable(text)
+
+    if how.as_json:
+        show_json({"samples": [seen.to_json() | ({} if files is None else {"files": files}) for seen, files in shown]})
+    else:
+        show_each(texts())
+
+
+_ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "verify"]))
+
+
+@verb((_ACTION, click.Argument(["folder"], type=PLACE)), running=Output)
+def cache(action: str, folder: str, how: Output) -> int:
+    """Look at a cache of shards, check it, or empty it: FOLDER is what `shardtool.Cache` was given.
+
+    \b
+      status  what is there, who holds what, how often shards were there
+      clear   remove all shards that no process holds
+      verify  read all shards, and remove those that are damaged; exit code 3 if there were any
+
+    Programs that use the cache go on meanwhile. Files that are none of the cache's are listed, and left alone.
+
+    \b
+    Examples:
+      shardtool cache status /fast/disk/cache
+      shardtool cache verify /fast/disk/cache --json
+    """
+    from shardtool.cli.text import change_text, status_text
+    from shardtool.verbs.cache.cache import cache_clear, cache_status, cache_verify
+
+    if action == "status":
+        status = cache_status(folder)
+        _print(how, status.to_json, lambda: status_text(status))
+        return 0
+    change = cache_verify(folder) if action == "verify" else cache_clear(folder)
+    _print(how, change.to_json, lambda: change_text(change))
+    return _FOUND if action == "verify" and (change.removed or change.held) else 0

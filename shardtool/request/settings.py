@@ -1,0 +1,331 @@
+"""What an option is: a field of its verb's class, declared by `setting` with all that is known of it.
+
+From these facts and from the field's annotation come the attribute's description, the checks of `Settings`, what a run
+records, and the command line: its options, their help and their types (`cli/options.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
+from operator import index
+from types import MappingProxyType, UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from shardtool.errors import InvalidRequest
+from shardtool.request.texts import check_part, pair, pairs, pixels, share, shares_text
+from shardtool.values import parse_size
+from shardtool.wording import TYPED, WITH_COMMAS, option, typed_option
+
+Default = TypeVar("Default")
+Options = TypeVar("Options")
+Pairs = Mapping[str, str] | tuple[str, ...]  # {"jpg": "path"}, or jpg=path
+Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
+Function = str | Callable[..., object]  # package.module:function, or the function
+Folder = str | os.PathLike[str]
+Form = Literal["", "size", "share", "pairs", "shares", "part", "pixels", "function", "path"]
+
+_MOST = 2**63 - 1  # of a recorded number
+_CONTAINERS = (list, tuple, set, frozenset)
+_ONE_TEXT = {str, type(None)}
+_FACTS: dict[type, dict[str, Facts]] = {}  # by class, as the next one
+_KINDS: dict[type, dict[str, tuple[object, ...]]] = {}  # annotations are evaluated once
+_NAMED = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
+
+
+class Facts(NamedTuple):
+    """What is known of an option beside its type and its default.
+
+    Attributes:
+        text: What it does, for Python's help and the command line's. Other options stand in it in backticks, as Python
+            calls them: `shuffle`, `if_exists='resume'`.
+        section: The section of `--help`; empty: that of the option before.
+        typed: What the command line calls it, several names with slashes between them; empty: as the field.
+        metavar: What stands for its value there; empty: what its type says.
+        shown: The default as people read it, where it is no plain value.
+        form: What its value means: `size` in bytes, `share` of all, `pairs`, `shares` of splits, `part` of a run,
+            `pixels`, `function`, or `path`: a place that a shell completes.
+        such_as: An example of its value, for `pairs`.
+        within: The least and the most that a number can be.
+        of: The sources that it is about, `folder` or `manifest`; empty: any.
+        needs: Options of which one must be given, too, with `|` between them: and what is missing without.
+        apart: Options that cannot be given, too; `oversize=alone` is one with that value. Why follows after a comma.
+        recorded: Whether a dataset file records it: it decides the dataset's bytes.
+        commas: Whether a word of the command line may be several values.
+        word: Whether one word of the command line is all of its values.
+        flags: The options of the command line that stand for its values, and their help.
+        use: Called with the value that was typed.
+    """
+
+    text: str
+    section: str = ""
+    typed: str = ""
+    metavar: str = ""
+    shown: str = ""
+    form: Form = ""
+    such_as: str = "jpg=path"
+    within: tuple[int, int] | None = None
+    of: str = ""
+    needs: Mapping[str, str] = MappingProxyType({})
+    apart: tuple[str, ...] = ()
+    recorded: bool = True
+    commas: bool = False
+    word: bool = False
+    flags: Mapping[str, str] = MappingProxyType({})
+    use: Callable[[Any], object] | None = None
+
+
+def typed_text(text: str) -> str:
+    """Return a text about options in the words of the command line."""
+    return _NAMED.sub(lambda found: typed_option(found[1], found[2]), text)
+
+
+def setting(default: Default, text: str, **facts: Any) -> Default:
+    """Declare an option: a field with a default, what it does, and its `Facts`."""
+    return field(default=default, metadata={"facts": Facts(text, **facts)})
+
+
+def like(kind: type, name: str) -> Any:
+    """Declare an option as that of another class."""
+    one = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    return field(default=one.default, metadata=one.metadata)
+
+
+def described(kind: type[Options]) -> type[Options]:
+    """Describe the options of a class in its docstring, and tell messages what the command line calls them."""
+    lines = [f"    {name}: {one.text}" for name, one in facts(kind).items()]
+    kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *lines])
+    for name, one in facts(kind).items():
+        if one.typed:
+            TYPED[name] = f"--{one.typed.split('/')[0]}"
+        if one.word:
+            WITH_COMMAS.add(name)
+    return kind
+
+
+def facts(options: type) -> dict[str, Facts]:
+    """Return what is known of each option of a class."""
+    if options not in _FACTS:
+        _FACTS[options] = {one.name: one.metadata["facts"] for one in fields(options) if "facts" in one.metadata}
+    return _FACTS[options]
+
+
+def kinds(options: type) -> dict[str, tuple[object, ...]]:
+    """Return the types that each option can have: those that stand in its annotation."""
+    if options not in _KINDS:
+        _KINDS[options] = {
+            name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            for name, hint in get_type_hints(options).items()
+            if name in facts(options)
+        }
+    return _KINDS[options]
+
+
+def choices(options: type, name: str) -> tuple[str, ...]:
+    """Return the texts that an option can be, or each of several; empty: any."""
+    for kind in kinds(options)[name]:
+        for one in (kind, *get_args(kind)):
+            if get_origin(one) is Literal:
+                return get_args(one)
+    return ()
+
+
+def fits(value: object, options: type, name: str) -> bool:
+    """Return whether a value from JSON is of an option's type; which texts it can be is checked with the options."""
+    allowed = kinds(options)[name]
+    origins = {get_origin(kind) for kind in allowed}
+    if isinstance(value, list):
+        return tuple in origins and all(isinstance(one, str) for one in value)
+    if isinstance(value, str):
+        return str in allowed or Literal in origins
+    if type(value) is int:
+        return abs(value) <= _MOST and (int in allowed or float in allowed)
+    return value is not None and type(value) in allowed
+
+
+def is_several(options: type, name: str) -> bool:
+    """Tell whether an option is several texts."""
+    allowed = kinds(options)[name]
+    return str not in allowed and any(get_origin(kind) is tuple for kind in allowed)
+
+
+class Settings:
+    """The base of all classes of options: each value is checked as far as it can be without the source.
+
+    Raises:
+        InvalidRequest: One cannot be, or does not go together with another.
+    """
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        for name, one in facts(type(self)).items():
+            self._keep_text(name, one.form)
+            self._check_texts(name)
+            value = getattr(self, name)
+            if one.within is not None and value is not None:
+                check_range(name, value, one.within)
+            if one.form in _READERS and value is not None:
+                _READERS[one.form](name, value, one)
+        for name in filter(self.is_given, facts(type(self))):
+            self._check_others(name)
+
+    def is_given(self, name: str) -> bool:
+        """Tell whether an option is another than by default."""
+        value, default = getattr(self, name), self.__dataclass_fields__[name].default
+        if value is None or value is default or (isinstance(value, (*_CONTAINERS, str, dict)) and not value):
+            return False
+        return default is None or value != default
+
+    def first_given(self, names: str) -> str:
+        """Return the first of some options, each perhaps `name=value`, that is given; empty: none is."""
+        for name, _, value in (one.partition("=") for one in names.split("|")):
+            if name in facts(type(self)) and self.is_given(name) and value in str(getattr(self, name)):
+                return name
+        return ""
+
+    def recorded(self) -> dict[str, object]:
+        """Return the options that decide the dataset's bytes, where they differ from the default."""
+        found: dict[str, object] = {}
+        for name, one in facts(type(self)).items():
+            value = getattr(self, name)
+            if one.recorded and value != self.__dataclass_fields__[name].default:
+                value = parse_size(value) if one.form == "size" else value  # 500MB and 500000000 are the same request
+                value = "{}x{}".format(*pixels(name, value)) if one.form == "pixels" else value
+                found[name] = list(value) if isinstance(value, tuple) else value
+        return found
+
+    def _keep_text(self, name: str, form: Form) -> None:
+        """Replace a value that has a recorded form by that: pairs, shares and functions."""
+        value = getattr(self, name)
+        if form == "function" and callable(value):
+            text: object = _function_name(value)
+        elif form == "shares" and isinstance(value, Mapping):
+            text = shares_text(value)
+        elif form == "pairs" and isinstance(value, Mapping):
+            text = tuple(pair(name, *both) for both in value.items())
+        else:
+            return
+        object.__setattr__(self, name, text)  # frozen, and still being made
+
+    def _check_texts(self, name: str) -> None:
+        """Refuse a text that is none of an option's, one where there are to be several, and several for one."""
+        value, allowed, several = getattr(self, name), kinds(type(self))[name], is_several(type(self), name)
+        if several and isinstance(value, str):
+            raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
+        if {*allowed} <= _ONE_TEXT and (
+            isinstance(value, _CONTAINERS) or (value is None and type(None) not in allowed)
+        ):
+            shown = ",".join(map(str, value)) if value else "..."
+            raise InvalidRequest(option(name), repr(value), expected=f"one text, such as {shown!r}")
+        texts = choices(type(self), name)
+        for one in value if several else (value,):
+            if texts and one not in texts and not (one is None and type(None) in allowed):
+                raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(texts)}")
+
+    def _check_others(self, name: str) -> None:
+        """Refuse an option without another that it needs, and with one that it cannot go together with."""
+        for others, missing in facts(type(self))[name].needs.items():
+            if not self.first_given(others):
+                known = [one.partition("=") for one in others.split("|") if one.partition("=")[0] in facts(type(self))]
+                wanted = " or ".join(option(other, value or None) for other, _, value in known)
+                raise InvalidRequest(self._call(name), missing, expected=f"{wanted}, too")
+        for other, *why in (one.split(",") for one in facts(type(self))[name].apart):
+            if given := self.first_given(other):
+                found = ",".join([f"used with {self._call(given)}", *why])
+                raise InvalidRequest(self._call(name), found, expected="one of them")
+
+    def _call(self, name: str) -> str:
+        """Return what a message calls an option: with its value, where that is one of a few."""
+        return option(name, getattr(self, name) if choices(type(self), name) else None)
+
+
+_READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
+    "size": lambda _name, value, _facts: parse_size(value),
+    "share": lambda name, value, _facts: share(name, value),
+    "pairs": lambda name, value, facts: pairs(name, value, f"{facts.metavar}, such as {facts.such_as}"),
+    "part": lambda _name, value, _facts: check_part(value),
+}
+
+
+def check_range(name: str, value: object, within: tuple[int, int]) -> None:
+    """Refuse a number that is none, or out of range.
+
+    Raises:
+        InvalidRequest: It is.
+    """
+    least, most = within
+    try:
+        right = least <= index(value) <= most  # type: ignore[arg-type]
+    except TypeError:
+        right = False
+    if not right:
+        shown = repr(value) if not isinstance(value, int) else f"{value}" if abs(value) < 10**30 else "a huge number"
+        raise InvalidRequest(option(name), shown, expected=f"a whole number from {least} to {most}")
+
+
+def given_options(given: object, kind: type[Options]) -> Options:
+    """Return the options that a verb was given, or those by default.
+
+    Raises:
+        InvalidRequest: They are something else, such as a dict.
+    """
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        made = kind.__name__
+        remedy = f"Of a dict, {made}(**options) makes them." if isinstance(given, Mapping) else ""
+        raise InvalidRequest("options", type(given).__name__, expected=f"{made}(...), or None", remedy=remedy)
+    return given
+
+
+def _function_name(function: Callable[..., object]) -> str:
+    """Return `module:name` of a function: workers, and whoever repeats the run, import it by that."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    found: object = sys.modules.get(module or "")
+    for part in (name or "").split("."):
+        found = getattr(found, part, None)
+    if found is not function or module == "__main__":
+        shown = f"{module}.{name}" if name else repr(function)
+        problem = f"{shown}, which cannot be imported by that name"
+        remedy = "Put it into a file of its own, at its top level, and import it from there."
+        raise InvalidRequest(option("map"), problem, expected="a function of a module", remedy=remedy)
+    return f"{module}:{name}"
+
+
+# Parameters that no command line has.
+
+
+def check_choice(name: str, value: object, literal: object) -> None:
+    """Refuse what is none of the texts of a Literal.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    texts = get_args(literal)
+    if value not in texts:
+        raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(texts)}")
+
+
+def check_least(name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no plain whole number, or too small.
+
+    Raises:
+        InvalidRequest: It is.
+    """
+    if type(value) is not int or value < least:
+        raise InvalidRequest(name, repr(value), expected=f"a whole number, {least} or more")

@@ -1,0 +1,276 @@
+"""What the texts of options mean: pairs, shares, splits, sizes of images, parts of a run."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from shardtool.errors import InvalidRequest, listing
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
+_MOST_PIXELS = 65_535  # a side: what JPEG has room for
+_PIXELS = re.compile(r"[0-9]{1,5}")
+
+
+def shares_text(shares: str | Mapping[str, float]) -> str:
+    """Return shares as a run records them."""
+    return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())
+
+
+def pairs(
+    name: str, given: Iterable[str], expected: str = "FIELD=COLUMN, such as jpg=path"
+) -> tuple[tuple[str, str], ...]:
+    """Return the two sides of each `one=other`.
+
+    Raises:
+        InvalidRequest: One is no such text.
+    """
+    found = []
+    for text in given:
+        one, _, other = text.partition("=")
+        if not one or not other:
+            raise InvalidRequest(option(name), repr(text), expected=expected)
+        found.append((one, other))
+    return tuple(found)
+
+
+def pair(name: str, one: str, other: str) -> str:
+    """Return `one=other`.
+
+    Raises:
+        InvalidRequest: One is no text, or the first has an equals sign.
+    """
+    if not isinstance(one, str) or not isinstance(other, str) or "=" in one:
+        found = f"{one!r}: {other!r}"
+        raise InvalidRequest(option(name), found, expected="two texts, the first without an equals sign")
+    return f"{one}={other}"
+
+
+def share(name: str, text: str | float) -> Fraction:
+    """Return a share such as `0.1` or `10%`, exactly as it is written.
+
+    Raises:
+        InvalidRequest: It is none from 0 to 1.
+    """
+    match = _SHARE.fullmatch(str(text))
+    found = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
+    if not 0 <= found <= 1:
+        raise InvalidRequest(option(name), repr(text), expected="a share from 0 to 1, such as 0.1 or 10%")
+    return found
+
+
+def pixels(name: str, given: str | int | tuple[int, int]) -> tuple[int, int]:
+    """Return the width and the height that `256`, `(640, 480)` or `640x480` means.
+
+    Raises:
+        InvalidRequest: It is no such text.
+    """
+    text = "x".join(map(str, given)) if isinstance(given, tuple) else str(given)
+    width, cross, height = text.lower().partition("x")
+    if not _PIXELS.fullmatch(width) or (cross and not _PIXELS.fullmatch(height)):
+        expected = f"a number of pixels, or WIDTHxHEIGHT, {_MOST_PIXELS:,} at most"
+        raise InvalidRequest(option(name), repr(text[:100]), expected=expected)
+    sides = int(width), int(height or width)
+    if max(sides) > _MOST_PIXELS:
+        raise InvalidRequest(option(name), repr(text), expected=f"{_MOST_PIXELS:,} pixels a side at most")
+    return sides
+
+
+# How samples are divided: shares, or a column; what each split can be called.
+
+
+SHARE_UNIT = 10**8  # shares are whole numbers of this part: times a label's samples they stay within 64 bits
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,10})?|\.[0-9]{1,10}")
+_SAFE = "letters, digits, _ and -, 64 at most"
+_EXAMPLE = "shares such as train=0.8,val=0.1,test=0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitOptions:
+    """The options by which samples are divided into splits.
+
+    Attributes:
+        shares: Each split's name and part of the samples, 1 in all; empty where `column` says the split.
+        column: The column that holds the split of each sample.
+        stratify: A column of labels: each keeps the shares.
+        group_by: A column of groups: each stays in one split.
+        seed: Another one divides otherwise.
+        option: The option that asked for the column, for messages.
+
+    Raises:
+        InvalidRequest: Options that exclude each other, unsafe names, shares that are not positive or not 1 in all.
+    """
+
+    shares: tuple[tuple[str, Decimal], ...] = ()
+    column: str | None = None
+    stratify: str | None = None
+    group_by: str | None = None
+    seed: int = 0
+    option: str = "split_column"
+
+    def __post_init__(self) -> None:
+        others = {"split": self.shares or None, "stratify": self.stratify, "group_by": self.group_by}
+        used = [option(name) for name, value in others.items() if value is not None]
+        if self.column is not None:
+            if used:
+                raise InvalidRequest(option("split_column"), f"used with {listing(used)}", expected="the column alone")
+            return
+        _check_shares(self.shares)
+        if len(used) == len(others):
+            remedy = "Choose one: groups that stay whole cannot keep the shares of every label."
+            raise InvalidRequest(option("group_by"), f"used with {option('stratify')}", remedy=remedy)
+
+    @property
+    def reads(self) -> tuple[str, str] | None:
+        """The column that the division needs, as (option, column); None: it needs the keys alone."""
+        asked = {self.option: self.column, "stratify": self.stratify, "group_by": self.group_by}
+        return next(((option(name), column) for name, column in asked.items() if column is not None), None)
+
+
+def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
+    """Return the shares that `train=0.8,val=0.2` means, 1 in all; `train=80%,val=20%`, or without %, mean the same.
+
+    Raises:
+        InvalidRequest: No such list, unsafe names, or shares that are neither 1 nor 100 in all.
+    """
+    found, marks = [], set()
+    for part in text.split(","):
+        name, _, number = (one.strip() for one in part.partition("="))
+        number, mark = number.removesuffix("%").rstrip(), number.endswith("%")
+        marks.add(mark)
+        if not name or not _NUMBER.fullmatch(number):
+            raise InvalidRequest(option("split"), f"{part.strip()!r} in {text!r}", expected=_EXAMPLE)
+        found.append((name, number))
+    if len(marks) > 1:
+        raise InvalidRequest(option("split"), f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
+    percent = marks == {True} or sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
+    shares = tuple((name, Decimal(f"{number}e-2" if percent else number)) for name, number in found)
+    _check_shares(shares)
+    return shares
+
+
+def _check_shares(shares: tuple[tuple[str, Decimal], ...]) -> None:
+    if not shares:
+        raise InvalidRequest(option("split"), "no shares", expected=_EXAMPLE)
+    check_split_names([name for name, _ in shares], option("split"))
+    for name, share in shares:
+        if not share.is_finite() or share <= 0:
+            raise InvalidRequest(option("split"), f"the share {share} of {name}", expected="more than 0")
+        if (Fraction(share) * SHARE_UNIT).denominator != 1:
+            raise InvalidRequest(option("split"), f"the share {share} of {name}", expected="at most 8 decimals")
+    if (total := sum(Fraction(share) for _, share in shares)) != 1:
+        found = f"shares that are {float(total):.10g} in all"
+        raise InvalidRequest(option("split"), found, expected="1, or 100 for per cent")
+
+
+def check_split_names(names: Sequence[str], where: str) -> None:
+    """Refuse splits that cannot all become part of file names, on any file system."""
+    if unsafe := [repr(name) for name in names if not _NAME.fullmatch(name)]:
+        raise InvalidRequest(where, f"names that no split can have: {listing(unsafe)}", expected=_SAFE)
+    seen: dict[str, str] = {}
+    for name in names:
+        if other := seen.get(name.lower()):
+            found = f"{name} twice" if other == name else f"{other} and {name}, which some file systems take for one"
+            raise InvalidRequest(where, found, expected="each split once")
+        seen[name.lower()] = name
+
+
+# One of several runs that write a dataset side by side, each the shards that are its own.
+
+
+SLURM = "slurm"
+MOST_PARTS = 10**6
+_PART = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
+_TASK = "SLURM_ARRAY_TASK_"
+_PARTS = f"one such as 3/64, counted from 1, or {SLURM}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a run.
+
+    Attributes:
+        number: Its number, counted from 1.
+        parts: How many there are.
+    """
+
+    number: int
+    parts: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.parts}"
+
+    @property
+    def tag(self) -> str:
+        """What the names of its own files have: `part03of64`."""
+        return f"part{self.number:0{len(str(self.parts))}d}of{self.parts}"
+
+    def shards(self, planned: int) -> range:
+        """Return the numbers of its shards: a run of them, so that it reads its own section of the source.
+
+        Args:
+            planned: How many shards all parts make.
+        """
+        return range(planned * (self.number - 1) // self.parts, planned * self.number // self.parts)
+
+
+def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
+    """Return the part that a text such as `3/64` means; `slurm`: that of the array task which this process is.
+
+    Args:
+        text: What was given.
+        environment: Where Slurm says which task this is; None: this process's own.
+
+    Raises:
+        InvalidRequest: There is no such part.
+    """
+    if text == SLURM:
+        return _of_task(os.environ if environment is None else environment)
+    match = _PART.fullmatch(text) if isinstance(text, str) else None
+    part = Part(int(match[1]), int(match[2])) if match else Part(0, 0)
+    if not 1 <= part.number <= part.parts <= MOST_PARTS:
+        raise InvalidRequest(option("part"), repr(text)[:80], expected=_PARTS)
+    return part
+
+
+def _of_task(environment: Mapping[str, str]) -> Part:
+    """Return the part of a task of a Slurm array, whose numbers are those of all parts."""
+    given = {name: environment.get(_TASK + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
+    given = {name: value for name, value in given.items() if value}
+    said = {"MIN": "1", "STEP": "1", **given}
+    numbers = {name: int(value) for name, value in said.items() if re.fullmatch(r"[0-9]{1,9}", value, re.ASCII)}
+    shown = ", ".join(f"{_TASK}{name}={value!r:.40}" for name, value in given.items())
+    where, remedy = option("part", SLURM), f"Give {option('part', 'NUMBER/PARTS')}, such as {option('part', '3/64')}."
+    if {"ID", "COUNT", *said} - numbers.keys() or not numbers["STEP"]:
+        raise InvalidRequest(
+            where,
+            shown or "no task",
+            expected=f"the environment of an array's task, with {_TASK}ID and {_TASK}COUNT",
+            remedy=remedy,
+        )
+    first, step, parts = numbers["MIN"], numbers["STEP"], numbers["COUNT"]
+    place, left = divmod(numbers["ID"] - first, step)
+    last = numbers.get("MAX", first + (parts - 1) * step)
+    if left or not 0 <= place < parts or (last - first) // step + 1 != parts:
+        expected = "an array of all parts, such as 1-64"
+        raise InvalidRequest(where, f"tasks that are not numbered through: {shown}", expected=expected, remedy=remedy)
+    return parse_part(f"{place + 1}/{parts}")
+
+
+def check_part(text: str) -> None:
+    """Refuse what is no part.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    if text != SLURM:
+        parse_part(text)
