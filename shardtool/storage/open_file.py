@@ -13,7 +13,7 @@ import io
 import os
 import queue
 import stat
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from threading import Thread
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from typing_extensions import Buffer, Self
+    from typing_extensions import Buffer
 
     FileFact = os.stat_result | ObjectFact
 
@@ -45,7 +45,7 @@ _MOST_WHOLE = 2**30  # bytes that are held, of an object that its server gives w
 _open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
 
 
-class LocalFile:
+class LocalFile(AbstractContextManager["LocalFile"]):
     """A file of the file system; `close` it.
 
     Args:
@@ -61,9 +61,6 @@ class LocalFile:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -146,7 +143,7 @@ class LocalFile:
         _close(self._fd)
 
 
-class RemoteFile:
+class RemoteFile(AbstractContextManager["RemoteFile"]):
     """An object, as a file; `close` it. What follows in order is read ahead.
 
     It must stay as it was when this was made: it fails to be read once it has changed.
@@ -172,9 +169,6 @@ class RemoteFile:
         self._next = 0
         self._window, self._start, self._size = b"", 0, 0  # what was read last, where, and by how much: for `read_into`
         self._asked: tuple[int, Future[bytes]] | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,7 +10,7 @@ import stat
 import struct
 import threading
 from bisect import bisect_right
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +19,6 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from typing_extensions import Self
 
 # Locks on files that die with their process, whatever ends it: `flock`, taken without waiting.
 #
@@ -34,7 +33,7 @@ _BUSY = (errno.EAGAIN, errno.EACCES)
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class Lock:
+class Lock(AbstractContextManager["Lock"]):
     """A lock that is held until it is closed.
 
     Attributes:
@@ -46,9 +45,6 @@ class Lock:
         self.path, self.fact, self._fd, self._shared = path, os.fstat(fd), fd, shared
         if not shared:
             _exclusive[fd] = self
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -155,6 +151,18 @@ def _target(link: str) -> str:
     with suppress(OSError):
         return os.readlink(link)
     return ""
+
+
+def write_all(fd: int, data: bytes | memoryview, at: int | None = None) -> None:
+    """Write all of `data`, at a place in a file or behind what was written last, in as many calls as that takes.
+
+    Raises:
+        OSError: The disk is full, or refuses.
+    """
+    rest = memoryview(data).cast("B")
+    while rest:
+        done = os.write(fd, rest) if at is None else os.pwrite(fd, rest, at)
+        rest, at = rest[done:], None if at is None else at + done
 
 
 # Blocks of bytes that several processes share: each is made once, by the process that needs it first.
@@ -312,7 +320,7 @@ class SharedBlocks:
             if start is None:
                 return None
             for at, data in parts:
-                _write(self._fd, data, start + at)
+                write_all(self._fd, data, start + at)
             os.pwrite(self._fd, _END.pack(size), self._entry(number) + _WORD)
             os.pwrite(self._fd, _END.pack(start), self._entry(number))
         except OSError:  # a full disk
@@ -401,10 +409,3 @@ def _made() -> int | None:
             return os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
-
-
-def _write(fd: int, data: bytes | memoryview, at: int) -> None:
-    rest = memoryview(data).cast("B")
-    while rest:
-        done = os.pwrite(fd, rest, at)
-        rest, at = rest[done:], at + done

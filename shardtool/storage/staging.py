@@ -7,27 +7,26 @@ and its completion. A `Staged` value travels between processes: a worker stages,
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import shutil
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import list_folder, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
-from shardtool.storage.shared import take_lock
+from shardtool.storage.shared import take_lock, write_all
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from typing_extensions import Self
 
 # A temporary file that several processes fill, each at its own places; `Folder.spool` makes it.
 
@@ -49,24 +48,18 @@ class Spool:
     path: str
     folder: str
 
-    def open(self) -> SpoolFile:
-        """Open it for writing.
-
-        Raises:
-            OutputFailed: It cannot be opened.
-        """
-        return SpoolFile(self)
-
 
 class SpoolFile:
-    """A spool that is open for writing; `close` it."""
+    """A spool that is open for writing; `close` it.
+
+    Raises:
+        OutputFailed: It cannot be opened.
+    """
 
     def __init__(self, spool: Spool) -> None:
         self._folder = spool.folder
-        try:
+        with _writing(self._folder, _spool_failed):
             self._fd = os.open(spool.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise spool_failed(self._folder, error) from None
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at a place.
@@ -74,20 +67,15 @@ class SpoolFile:
         Raises:
             OutputFailed: The disk is full, or fails.
         """
-        done, total = 0, len(data)
-        try:
-            while done < total:
-                done += os.pwrite(self._fd, data[done:] if done else data, offset + done)
-        except OSError as error:
-            raise spool_failed(self._folder, error) from None
+        with _writing(self._folder, _spool_failed):
+            write_all(self._fd, data, offset)
 
     def close(self) -> None:
         """Give the descriptor back."""
         os.close(self._fd)
 
 
-def spool_failed(folder: str, error: OSError) -> OutputFailed:
-    """Return the error of a spool in `folder` that cannot be made or written."""
+def _spool_failed(folder: str, error: OSError) -> OutputFailed:
     return OutputFailed(folder or ".", f"cannot write a temporary file: {reason(error)}", remedy=spool_remedy())
 
 
@@ -103,6 +91,7 @@ _SEEN = 2**20  # bytes of a file's beginning and of its end that tell what made 
 _STAGED_SUFFIX = ".part"
 _STAGED = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
 _attempt = ""  # sets the temporary names of this process apart from those of other attempts at the same task
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -149,18 +138,13 @@ class Sink(Protocol):
         """Append `data`, all of it."""
 
 
-class StagedFile:
+class StagedFile(AbstractContextManager["StagedFile"]):
     """A file being written under its temporary name; `finish` or `abandon` ends it, or a `with` block that fails."""
 
     def __init__(self, path: str, name: str) -> None:
         self.path, self._name = path, name
-        try:
+        with _writing(path):
             self._fd = _create(path)
-        except OSError as error:
-            raise _failed(path, error) from None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -172,13 +156,8 @@ class StagedFile:
         Raises:
             OutputFailed: The disk is full, or refuses.
         """
-        total = len(data)
-        try:
-            done = os.write(self._fd, data)
-            while done < total:
-                done += os.write(self._fd, memoryview(data)[done:])
-        except OSError as error:
-            raise _failed(self._name, error) from None
+        with _writing(self._name):
+            write_all(self._fd, data)
 
     def sync(self) -> None:
         """Make durable what was written so far; another thread may write meanwhile.
@@ -186,27 +165,23 @@ class StagedFile:
         Raises:
             OutputFailed: The disk refuses.
         """
-        try:
+        with _writing(self._name):
             os.fdatasync(self._fd)
-        except OSError as error:
-            raise _failed(self._name, error) from None
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
-        try:
+        with _writing(self._name):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
             os.close(self._fd)
-        except OSError as error:
-            raise _failed(self._name, error) from None
         return DurableFile(self._name, self.path)
 
     def abandon(self) -> None:
         """Remove what was written."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.close(self._fd)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.unlink(self.path)
 
 
@@ -216,23 +191,18 @@ class Folder:
 
     Attributes:
         path: As the user gave it; "" is the current folder.
+        hides: Whether files that are written stay invisible until they are published.
+        largest: How many bytes a file may have at most; None: any number.
     """
 
     path: str
-
-    @property
-    def hides(self) -> bool:
-        """Whether files that are written stay invisible until they are published."""
-        return True
+    hides: ClassVar[bool] = True
+    largest: ClassVar[int | None] = None
 
     @property
     def temporary(self) -> Folder:
         """The folder for temporary files of those who write here."""
         return self
-
-    def largest(self) -> int | None:
-        """Return how many bytes a file may have at most; None: any number."""
-        return None
 
     def ready(self) -> None:
         """Make the folder where it is missing, durably, and prove that it is one.
@@ -240,23 +210,12 @@ class Folder:
         Raises:
             OutputFailed: It cannot be made, or is no folder.
         """
-        path = self.path or "."
-        try:
-            missing = []
-            while not os.path.isdir(path):
-                missing.append(path)
-                path = os.path.dirname(path.rstrip("/")) or "."
-                if path == missing[-1]:
-                    break
-            for path in reversed(missing):
-                try:
-                    os.mkdir(path)
-                except FileExistsError:
-                    if not os.path.isdir(path):  # else another process has made it meanwhile
-                        raise
-                _sync_folder(os.path.dirname(path.rstrip("/")) or ".")
-        except OSError as error:
-            raise _failed(self.path, error) from None
+        path = Path(self.path or ".")
+        with _writing(self.path):
+            missing = [one for one in (path, *path.parents) if not os.path.isdir(one)]
+            os.makedirs(path, exist_ok=True)
+            for one in missing:
+                _sync_folder(one.parent)
 
     def names(self) -> list[str]:
         """Return the names of all that lies in the folder; none where there is no folder.
@@ -264,18 +223,15 @@ class Folder:
         Raises:
             OutputFailed: It cannot be listed.
         """
-        try:
+        with _writing(self.path), suppress(FileNotFoundError):
             return list_folder(self.path)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise _failed(self.path, error) from None
+        return []
 
     def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
         """Return the facts of those of `names` that are there."""
         found = {}
         for name in names:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 fact = os.lstat(self.full_path(name))
                 found[name] = FileFact(fact.st_size, fact.st_mtime_ns, _special(self.full_path(name), fact.st_mode))
         return found
@@ -314,14 +270,12 @@ class Folder:
             OutputFailed: The folder cannot be written to, or may not hold a file so large.
         """
         path = staged_path(self, name)
-        try:
+        with _writing(self.path, _spool_failed):
             fd = _create(path)
             try:
                 os.ftruncate(fd, size)
             finally:
                 os.close(fd)
-        except OSError as error:
-            raise spool_failed(self.path, error) from None
         return Spool(path, self.path)
 
     def publish(self, *staged: DurableFile) -> None:
@@ -333,33 +287,26 @@ class Folder:
         """
         for file in staged:
             check_replaceable(self.full_path(file.name))
-        try:
+        with _writing(staged[0].name):
             for file in staged:
                 os.rename(file.token, self.full_path(file.name))
             _sync_folder(self.path or ".")
-        except OSError as error:
-            raise _failed(staged[0].name, error) from None
 
     def set_time(self, name: str, mtime_ns: int) -> None:
         """Set the modification time of a published file, where that is allowed."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.utime(self.full_path(name), ns=(mtime_ns, mtime_ns), follow_symlinks=False)
 
     def discard_staged(self, names: Iterable[str]) -> None:
         """Remove what a run has left of the files `names` under temporary names."""
         wanted = {*names}
-        try:
-            there = self.names() if wanted else []
-        except OutputFailed:  # where nothing can be listed, nothing was staged
-            return
-        for staged in there:
-            if is_staged(staged) and _final_name(staged) in wanted:
-                self.discard(staged)
+        with suppress(OutputFailed):  # where nothing can be listed, nothing was staged
+            self.discard(*(one for one in self.names() if is_staged(one) and _final_name(one) in wanted))
 
     def discard(self, *names: str) -> None:
         """Remove files where that is possible; a power cut may bring them back."""
         for name in names:
-            with contextlib.suppress(OSError, OutputExists):
+            with suppress(OSError, OutputExists):
                 _unlink(self.full_path(name))
 
     def staged_names(self) -> list[str]:
@@ -368,15 +315,12 @@ class Folder:
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""
-        if not names:
-            return
-        try:
+        with _writing(names[0] if names else self.path):
             for name in names:
-                with contextlib.suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):
                     _unlink(self.full_path(name))
-            _sync_folder(self.path or ".")
-        except OSError as error:
-            raise _failed(names[0], error) from None
+            if names:
+                _sync_folder(self.path or ".")
 
     def read(self, name: str) -> bytes:
         """Return a whole file, which must be small.
@@ -394,16 +338,13 @@ class Folder:
             OutputFailed: It cannot be written.
         """
         check_replaceable(self.full_path(name))
-        try:
+        with _writing(name):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                while data:
-                    data = data[os.write(fd, data) :]
+                write_all(fd, data)
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        except OSError as error:
-            raise _failed(name, error) from None
 
     def read_staged(self, name: str) -> bytes:
         """Return a whole staged file, which must be small.
@@ -430,13 +371,11 @@ class Folder:
 
     def free_bytes(self) -> int:
         """Return how many more bytes fit."""
-        try:
+        with _writing(self.path):
             fact = os.statvfs(self.path or ".")
-        except OSError as error:
-            raise _failed(self.path, error) from None
         return fact.f_bavail * fact.f_frsize
 
-    @contextlib.contextmanager
+    @contextmanager
     def lock(self, base: str, *, shared: bool = False) -> Iterator[None]:
         """Hold the lock of the dataset `base` in this folder; it ends with the process, however that ends.
 
@@ -449,10 +388,8 @@ class Folder:
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # it is removed in the end
-        try:
+        with _writing(path):
             lock = take_lock(path, shared=shared, create=True)
-        except OSError as error:
-            raise _failed(path, error) from None
         if lock is None:
             found = "another run is writing this dataset"
             raise OutputExists(path, found, remedy="Wait for it to end, or write elsewhere.")
@@ -461,7 +398,7 @@ class Folder:
                 yield
             finally:
                 if not shared:
-                    with contextlib.suppress(OSError):
+                    with suppress(OSError):
                         os.unlink(path)
 
 
@@ -513,7 +450,7 @@ def check_replaceable(path: str | bytes, folder: int | None = None) -> None:
     Raises:
         OutputExists: A folder, a device, a FIFO or a socket is there, or a link that leads to one.
     """
-    with contextlib.suppress(OSError, ValueError):  # what cannot be asked, the system refuses to replace
+    with suppress(OSError, ValueError):  # what cannot be asked, the system refuses to replace
         _refuse(os.fsdecode(path), _special(path, os.lstat(path, dir_fd=folder).st_mode, folder))
 
 
@@ -583,13 +520,13 @@ def _unlink(path: str) -> None:
 
 def _create(path: str) -> int:
     """Return the descriptor of a new file in place of what a killed run may have left."""
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         _unlink(path)
     return os.open(path, _CREATE, 0o666)
 
 
-def _sync_folder(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync_folder(path: str | Path) -> None:
+    fd = os.open(path, _OPEN_FOLDER)
     try:
         os.fsync(fd)
     finally:
@@ -606,19 +543,25 @@ _REMEDIES = {
 
 
 def _failed(where: str, error: OSError) -> OutputFailed:
-    return OutputFailed(where, f"cannot write: {reason(error)}", remedy=_remedy(error.errno or 0))
-
-
-def _remedy(code: int) -> str:
+    code, remedy = error.errno or 0, _REMEDIES.get(error.errno or 0, "")
     if code in _MORE_ROOM:
         resume = either(
             f"`create` and `reshard` with {option('if_exists', 'resume')}", "`create --resume` and `reshard --resume`"
         )
-        return f"{_MORE_ROOM[code]}, then run the same command again; {resume} keep what is finished."
-    if code == errno.EFBIG:
+        remedy = f"{_MORE_ROOM[code]}, then run the same command again; {resume} keep what is finished."
+    elif code == errno.EFBIG:
         smaller = either(option("max_size"), "`create --max-size`")
-        return f"Raise the file size limit (ulimit -f), or make smaller shards with {smaller}."
-    return _REMEDIES.get(code, "")
+        remedy = f"Raise the file size limit (ulimit -f), or make smaller shards with {smaller}."
+    return OutputFailed(where, f"cannot write: {reason(error)}", remedy=remedy)
+
+
+@contextmanager
+def _writing(where: str, failed: Callable[[str, OSError], OutputFailed] = _failed) -> Iterator[None]:
+    """Say of what the system refuses inside of the block that `where` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise failed(where, error) from None
 
 
 # Files written below a folder and nowhere else, whatever their names say.
@@ -626,7 +569,6 @@ def _remedy(code: int) -> str:
 # A path is walked part by part from the folder's descriptor, and links on the way are not followed.
 
 
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _IN_THE_WAY = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)
 
 
@@ -705,9 +647,7 @@ def _write(parent: int, name: bytes, blocks: Iterable[bytes]) -> None:
     file = os.open(name, _CREATE, 0o666, dir_fd=parent)
     try:
         for block in blocks:
-            left = memoryview(block)
-            while left:
-                left = left[os.write(file, left) :]
+            write_all(file, block)
     except BaseException:
         os.unlink(name, dir_fd=parent)
         raise

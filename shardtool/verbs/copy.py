@@ -718,7 +718,7 @@ def _state_in(goal: CopyDestination, trust: Trust | None, pair: ShardPair, meter
 
 
 def _check_space(goal: CopyDestination, todo: CopyPlan) -> None:
-    largest = goal.below.largest()
+    largest = goal.below.largest
     if largest is not None and (too_large := [pair for pair, _ in todo.all if pair.shard.size > largest]):
         found, expected = show_size(too_large[0].shard.size), f"{show_size(largest)} at most, as stores take at once"
         raise InvalidRequest(too_large[0].shard.path, found, expected=expected, remedy="`reshard` makes smaller ones.")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import PARTS
+from shardtool.storage.staging import SpoolFile
 from shardtool.write.packer import unreadable
 from shardtool.write.spans import GAP, arena, gap_buffer, open_span_file
 from shardtool.write.task import SourceFailed, numbers
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shardtool.skipped import SkipCode
-    from shardtool.storage.staging import Spool, SpoolFile
+    from shardtool.storage.staging import Spool
     from shardtool.values import SpanFile
 
 ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place
@@ -82,7 +83,7 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
         CorruptShard: A compressed file is damaged.
         OutputFailed: The spool cannot be written.
     """
-    with closing(task.spool.open()) as spool:
+    with closing(SpoolFile(task.spool)) as spool:
         try:
             with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
                 found = _Scatterer(task, source, spool).run(report)

@@ -23,9 +23,9 @@ def test_two_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A folder that another process makes at the same moment is there, and a file of its name is refused."""
     mkdir = os.mkdir
 
-    def after_another(path: str) -> None:
-        mkdir(path)
-        mkdir(path)
+    def after_another(path: str, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        mkdir(path, mode)
 
     monkeypatch.setattr(os, "mkdir", after_another)
     Folder(str(tmp_path / "a" / "b")).ready()

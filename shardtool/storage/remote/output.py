@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import http.client
 import re
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, OutputFailed, ShardError, StoreFailed, reason
@@ -29,12 +29,12 @@ from shardtool.storage.remote.blob import (
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, writing
 from shardtool.storage.remote.stores import delete, listed, put, signed
+from shardtool.storage.shared import write_all
 from shardtool.storage.staging import DurableFile, FileFact, Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from typing_extensions import Self
     from urllib3.connection import HTTPConnection
 
     from shardtool.storage.remote.line import Line
@@ -96,7 +96,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
             attempts.failed(error)
 
 
-class Upload:
+class Upload(AbstractContextManager["Upload"]):
     """An object being written, to be used in a `with` block; one that is left before `finish` is never there."""
 
     def __init__(self, address: str, size: int) -> None:
@@ -109,9 +109,6 @@ class Upload:
         except BaseException:
             self._connection.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
@@ -277,11 +274,8 @@ class RemoteFolder:
     """
 
     path: str
-
-    @property
-    def hides(self) -> bool:
-        """Whether files that are written stay invisible until they are published: no."""
-        return False
+    hides: ClassVar[bool] = False
+    largest: ClassVar[int | None] = LARGEST
 
     @property
     def temporary(self) -> Folder:
@@ -289,10 +283,6 @@ class RemoteFolder:
         from tempfile import gettempdir
 
         return Folder(gettempdir())
-
-    def largest(self) -> int:
-        """Return how many bytes an object may have at most."""
-        return LARGEST
 
     def ready(self) -> None:
         """Do nothing: a prefix needs not be made."""
@@ -454,14 +444,11 @@ def _put(where: str, data: bytes) -> None:
     retried(shown(where), once)
 
 
-class StagedObject:
+class StagedObject(AbstractContextManager["StagedObject"]):
     """A small file that is held until it is published."""
 
     def __init__(self, name: str) -> None:
         self._name, self._parts = name, list[bytes]()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -480,7 +467,7 @@ class StagedObject:
         self._parts.clear()
 
 
-class _TemporaryFile:
+class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
     """What a shard of an unknown size is packed into, in a `with` block; it has no name, and ends with the process.
 
     Attributes:
@@ -496,9 +483,6 @@ class _TemporaryFile:
         except OSError as error:
             raise _no_room(error) from None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
@@ -508,10 +492,8 @@ class _TemporaryFile:
         Raises:
             OutputFailed: The disk is full, or refuses.
         """
-        left = memoryview(data)
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            write_all(self._file.fileno(), data)
         except OSError as error:
             raise _no_room(error) from None
         self.size += len(data)

@@ -128,7 +128,7 @@ def _check_sizes(output: Output) -> None:
     Raises:
         InvalidRequest: One is.
     """
-    most, sizes = output.destination.folder.largest(), output.plan.sizes
+    most, sizes = output.destination.folder.largest, output.plan.sizes
     if most is not None and len(sizes) and int(sizes.max()) > most:
         where = output.destination.folder.full_path(output.shard_name(int(sizes.argmax())))
         expected = f"at most {show_size(most)}, as one request of a store takes"
