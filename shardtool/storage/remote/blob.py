@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections import deque
+from contextlib import closing
 from hashlib import blake2b
 from http import HTTPStatus
 from itertools import islice
@@ -83,16 +84,12 @@ def connections_to(url: str) -> urllib3.PoolManager:
         raise not_installed("urllib3") from None
 
 
-def send(
-    method: str, address: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
-) -> urllib3.BaseHTTPResponse:
-    """Make one request, and follow redirects; the body of the answer is not read yet.
+def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseHTTPResponse:
+    """Ask for an object once, and follow redirects; the body of the answer is not read yet.
 
     Args:
-        method: Of HTTP.
         address: Of the object.
         headers: More of them.
-        body: What to send.
 
     Returns:
         The answer, of the status 200, 201, 204, 206, or 416 for a range behind the end. Read it to its end, which
@@ -106,12 +103,12 @@ def send(
         StoreFailed: Anything else.
     """
     all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
-    target = signed(address, method)
+    target = signed(address, "GET")
     connections, known = connections_to(target), web_headers(target) if is_web(address) else {}
     for _ in range(_MOST_REDIRECTS + 1):
         with answering(address, target):
             answer = connections.request(
-                method, without_user(target), headers={**all_headers, **known}, body=body, preload_content=False,
+                "GET", without_user(target), headers={**all_headers, **known}, preload_content=False,
                 decode_content=False, redirect=False, retries=False,
             )  # fmt: skip
         if answer.status not in _REDIRECTS or "Location" not in answer.headers:
@@ -125,8 +122,7 @@ def send(
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if answer.status in (200, 201, 204, 206, 416):
         return answer
-    body = _start_of(answer)
-    raise refusal(address, method, answer, body)
+    raise refusal(address, "GET", answer, _start_of(answer))
 
 
 def stored_md5(headers: Mapping[str, str]) -> str | None:
@@ -333,10 +329,10 @@ class Blob:
 
     def _look(self) -> tuple[int, str, bool]:
         """Return the size, the version, and whether ranges can be had: by its first byte, for HEAD may be forbidden."""
-        answer = send("GET", self.address, {"Range": "bytes=0-0"})
+        answer = get(self.address, {"Range": "bytes=0-0"})
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             drop(answer)
-            answer = send("GET", self.address)  # an empty object, where not all servers say so
+            answer = get(self.address)  # an empty object, where not all servers say so
         drop(answer)
         version = answer.headers.get("ETag", "")
         if "Content-Range" in answer.headers:
@@ -344,12 +340,7 @@ class Blob:
                 return int(where[3]), version, True
             raise StoreFailed(self._where, "an answer that does not say which range it is")
         _check_plain(answer, self._where)
-        return self._length(answer), version, False
-
-    def _length(self, answer: urllib3.BaseHTTPResponse) -> int:
-        if (length := length_of(answer)) is None:
-            raise StoreFailed(self._where, "the server does not say how large it is")
-        return length
+        return _known_length(answer, self._where), version, False
 
     def _opened(self, offset: int, end: int) -> urllib3.BaseHTTPResponse:
         """Return the answer to a request for a range, checked; its body is not read yet."""
@@ -360,7 +351,7 @@ class Blob:
         if self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
-            answer = send("GET", self.address, headers)
+            answer = get(self.address, headers)
         except FileExistsError:
             raise OSError(errno.ESTALE, "changed while it was read", self._where) from None
         try:
@@ -377,7 +368,7 @@ class Blob:
             if offset or end < self.size:
                 raise self._whole_only()
             self.ranges, found = False, None
-            size = self._length(answer)
+            size = _known_length(answer, self._where)
         else:
             found = _RANGE.fullmatch(said)
             size = int(found[3]) if found else self.size
@@ -415,17 +406,14 @@ def read_whole(address: str, check: Callable[[int], None]) -> bytes:
     """
 
     def once() -> bytes:
-        answer = send("GET", address)
-        length = length_of(answer)
-        try:
+        with closing(get(address)) as answer:
+            length = length_of(answer)
             if length is None or "Content-Encoding" in answer.headers:
                 blob = Blob(address)  # which says what is wrong
                 check(blob.size)
                 return blob.read(0, blob.size)
             check(length)
             return b"".join(body_of(answer, address, length))
-        finally:
-            answer.close()
 
     return retried(shown(address), once)
 
@@ -440,9 +428,8 @@ def read_end(address: str, limit: int) -> bytes:
     """
 
     def once() -> bytes:
-        answer = send("GET", address, {"Range": f"bytes=-{limit}"})
-        found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-        try:
+        with closing(get(address, {"Range": f"bytes=-{limit}"})) as answer:
+            found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             _check_plain(answer, shown(address))
             if found is None or found[1] is None:
                 blob = Blob(address)
@@ -451,10 +438,14 @@ def read_end(address: str, limit: int) -> bytes:
             if end != size - 1 or start != max(0, size - limit):
                 raise StoreFailed(shown(address), f"the range {found[0]}", expected=f"the last {limit:,} bytes")
             return b"".join(body_of(answer, address, end + 1 - start))
-        finally:
-            answer.close()
 
     return retried(shown(address), once)
+
+
+def _known_length(answer: urllib3.BaseHTTPResponse, where: str) -> int:
+    if (length := length_of(answer)) is None:
+        raise StoreFailed(where, "the server does not say how large it is")
+    return length
 
 
 def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
@@ -498,24 +489,22 @@ def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
         AccessRefused: We may not read it.
         StoreFailed: The server fails time and again.
     """
-    return retried(shown(address), lambda: _read(address, into))
 
+    def once() -> tuple[int, ObjectFact]:
+        with closing(get(address)) as answer:
+            size = _known_length(answer, shown(address))
+            fact = ObjectFact(size, version_number(answer.headers.get("ETag", "")))
+            if size != len(into):
+                return 0, fact
+            got = 0
+            for piece in body_of(answer, address, size, size):
+                into[got : got + len(piece)] = piece
+                got += len(piece)
+        if (md5 := object_md5(address, answer.headers)) is not None:
+            _compare(address, md5, hashlib.md5(into, usedforsecurity=False))
+        return got, fact
 
-def _read(address: str, into: memoryview) -> tuple[int, ObjectFact]:
-    answer = send("GET", address)
-    got, size = 0, length_of(answer)
-    fact = ObjectFact(size or 0, version_number(answer.headers.get("ETag", "")))
-    if size != len(into):
-        answer.close()
-        if size is None:
-            raise StoreFailed(shown(address), "the server does not say how large it is")
-        return 0, fact
-    for piece in body_of(answer, address, size, size):
-        into[got : got + len(piece)] = piece
-        got += len(piece)
-    if (md5 := object_md5(address, answer.headers)) is not None:
-        _compare(address, md5, hashlib.md5(into, usedforsecurity=False))
-    return got, fact
+    return retried(shown(address), once)
 
 
 def _compare(address: str, md5: str, read: Any) -> None:
@@ -538,7 +527,7 @@ def stored_crc(address: str) -> int | None:
     """
     if parse_address(address).scheme != "gs":
         return None
-    answer = retried(shown(address), lambda: send("GET", address, {"Range": "bytes=0-0"}))
+    answer = retried(shown(address), lambda: get(address, {"Range": "bytes=0-0"}))
     drop(answer)
     given = google_hashes(answer.headers).get("crc32c", "")
     try:
@@ -607,23 +596,33 @@ def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int 
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    left, ended = iter(items), threading.Event()
+    ended = threading.Event()
 
     def one(item: Item) -> Result:
         with until(ended):
             return ask(item)
 
     with ThreadPoolExecutor(at_once, "shardtool-requests") as threads:
-        asked: deque[Future[Result]] = deque(threads.submit(one, item) for item in islice(left, at_once))
         try:
-            while asked:
-                result = asked.popleft().result()
-                asked.extend(threads.submit(one, item) for item in islice(left, 1))
-                yield result
+            yield from _in_order(threads, one, items, at_once)
         finally:
             ended.set()
-            for each in asked:
-                each.cancel()
+
+
+def _in_order(
+    threads: ThreadPoolExecutor, ask: Callable[[Item], Result], items: Iterable[Item], at_once: int
+) -> Iterator[Result]:
+    """Yield what threads get for each item, in order; so many are asked for, or wait to be taken."""
+    left = iter(items)
+    asked: deque[Future[Result]] = deque(threads.submit(ask, item) for item in islice(left, at_once))
+    try:
+        while asked:
+            result = asked.popleft().result()
+            asked.extend(threads.submit(ask, item) for item in islice(left, 1))
+            yield result
+    finally:
+        for one in asked:
+            one.cancel()
 
 
 def read_places(blob: Blob, offsets: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes]:
@@ -640,7 +639,11 @@ def read_places(blob: Blob, offsets: Sequence[int], lengths: Sequence[int]) -> I
         for start, end, _ in spans
         for at in (range(start, end, _MOST) if end > start else (start,))
     ]
-    parts = _read_range(blob, cut)
+
+    def read(part: tuple[int, int]) -> bytes:
+        return blob.read(part[0], part[1] - part[0])
+
+    parts = _in_order(requests(), read, cut, _AHEAD) if len(cut) > 1 else map(read, cut)
     place = 0
     for start, end, count in spans:
         pieces = [next(parts) for _ in range(start, max(end, start + 1), _MOST)]
@@ -662,22 +665,3 @@ def _spans(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, in
                 continue
         spans.append((offset, offset + length, 1))
     return spans
-
-
-def _read_range(blob: Blob, cut: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    """Yield the bytes of each range, in order."""
-    if len(cut) == 1:
-        ((start, end),) = cut
-        yield blob.read(start, end - start)
-        return
-    threads, left = requests(), iter(cut)
-    asked: deque[Future[bytes]] = deque()
-    try:
-        while True:
-            asked.extend(threads.submit(blob.read, at, end - at) for at, end in islice(left, _AHEAD - len(asked)))
-            if not asked:
-                return
-            yield asked.popleft().result()
-    finally:
-        for one in asked:
-            one.cancel()

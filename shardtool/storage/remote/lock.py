@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from secrets import token_hex
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable, reason
 from shardtool.storage.remote.address import join, parse_address, shown
-from shardtool.storage.remote.blob import length_of, send
+from shardtool.storage.remote.blob import get, length_of
 from shardtool.storage.remote.retry import PassingFailure, RequestStopped, answering, retried, writing
 from shardtool.storage.remote.stores import delete, listed, put, version_in
 
@@ -312,12 +312,8 @@ def _read(address: str) -> _Found | None:
     """Return the lock that is there; None: there is none."""
 
     def once() -> _Found:
-        answer = send("GET", address)
-        try:
-            with answering(address):
-                data = answer.read(_MOST)
-        finally:
-            answer.close()
+        with closing(get(address)) as answer, answering(address):
+            data = answer.read(_MOST)
         if len(data) < min(length_of(answer) or 0, _MOST):
             raise PassingFailure("the answer ends early", answered=True)
         return _Found(parse_holder(data), version_in(address, answer.headers), age_s(answer.headers))

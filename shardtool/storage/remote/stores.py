@@ -212,7 +212,7 @@ _ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _VERSION = "2022-11-02"
 _SLACK = timedelta(minutes=15)  # by which our clock may be ahead
 _SIGNED_FOR = timedelta(hours=1)
-_PERMISSIONS = {"GET": "r", "HEAD": "r", "PUT": "cw", "DELETE": "d"}
+_PERMISSIONS = {"GET": "r", "PUT": "cw"}
 
 
 def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str | None:
