@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.results import Observer
-    from shardtool.storage.places import FoundObject
+    from shardtool.storage.remote.stores import BucketEntry
 
 
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
@@ -449,7 +449,7 @@ class ObjectTree:
         """
         where, total = to_text(self.root), 0
 
-        def counted() -> Iterator[FoundObject]:
+        def counted() -> Iterator[BucketEntry]:
             nonlocal total
             for one in objects_below(where):
                 yield one
@@ -464,7 +464,7 @@ class ObjectTree:
         return parts
 
 
-def parts_of(objects: Iterable[FoundObject], rules: ScanRules) -> list[ScanPart]:
+def parts_of(objects: Iterable[BucketEntry], rules: ScanRules) -> list[ScanPart]:
     """Return the files that objects are, in key order, as far as the rules take them."""
     found = _Found(rules)
     for one in objects:
@@ -485,9 +485,9 @@ class _Found:
     folders: dict[bytes, bool] = field(default_factory=lambda: {b"": True})  # whether each is looked into
     no_field: dict[bytes, int] = field(default_factory=dict)  # paths that name no field, and their sizes
 
-    def add(self, one: FoundObject) -> None:
+    def add(self, one: BucketEntry) -> None:
         """Note an object, if the rules take it."""
-        path = to_bytes(one.path)
+        path = to_bytes(one.key)
         prefix, name = path[: path.rfind(b"/") + 1], path[path.rfind(b"/") + 1 :]
         rules = self.rules
         if not self._looks_into(prefix):

@@ -11,13 +11,13 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shardtool.errors import AccessRefused, InvalidRequest, raise_if_machines
 from shardtool.storage.open_file import READ_FOLLOWING, address_of, is_other, is_place, open_blob, open_file
 from shardtool.storage.remote import address, blob, other_schemes, stores
 from shardtool.storage.remote.address import is_url, is_web, refuse_near_url, shown, use_headers
-from shardtool.storage.remote.blob import called, together, version_number
+from shardtool.storage.remote.blob import called, together
 from shardtool.storage.remote.stores import use_endpoint
 from shardtool.values import to_bytes, to_text
 
@@ -33,22 +33,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
 _LARGE = 2**25
-
-
-class FoundObject(NamedTuple):
-    """An object below an address.
-
-    Attributes:
-        path: Where it lies, counted from there.
-        size: Bytes.
-        version: Its ETag as a number, as `read_file` has it; 0 where it has none.
-        changed_ns: When it was written, by the store's clock.
-    """
-
-    path: str
-    size: int
-    version: int
-    changed_ns: int
 
 
 def join(folder: str, name: str) -> str:
@@ -275,8 +259,8 @@ def entries_in(folder: str) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
-def objects_below(folder: str) -> Iterator[FoundObject]:
-    """Yield the objects below an address, at any depth, in the store's order, as they are listed.
+def objects_below(folder: str) -> Iterator[BucketEntry]:
+    """Yield the objects below an address, at any depth, in the store's order; their keys count from there.
 
     Folders are none, but an empty object that stands for one is there, without the slash at its end.
 
@@ -286,7 +270,7 @@ def objects_below(folder: str) -> Iterator[FoundObject]:
     above = len(address.parse_address(folder).key.rstrip("/"))
     for one in _listed(folder, below=True):
         if path := one.key[above:].lstrip("/"):
-            yield FoundObject(path, one.size, version_number(one.version), one.changed_ns)
+            yield one._replace(key=path)
 
 
 def _listed(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:

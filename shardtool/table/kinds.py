@@ -88,11 +88,11 @@ def _parquet_objects(folder: str) -> list[str]:
     if is_web(folder):
         return []
     for one in objects_below(folder):
-        if any(part[0] in "._" for part in one.path.split("/")) or not one.size:
+        if any(part[0] in "._" for part in one.key.split("/")) or not one.size:
             continue
-        if not one.path.lower().endswith(PARQUET):
+        if not one.key.lower().endswith(PARQUET):
             return []
-        found.append(join(folder, one.path))
+        found.append(join(folder, one.key))
     return sorted(found, key=os.fsencode)
 
 
@@ -140,7 +140,7 @@ def _may_be_manifest(text: str) -> bool:
 
 
 def _paths_below(folder: str) -> Iterator[str]:
-    return (one.path for one in objects_below(folder))
+    return (one.key for one in objects_below(folder))
 
 
 def is_manifest(source: object) -> bool:

@@ -49,7 +49,7 @@ def test_source(memory: str, tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/t/m.csv", b"path\ncat/1.jpg\n")
     create(f"{memory}/t/m.csv", str(tmp_path / "m" / "out-{000..}.tar"), forked)
     assert members(tmp_path / "m" / "out-000.tar") == [("cat/1.jpg", b"one")]
-    assert sorted(one.path for one in objects_below(f"{memory}/t")) == sorted([*TREE, "m.csv"])
+    assert sorted(one.key for one in objects_below(f"{memory}/t")) == sorted([*TREE, "m.csv"])
 
 
 def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

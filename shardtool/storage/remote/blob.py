@@ -15,7 +15,6 @@ import re
 import threading
 from collections import deque
 from contextlib import closing
-from hashlib import blake2b
 from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,7 +34,7 @@ from shardtool.storage.remote.address import (
     without_user,
 )
 from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, until
-from shardtool.storage.remote.stores import not_installed, signed
+from shardtool.storage.remote.stores import not_installed, signed, version_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -469,12 +468,6 @@ class ObjectFact(NamedTuple):
 
     st_size: int
     st_mtime_ns: int
-
-
-def version_number(etag: str) -> int:
-    """Return an ETag as a number of 63 bits, the same from a listing and from an answer; 0 where there is none."""
-    tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
-    return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 
 
 def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:

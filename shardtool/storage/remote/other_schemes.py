@@ -74,7 +74,7 @@ def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         name = str(one["name"]).strip("/")[len(root) :].strip("/")
         size = -1 if one["type"] == "directory" else int(one["size"] or 0)
         if name:
-            yield BucketEntry(f"{key}/{name}" if key else name, size, "", 0)
+            yield BucketEntry(f"{key}/{name}" if key else name, size, 0, 0)
 
 
 def _files(address: str) -> tuple[Any, str]:

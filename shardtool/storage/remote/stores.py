@@ -15,6 +15,7 @@ import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -68,16 +69,17 @@ def endpoint_of_all() -> str:
     return os.environ.get(ENDPOINT, "")
 
 
-def store_of(scheme: str, bucket: str) -> tuple[Any, str | None]:
-    """Return the store of a bucket, and its plain address where requests are not signed.
+def store_of(address: str) -> tuple[Any, str | None]:
+    """Return the store of the bucket that an address names, and its plain address where requests are not signed.
 
     Raises:
         InvalidRequest: It is of a scheme that is only read, or obstore is not installed.
     """
-    if scheme not in STORES:
-        where, expected = f"{scheme}://{bucket}", f"{'://, '.join(STORES)}:// or a folder"
+    at = parse_address(address)
+    if at.scheme not in STORES:
+        where, expected = f"{at.scheme}://{at.host}", f"{'://, '.join(STORES)}:// or a folder"
         raise InvalidRequest(where, "a place that is only read", expected=expected)
-    return _made(scheme, bucket, endpoint_of_all(), tuple(map(os.environ.get, _DECIDING)))
+    return _made(at.scheme, at.host, endpoint_of_all(), tuple(map(os.environ.get, _DECIDING)))
 
 
 @functools.lru_cache(maxsize=256)
@@ -268,13 +270,13 @@ class BucketEntry(NamedTuple):
     Attributes:
         key: The object's key; of a prefix that stands for a folder, without a slash behind.
         size: Bytes; -1 for a folder.
-        version: Its ETag, as far as it has one.
+        version: Its ETag as a number, as `read_file` has it; 0 where it has none.
         changed_ns: When it was written, by the store's clock.
     """
 
     key: str
     size: int
-    version: str
+    version: int
     changed_ns: int
 
     @property
@@ -300,7 +302,7 @@ def signed(address: str, method: str) -> str:
         return address
     if at.scheme == "az" and (url := signed_with_key(endpoint_of_all(), at.host, at.key, method)):
         return url
-    store, plain = store_of(at.scheme, at.host)
+    store, plain = store_of(address)
     if plain is not None:
         return f"{plain}/{quote(at.key)}"
     import obstore
@@ -321,14 +323,11 @@ def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
     at = parse_address(address)
     if at.scheme in WEB:
         raise InvalidRequest(shown(address), "a folder on the web", expected="files: a web server does not list them")
-    store, _ = store_of(at.scheme, at.host)
-    import obstore
-
-    prefix = at.key.rstrip("/")
+    store, prefix = store_of(address)[0], at.key.rstrip("/")
     if not below:
-        found = _asked(address, lambda: obstore.list_with_delimiter(store, prefix or None), lists=True)
+        found = _asked(address, lambda: store.list_with_delimiter(prefix or None), lists=True)
         for folder in found["common_prefixes"]:
-            yield BucketEntry(folder.rstrip("/"), -1, "", 0)
+            yield BucketEntry(folder.rstrip("/"), -1, 0, 0)
         yield from (one for one in map(_one, found["objects"]) if one.key != prefix)  # which stands for the folder
         return
     yield from _below(address, store, prefix)
@@ -339,11 +338,9 @@ def _below(address: str, store: Any, prefix: str) -> Iterator[BucketEntry]:
 
     The key of an empty object may lack a slash, so that the store would go on elsewhere: another one must be the last.
     """
-    import obstore
-
     attempts, last, done = Attempts(shown(address)), "", set[str]()
     while True:
-        pages: Any = obstore.list(store, prefix or None, offset=last or None, chunk_size=_PAGE)
+        pages = store.list(prefix or None, offset=last or None, chunk_size=_PAGE)
         try:
             while page := _page(address, pages):
                 for one in page:
@@ -393,13 +390,10 @@ def put(address: str, data: bytes, expected: str | None = None) -> str:
         AccessRefused: We may not.
         StoreFailed: It fails time and again.
     """
-    at = parse_address(address)
-    store, _ = store_of(at.scheme, at.host)
-    import obstore
-
+    at, store = parse_address(address), store_of(address)[0]
     kind = "version" if at.scheme == "gs" else "e_tag"
-    mode: Any = "overwrite" if expected is None else {kind: expected} if expected else "create"
-    answer = _asked(address, lambda: obstore.put(store, at.key, data, mode=mode, use_multipart=False))
+    mode = "overwrite" if expected is None else {kind: expected} if expected else "create"
+    answer = _asked(address, lambda: store.put(at.key, data, mode=mode, use_multipart=False))
     return answer[kind] or ""
 
 
@@ -418,24 +412,26 @@ def delete(folder: str, keys: Sequence[str]) -> None:
         AccessRefused: We may not.
         StoreFailed: It fails time and again.
     """
-    if not keys:
-        return
-    at = parse_address(folder)
-    store, _ = store_of(at.scheme, at.host)
-    import obstore
-
+    store = store_of(folder)[0]
     for first in range(0, len(keys), _PAGE):
         some = list(keys[first : first + _PAGE])
         try:
-            _asked(folder, partial(obstore.delete, store, some))
+            _asked(folder, partial(store.delete, some))
         except FileNotFoundError:
             for key in some:
                 with suppress(FileNotFoundError):
-                    _asked(folder, partial(obstore.delete, store, key))
+                    _asked(folder, partial(store.delete, key))
 
 
 def _one(meta: Any) -> BucketEntry:
-    return BucketEntry(meta["path"], meta["size"], meta["e_tag"] or "", int(meta["last_modified"].timestamp() * 1e9))
+    changed_ns = int(meta["last_modified"].timestamp() * 1e9)
+    return BucketEntry(meta["path"], meta["size"], version_number(meta["e_tag"] or ""), changed_ns)
+
+
+def version_number(etag: str) -> int:
+    """Return an ETag as a number of 63 bits, the same from a listing and from an answer; 0 where there is none."""
+    tag = etag.removeprefix("W/").strip('"')  # Azure's listing has no quotes
+    return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "little") >> 1 if tag else 0
 
 
 def _asked(address: str, ask: Callable[[], Any], *, lists: bool = False) -> Any:

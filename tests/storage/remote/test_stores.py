@@ -26,7 +26,7 @@ def test_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDTOOL_ENDPOINT", raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     with pytest.raises(InvalidRequest, match="such as https://") as caught:
-        store_of("s3", "bucket")
+        store_of("s3://bucket")
     assert "pw" not in str(caught.value)
     with pytest.raises(InvalidRequest, match="such as https://"):
         use_endpoint(endpoint)
@@ -46,4 +46,4 @@ def test_half_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SKIP_SIGNATURE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(AccessRefused, match="AWS_ACCESS_KEY_ID alone; expected AWS_SECRET_ACCESS_KEY"):
-        store_of("s3", "bucket")
+        store_of("s3://bucket")
