@@ -16,7 +16,7 @@ the protobuf encoding guide; docs/format.md, "TFRecord shards".
 from __future__ import annotations
 
 import re
-from struct import Struct
+from struct import Struct, iter_unpack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from shardtool.errors import CorruptShard
@@ -427,9 +427,12 @@ def numbers_of(data: bytes | memoryview, kind: str) -> list[int] | list[float]:
     """
     try:
         if kind == "float":
-            return [Struct("<f").unpack(data[first:last])[0] for first, last in _floats(data)]
+            spans = [*_values(data)]
+            if any((last - first) % 4 for first, last in spans):
+                raise ValueError
+            return [number for first, last in spans for (number,) in iter_unpack("<f", data[first:last])]
         found = []
-        for first, last in _int_spans(data):
+        for first, last in _values(data):
             at = first
             while at < last:
                 value, at = read_varint(data, at, last)
@@ -446,7 +449,7 @@ def bytes_of(data: bytes) -> list[bytes]:
         ValueError: It is no list.
         IndexError: It ends too early.
     """
-    return [data[first:last] for tag, first, last in _parts(data, 0, len(data)) if tag == 1]
+    return [data[first:last] for first, last in _values(data)]
 
 
 def single_int(data: bytes | memoryview) -> int | None:
@@ -461,18 +464,9 @@ def single_int(data: bytes | memoryview) -> int | None:
     return signed(number) if end == len(data) else None
 
 
-def _floats(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    for tag, first, last in _parts(data, 0, len(data)):
-        if tag == 1:
-            if (last - first) % 4:
-                raise ValueError
-            yield from ((at, at + 4) for at in range(first, last, 4))
-
-
-def _int_spans(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    for tag, first, last in _parts(data, 0, len(data)):
-        if tag == 1:
-            yield first, last
+def _values(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Yield where the parts of a list's values lie."""
+    return ((first, last) for tag, first, last in _parts(data, 0, len(data)) if tag == 1)
 
 
 def _feature(data: Data, first: int, last: int, start: int) -> Feature:

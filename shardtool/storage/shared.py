@@ -13,7 +13,7 @@ from bisect import bisect_right
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 if TYPE_CHECKING:
@@ -180,17 +180,10 @@ def write_all(fd: int, data: bytes | memoryview, at: int | None = None) -> None:
 # Objects with locks, made fit for use in a process that was forked while another thread held them.
 
 
-class Renewed(Protocol):
-    """What has locks, or descriptors of its own."""
-
-    def after_fork(self) -> None:
-        """Make them anew; the process has one thread."""
+_OBJECTS: WeakSet[ForkLock | SharedBlocks] = WeakSet()
 
 
-_OBJECTS: WeakSet[Renewed] = WeakSet()
-
-
-def renew_after_fork(one: Renewed) -> None:
+def renew_after_fork(one: ForkLock | SharedBlocks) -> None:
     """Have `after_fork` called in each process that is forked from now on, for as long as the object lives."""
     _OBJECTS.add(one)
 

@@ -121,7 +121,7 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if answer.status in (200, 201, 204, 206, 416):
         return answer
-    raise refusal(address, "GET", answer, _start_of(answer))
+    raise refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
 
 
 def stored_md5(headers: Mapping[str, str]) -> str | None:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING
@@ -73,8 +73,7 @@ class Holder:
 
     def encode(self, renewals: int = 0) -> bytes:
         """Return the bytes of its lock: others each time that it is renewed, for stores tell versions by them."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps({"shardtool lock": 1, **fields, "renewals": renewals}).encode() + b"\n"
+        return json.dumps({"shardtool lock": 1, **asdict(self), "renewals": renewals}).encode() + b"\n"
 
     def is_dead(self) -> bool:
         """Tell whether it is a process of this machine that has ended, or a run of this process that has."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import re
+import shutil
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -255,7 +256,7 @@ def _check(address: str, answer: _Answer) -> None:
         raise StoreFailed(shown(address), "redirected", remedy=WRONG_PLACE)
     if answer.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
         with writing(address):
-            raise refusal(address, "PUT", answer, answer.body)
+            raise refusal(address, "PUT", *answer)
 
 
 # The folder, and what is held or packed for it.
@@ -501,8 +502,7 @@ class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
     def copy(self, to: Sink) -> None:
         """Write all of it to another."""
         self._file.seek(0)
-        while block := self._file.read(BLOCK):
-            to.write(block)
+        shutil.copyfileobj(self._file, to, BLOCK)
 
 
 def _no_room(error: OSError) -> OutputFailed:

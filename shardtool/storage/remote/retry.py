@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.client import HTTPException
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
@@ -116,24 +116,21 @@ def apart(ask: Callable[[], Result]) -> Result:
     Raises:
         Stopped: This thread is.
     """
-    found: list[Result] = []
-    failed: list[BaseException] = []
+    from concurrent.futures import Future, wait
+
+    check_wanted()
+    future: Future[Result] = Future()
 
     def run() -> None:
         try:
-            found.append(ask())
+            future.set_result(ask())
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
-            failed.append(error)
+            future.set_exception(error)
 
-    check_wanted()
-    thread = threading.Thread(target=run, name="shardtool-apart", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(SLICE_S)
+    threading.Thread(target=run, name="shardtool-apart", daemon=True).start()
+    while not wait([future], SLICE_S).done:
         check_wanted()
-    if failed:
-        raise failed[0]
-    return found[0]
+    return future.result()
 
 
 def pause(seconds: float) -> None:
@@ -278,19 +275,16 @@ def retried(where: str, ask: Callable[[], Result]) -> Result:
                 return result
 
 
-def _say(where: str) -> None:
-    from logging import getLogger
-
-    getLogger("shardtool").warning("%s: no answer for %d seconds; still asking", where, POLICY.notice_s)
-
-
 @contextmanager
 def _said_to_wait(where: str) -> Iterator[None]:
     """Say that a request has no answer after some seconds, where none had one before."""
     if _answered.is_set() or not _one_waits.acquire(blocking=False):
         yield
         return
-    timer = threading.Timer(POLICY.notice_s, _say, (where,))
+    from logging import getLogger
+
+    text, seconds = "%s: no answer for %d seconds; still asking", POLICY.notice_s
+    timer = threading.Timer(seconds, getLogger("shardtool").warning, (text, where, seconds))
     timer.daemon = True
     timer.start()
     try:
@@ -347,15 +341,11 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
         ) from None  # fmt: skip
     except theirs.GenericError as error:
         if _KEYS_ASKED.search(str(error)):
-            raise _no_keys(where) from None
+            found = "no credentials in the environment, and this machine gives none"
+            raise AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK) from None
         raise _generic(where, str(error), lists=lists) from None
     except (theirs.BaseError, ValueError, TypeError):
         raise InvalidRequest(where, "no valid address or settings of a store") from None
-
-
-def _no_keys(where: str) -> AccessRefused:
-    found = "no credentials in the environment, and this machine gives none"
-    return AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK)
 
 
 def _refused(where: str, said: str, *, lists: bool) -> AccessRefused:
@@ -453,28 +443,17 @@ def answering(address: str, url: str = "") -> Iterator[None]:
         raise StoreFailed(shown(address), "no valid address, or an answer that is no HTTP") from None
 
 
-class Answer(Protocol):
-    """What a server has answered."""
-
-    @property
-    def status(self) -> int:
-        """Its status."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Its headers, by names in any case."""
-
-
-def refusal(address: str, method: str, answer: Answer, body: bytes = b"") -> Exception:
+def refusal(address: str, method: str, status: int, headers: Mapping[str, str], body: bytes = b"") -> Exception:
     """Return what an answer of another status than was hoped for means.
 
     Args:
         address: What was asked for.
         method: How.
-        answer: The answer.
+        status: That of the answer.
+        headers: Those of the answer, by names in any case.
         body: The start of its body, in which stores name what is wrong.
     """
-    status, where = answer.status, shown(address)
+    where = shown(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
         return FileNotFoundError(2, "no such object", where)
     if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
@@ -487,7 +466,7 @@ def refusal(address: str, method: str, answer: Answer, body: bytes = b"") -> Exc
         found = f"the server answers {status}{said}: not allowed, or not there"
         return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
     if status in BUSY:
-        wait_s = retry_after(answer.headers.get("Retry-After", ""))
+        wait_s = retry_after(headers.get("Retry-After", ""))
         return PassingFailure(f"the server answers {status}", wait_s, answered=True)
     remedy = WRONG_PLACE if code in _ELSEWHERE else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)

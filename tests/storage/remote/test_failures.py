@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 
 from shardtool.errors import AccessRefused, OutputFailed, StoreFailed
 from shardtool.storage.remote.retry import PassingFailure, refusal, writing
 
 
-class _Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-
-
 def _said(status: int, code: str = "") -> Exception:
     body = f"<Error><Code>{code}</Code><Message>key AKIASECRET</Message></Error>".encode() if code else b""
-    return refusal("s3://bucket/key", "PUT", _Answer(status, {}), body)
+    return refusal("s3://bucket/key", "PUT", status, {}, body)
 
 
 @pytest.mark.parametrize(
