@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from shardtool import CreateOptions
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans
 from shardtool.names import Names
+from shardtool.request.results import Observer
 from shardtool.values import FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from shardtool.source.base import Listing
+    from shardtool.source.manifest import ManifestSource
 
 FIELDS = ("cls", "jpg", "json")
 
@@ -63,3 +68,27 @@ def metadata_of(entries: Entries) -> Any:
     """Return the metadata of samples that have some: a `pyarrow.Table`."""
     assert entries.metadata is not None
     return entries.metadata
+
+
+def manifest_options(**given: Any) -> CreateOptions:
+    """Return what is asked of a manifest: (field, column) for texts, and samples that cannot be packed are left out."""
+    found = {"on_error": "skip", **given}
+    if "fields" in found:
+        found["values"] = found.pop("fields")
+    for name in {"files", "binary", "urls", "values"} & {*found}:
+        found[name] = tuple("=".join(pair) for pair in found[name])
+    if isinstance(found.get("meta"), tuple):
+        found["meta"] = ",".join(found["meta"])
+    return CreateOptions(**found)
+
+
+def list_manifest(source: ManifestSource) -> Listing:
+    """Return the samples of a manifest, whose files are looked at in this process."""
+    return source.list_samples(cast("Any", _Here()), Observer())
+
+
+class _Here:
+    """A pool that does its tasks in this process."""
+
+    def map(self, function: Callable[[Any], Any], tasks: Iterable[object]) -> Iterable[tuple[int, Any]]:
+        return enumerate(map(function, tasks))

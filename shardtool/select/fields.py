@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries, FieldSpans
     from shardtool.names import Texts
-    from shardtool.table.values import ColumnTexts
+    from shardtool.table.values import ArrowTexts
     from shardtool.values import Number
 
 
@@ -272,7 +272,7 @@ class Field:
     """
 
     name: str
-    texts: ColumnTexts | Names
+    texts: ArrowTexts | Names
     given: NDArray[np.bool_]
     number: Number | None = None
     labels: list[str] | None = None

@@ -39,7 +39,7 @@ from shardtool.table.columns import (
 )
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.values import (
-    ColumnTexts,
+    column_texts,
     has_text,
     large_places,
     missing_places,
@@ -401,7 +401,7 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
         values, labels = numbered(values, name, known)
     given = np.ones(len(entries), bool)
     given[missing] = False
-    return Field(name, ColumnTexts(pa.table({name: values}), render_values), given, number, labels)
+    return Field(name, column_texts(pa.table({name: values}), render_values), given, number, labels)
 
 
 def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:

@@ -7,8 +7,10 @@ names, and noted, so that what was guessed is known.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +19,9 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
-from shardtool.source import manifest_rows as places
+from shardtool.storage.open_file import is_place
 from shardtool.table import arrays
 from shardtool.table import columns as keys
 from shardtool.table.columns import (
@@ -36,19 +39,19 @@ from shardtool.table.columns import (
     no_such,
     short,
 )
-from shardtool.table.values import has_text, large_places, missing_places, nul_places
-from shardtool.values import NAME_LIMIT, Dots, counted, split_name, to_bytes, to_text
+from shardtool.table.values import ArrowTexts, has_text, large_places, missing_places, nul_places
+from shardtool.values import NAME_LIMIT, counted, split_name, to_bytes, to_text
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.classes import Classes
     from shardtool.names import Names
     from shardtool.request.options import CreateOptions
     from shardtool.source.naming import Groups
+    from shardtool.values import Dots
 
 
 KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
@@ -60,87 +63,16 @@ _FORMATS = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestOptions:
-    """The options that say what a manifest's columns are for.
-
-    Attributes:
-        key: The column of keys; None: one with a usual name, or the paths without their endings. The path column
-            itself means the latter.
-        path: The column of paths whose endings name the field.
-        files: (field, column): paths whose field is named.
-        binary: (field, column): the bytes themselves, or `struct<bytes, path>` with the bytes there, or text that is
-            too long to be held; read a batch at a time.
-        urls: (field, column): URLs whose files are the field; a worker fetches them.
-        fields: (field, column): the value itself is the payload; the column is held.
-        classes: Those of `fields` whose values are numbered, in the order of their bytes.
-        known_classes: The numbers that classes have already; None: none has.
-        meta: The columns that go into the field `json`, and into the sidecars.
-        root: What relative paths count from; None: the manifest's folder.
-        allow_outside: Paths may lead out of `root`.
-        size: A column with the bytes of the file, for plans of files that are not there, or that lie in the web.
-        stat: Look at the files; False: plan with what `size` says.
-        dots: Where a file's name ends and its field begins.
-    """
-
-    key: str | None = None
-    path: str | None = None
-    files: tuple[tuple[str, str], ...] = ()
-    binary: tuple[tuple[str, str], ...] = ()
-    urls: tuple[tuple[str, str], ...] = ()
-    fields: tuple[tuple[str, str], ...] = ()
-    classes: tuple[str, ...] = ()
-    known_classes: Classes | None = None
-    meta: Literal["all", "none"] | tuple[str, ...] = "all"
-    root: str | None = None
-    allow_outside: bool = False
-    size: str | None = None
-    stat: bool = True
-    dots: Dots = "first"
-
-    def named(self) -> list[tuple[str, str]]:
-        """Return (option, column) for every column that is asked for."""
-        found = [("key", self.key), ("path", self.path), ("size", self.size)]
-        given = ("files", self.files), ("binary", self.binary), ("urls", self.urls), ("values", self.fields)
-        for name, named in given:
-            found += [(name, column) for _, column in named]
-        if isinstance(self.meta, tuple):
-            found += [("meta", column) for column in self.meta]
-        return [(option(name), column) for name, column in found if column is not None]
-
-
-def manifest_options(options: CreateOptions) -> ManifestOptions:
-    """Return what is asked of a manifest."""
-    from shardtool.dataset.dataset_file import open_classes
-
-    return ManifestOptions(
-        key=options.key,
-        path=options.path,
-        files=pairs("files", options.files),
-        binary=pairs("binary", options.binary),
-        urls=pairs("urls", options.urls),
-        fields=pairs("values", options.values),
-        classes=tuple(options.classes),
-        known_classes=open_classes(options.classes_from),
-        meta=options.meta if options.meta in ("all", "none") else tuple(options.meta.split(",")),  # type: ignore[arg-type]
-        root=None if options.root is None else os.fspath(options.root),
-        allow_outside=options.allow_outside,
-        size=options.size,
-        stat=options.stat,
-        dots=options.dots or "first",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Roles:
-    """The role of each column; see `ManifestOptions`.
+    """The role of each column; pairs are of a field and the column that it is made of.
 
     Attributes:
         key: None: the paths' stems, or the rows' numbers where there are none.
         path: None: there are none, or their fields are named.
-        files: Field to column of paths.
-        binary: Field to column of bytes.
-        urls: Field to column of URLs.
-        fields: Field to column of values.
+        files: Columns of paths.
+        binary: Columns of bytes, in the order of the fields' names.
+        urls: Columns of URLs.
+        values: Columns whose values are the payload.
         meta: In the order of the table.
         notes: What was chosen by the usual names.
     """
@@ -150,41 +82,48 @@ class Roles:
     files: tuple[tuple[str, str], ...]
     binary: tuple[tuple[str, str], ...]
     urls: tuple[tuple[str, str], ...]
-    fields: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, str], ...]
     meta: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
 
+    def columns_of(self, role: str) -> list[str]:
+        """Return the columns of `files`, `urls`, `binary` or `values`."""
+        return [column for _, column in getattr(self, role)]
+
     def texts(self) -> list[str]:
         """Return the columns that must stay text where types are inferred."""
-        return [name for name in (self.key, *self.paths(), *self.url_columns(), *self.streamed()) if name is not None]
-
-    def url_columns(self) -> list[str]:
-        """Return the columns of URLs."""
-        return [column for _, column in self.urls]
+        keys = [self.key] if self.key is not None else []
+        return [*keys, *self.paths(), *self.columns_of("urls"), *self.streamed()]
 
     def streamed(self) -> list[str]:
         """Return the columns of bytes, which are not read whole."""
-        return [column for _, column in self.binary]
+        return self.columns_of("binary")
 
     def paths(self) -> list[str]:
         """Return the columns of paths; the one whose endings name the field first."""
-        return [*([self.path] if self.path is not None else []), *(column for _, column in self.files)]
-
-    def values(self) -> list[str]:
-        """Return the columns that are payload as they are."""
-        return [column for _, column in self.fields]
+        return [*([self.path] if self.path is not None else []), *self.columns_of("files")]
 
     def field_names(self) -> list[str]:
         """Return the fields whose names are known, `json` among them where there is metadata."""
-        names = [name for pairs in (self.files, self.urls, self.binary, self.fields) for name, _ in pairs]
+        names = [name for pairs in (self.files, self.urls, self.binary, self.values) for name, _ in pairs]
         return names + ([META] if self.meta else [])
 
 
-def choose(name: str, schema: pa.Schema, options: ManifestOptions, first_ending: Callable[[str], str]) -> Roles:
+def asked_columns(options: CreateOptions) -> list[tuple[str, str]]:
+    """Return (option, column) for every column that is asked for."""
+    found = [(name, getattr(options, name)) for name in ("key", "path", "size")]
+    for name in ("files", "binary", "urls", "values"):
+        found += [(name, column) for _, column in pairs(name, getattr(options, name))]
+    if options.meta not in ("all", "none"):
+        found += [("meta", column) for column in options.meta.split(",")]
+    return [(option(name), column) for name, column in found if column is not None]
+
+
+def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: Callable[[str], str]) -> Roles:
     """Return what each column is for.
 
     Args:
-        name: The manifest's.
+        where: What the manifest is called.
         schema: Its columns.
         options: What was asked for.
         first_ending: Gives, for a column of `struct<bytes, path>`, the ending of the first path, or nothing.
@@ -192,44 +131,48 @@ def choose(name: str, schema: pa.Schema, options: ManifestOptions, first_ending:
     Raises:
         InvalidRequest: A column that is not there, no columns that could be samples, or fields that clash.
     """
-    check_names(name, schema.names)
-    for named_by, column in options.named():
+    check_names(where, schema.names)
+    for named_by, column in asked_columns(options):
         if column not in schema.names:
             raise no_such("column", named_by, column, schema.names)
     notes: list[str] = []
-    path, binary = options.path, options.binary
-    if path is None and not options.files and not binary and not options.urls:
-        asked = {column for _, column in options.fields}
+    files, binary, urls, values = (
+        pairs(name, getattr(options, name)) for name in ("files", "binary", "urls", "values")
+    )
+    path = options.path
+    if path is None and not files and not binary and not urls:
+        asked = {column for _, column in values}
         path = _usual("path", PATH_NAMES, [one.name for one in schema if is_text(one.type)], asked, notes)
         if path is None:
-            free = [one for one in heavy_columns(schema) if one not in asked]
-            binary = _only_bytes(name, free, first_ending, notes)
-    payload = {path, *(column for _, column in (*options.files, *options.urls, *binary, *options.fields))}
+            binary = _only_bytes(where, [one for one in heavy_columns(schema) if one not in asked], first_ending, notes)
+    payload = {path, *(column for _, column in (*files, *urls, *binary, *values))}
     key = options.key
     if key is None:
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
-    if isinstance(options.meta, tuple):
-        asked = {*options.meta}
-        meta = tuple(one for one in schema.names if one in asked)
-    else:
-        used = {key, *payload}
-        meta = tuple(one for one in schema.names if one not in used and not is_index(one))
-    first = path if path is not None else next((column for _, column in options.files), None)
+    wanted = {*schema.names} - {key, *payload, *filter(is_index, schema.names)}
+    if options.meta != "all":
+        wanted = {*options.meta.split(",")} if options.meta != "none" else set()
     roles = Roles(
-        key=None if key == first else key,
+        key=None if key == (path if path is not None else next((column for _, column in files), None)) else key,
         path=path,
-        files=options.files,
-        binary=binary,
-        urls=options.urls,
-        fields=options.fields,
-        meta=() if options.meta == "none" else meta,
+        files=files,
+        binary=tuple(sorted(binary, key=lambda pair: to_bytes(pair[0]))),
+        urls=urls,
+        values=values,
+        meta=tuple(one for one in schema.names if one in wanted),
         notes=notes,
     )
     names = roles.field_names()
     clash = bool(roles.meta) and names.count(META) > 1
-    check_fields(name, names, remedy=meta_clash() if clash else NAME_APART)
-    check_labels(options.classes, roles.fields)
-    _check_payload(name, schema.names, roles)
+    check_fields(where, names, remedy=meta_clash() if clash else NAME_APART)
+    check_labels(options.classes, roles.values)
+    if not (roles.paths() or roles.binary or urls or values):
+        found = f"no column with a usual name for paths, among {listing(schema.names, 20)}"
+        expected = f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}"
+        asked_by = [option(name, {"jpg": "COLUMN"}) for name in ("files", "urls", "binary")]
+        named = ", ".join([option("path", "COLUMN"), *asked_by])
+        remedy = f"Name it: {named}, or {option('values', {'txt': 'COLUMN'})}."
+        raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     _note(roles, options)
     return roles
 
@@ -240,7 +183,7 @@ def meta_clash() -> str:
     return f"The metadata is the field json: call the other something else, or leave it out with {none}."
 
 
-def _note(roles: Roles, options: ManifestOptions) -> None:
+def _note(roles: Roles, options: CreateOptions) -> None:
     """Add to the notes what no column was found for."""
     if not roles.paths() and not roles.binary and not roles.urls:
         roles.notes.append(
@@ -251,18 +194,6 @@ def _note(roles: Roles, options: ManifestOptions) -> None:
         roles.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
     if roles.meta and options.meta == "all":
         roles.notes.append(f"columns in the field {META}: {listing([*roles.meta], 8)} ({option('meta')} chooses)")
-
-
-def _check_payload(name: str, columns: list[str], roles: Roles) -> None:
-    if not roles.paths() and not roles.binary and not roles.urls and not roles.fields:
-        found = f"no column with a usual name for paths, among {listing(columns, 20)}"
-        expected = f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}"
-        remedy = (
-            f"Name it: {option('path', 'COLUMN')}, {option('files', {'jpg': 'COLUMN'})}, "
-            f"{option('urls', {'jpg': 'COLUMN'})}, {option('binary', {'jpg': 'COLUMN'})}, or "
-            f"{option('values', {'txt': 'COLUMN'})}."
-        )
-        raise InvalidRequest(name, found, expected=expected, remedy=remedy)
 
 
 def _is_key(kind: pa.DataType) -> bool:
@@ -312,6 +243,8 @@ def ending_of(path: str | None, dots: Dots) -> str:
 
 
 _SHOWN = 3  # keys and paths in a message
+_FIELD_LIMIT = 2**16 - 1
+_CHUNK = 2**16  # rows at a time
 
 
 def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
@@ -340,9 +273,9 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
         want(roles.key, "key", "text or whole numbers", right=right)
     for column in roles.paths():
         want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=bytes_remedy)
-    for column in roles.url_columns():
+    for column in roles.columns_of("urls"):
         want(column, "URL", "text", right=is_text(kinds.get(column, null)))
-    for one, column in roles.fields:
+    for one, column in roles.values:
         right = column in kinds and has_text(kinds[column])
         want(column, f"field {one}", "text or numbers", right=right, remedy=bytes_remedy)
         is_array = one.rpartition(".")[2].lower() == "npy"
@@ -367,16 +300,16 @@ def check_values(rows: Rows, roles: Roles) -> None:
         InvalidRequest: There are such values.
     """
     needed = [("key", roles.key)] if roles.key is not None else []
-    needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.values()]
+    needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.columns_of("values")]
     for role, name in needed:
         missing = missing_places(rows.columns[name])
         found = f"column {name!r}: no {role} (null or NaN)"
         rows.refuse(
             missing, found, expected=f"a {role} in each row", remedy=f"{option('where')} can leave such rows out."
         )
-    for name in (*roles.values(), *roles.paths(), *roles.url_columns()):
+    for name in (*roles.columns_of("values"), *roles.paths(), *roles.columns_of("urls")):
         rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
-    for name in roles.values():
+    for name in roles.columns_of("values"):
         bad = large_places(rows.columns[name])
         rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
     for name in roles.meta:
@@ -449,14 +382,14 @@ def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> Non
         rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
     if outside:
         return
-    away = np.union1d(places.absolute_places(found), places.upward_places(found))
+    away = np.union1d(absolute_places(found), upward_places(found))
     if len(away):
         what = f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},"
         cure = f"Name their common folder with {option('root')}, or take them with {flag('allow_outside')}."
         rows.refuse(away, what, expected=f"paths below the manifest's folder, or {option('root')}", remedy=cure)
 
 
-def check_endings(rows: Rows, name: str, endings: places.Endings, known: list[str]) -> None:
+def check_endings(rows: Rows, name: str, endings: Endings, known: list[str]) -> None:
     """Refuse paths that name no field, or one that the sample has already.
 
     Raises:
@@ -486,22 +419,14 @@ def check_keys(rows: Rows, column: str | None, bad: NDArray[np.int64]) -> None:
         InvalidRequest: There are such keys.
     """
     if column is not None and len(bad):
-        problem = (
-            f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as "
-            f"{rows.examples(rows.columns[column], bad)},"
-        )
+        shown = rows.examples(rows.columns[column], bad)
+        problem = f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as {shown},"
         expected = f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'"
         rows.refuse(bad, problem, expected=expected, remedy=_other_key())
 
 
 def check_endings_differ(rows: Rows, column: str | None, found: Names, fields: NDArray[np.int64]) -> None:
-    """Refuse keys that two rows have whose files would be the same field.
-
-    Args:
-        rows: The rows of the table.
-        column: Where the keys come from; see `check_keys`.
-        found: The keys.
-        fields: A number for each field of each key.
+    """Refuse keys that two rows have whose files would be the same field, of which `fields` has a number for each.
 
     Raises:
         InvalidRequest: There are such keys.
@@ -556,3 +481,180 @@ def check_unique(rows: Rows, column: str | None, found: Names, which: NDArray[np
         problem = f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}"
         expected = "a key of its own for each row" + (f", from column {column!r}" if column else "")
         raise InvalidRequest(rows.where, problem, expected=expected, remedy=_other_key())
+
+
+# Columns of URLs, as outputs may have them.
+
+
+_MAY_HIDE = r"[@#?\\]"  # what must be in a URL of which something is not shown, but for its length
+
+
+def shown_column(urls: pa.Array) -> pa.Array:
+    """Return what may be seen of URLs: see `shown_url`."""
+    chunks = [urls.slice(first, _CHUNK) for first in range(0, len(urls), _CHUNK)]
+    return pa.concat_arrays([_shown_chunk(chunk) for chunk in chunks]) if chunks else urls
+
+
+def _shown_chunk(urls: pa.Array) -> pa.Array:
+    """Return some of them; those that are shown whole are not looked at one by one."""
+    mask = pc.or_(pc.match_substring_regex(urls, _MAY_HIDE), pc.greater(pc.utf8_length(urls), LONGEST))
+    if not pc.any(mask).as_py():
+        return urls
+    shown = [shown_url(text) for text in urls.filter(mask).to_pylist()]
+    return pc.replace_with_mask(urls, mask, pa.array(shown, urls.type))
+
+
+# Paths as a manifest gives them: where they lead from the root, and what their names say.
+#
+# Nothing is looked up on a disk here; links are for `listed`.
+
+
+_EMPTY = arrays.text("")
+_END = arrays.text("\0")
+_UP = r"(?:^|/)\.\.(?:/|$)"
+_SPLIT = {
+    "first": r"(?s)^(?P<stem>(?:.*/)?[^/][^./]*)\.(?P<field>[^/]+)$",
+    "last": r"(?s)^(?P<stem>(?:.*/)?[^/]+)\.(?P<field>[^./]+)$",
+}
+_BEFORE = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
+
+
+def relative(paths: pa.Array, root: bytes) -> pa.Array:
+    """Return paths relative to `root` where they lead into it, without `./`, `//` and the like.
+
+    Those that lead elsewhere stay absolute; `..` stays, for it may follow a link.
+    """
+    text = os.fsdecode(root)
+    tidy = [(r"/(?:\.?/)+", "/"), (r"^\./", "")]
+    if is_place(root):
+        tidy = [(f"^{re.escape(text)}", ""), *tidy]
+    else:
+        tops = sorted({os.path.abspath(text), os.path.realpath(text)})
+        tidy += [(f"^{re.escape(top.rstrip('/'))}/", "") for top in tops]
+    for pattern, replacement in tidy:
+        if pc.any(pc.match_substring_regex(paths, pattern)).as_py():
+            paths = pc.replace_substring_regex(paths, pattern, replacement)
+    return paths
+
+
+def absolute_places(paths: pa.Array) -> NDArray[np.int64]:
+    """Return which of `relative` paths are absolute: they lead out of the root."""
+    return arrays.places(pc.starts_with(paths, "/"))
+
+
+def upward_places(paths: pa.Array) -> NDArray[np.int64]:
+    """Return which of `relative` paths leave the root by `..`, whatever links are on the way."""
+    found = arrays.places(pc.match_substring_regex(paths, _UP))
+    shown = paths.take(number_array(found)).to_pylist()
+    return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
+
+
+def from_common_folder(paths: pa.Array, root: bytes) -> tuple[str, pa.Array] | None:
+    """Return the folder above all of these paths, and the paths absolute; None where none of them leaves `root`."""
+    paths = relative(paths, root)
+    away, up = absolute_places(paths), upward_places(paths)
+    if not len(away) and not len(up):
+        return None
+    top = os.path.join(os.path.realpath(os.fsdecode(root)), "")
+    real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
+    texts = paths.to_pylist()
+    for at in up.tolist():
+        folder, name = os.path.split(texts[at])
+        texts[at] = os.path.join(real(folder), name)
+    texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, and empty ones are refused later
+    return os.path.commonpath({os.path.dirname(text) for text in texts if text}), arrays.texts(texts)
+
+
+def from_root(paths: pa.Array, root: bytes) -> pa.Array:
+    """Return `relative` paths that lead elsewhere as they count from `root`, by `..` from where it really lies."""
+    if not len(absolute_places(paths)):
+        return paths
+    folder, up = os.path.realpath(os.fsdecode(root)), ""
+    while folder != "/":
+        folder, up = os.path.dirname(folder), f"{up}../"
+        paths = pc.replace_substring_regex(_large(paths), f"^{re.escape(folder.rstrip('/'))}/+", up)
+    return paths
+
+
+def _large(paths: pa.Array) -> pa.Array:
+    return pc.cast(paths, pa.large_string())
+
+
+class Endings:
+    """The fields that paths name.
+
+    Attributes:
+        names: Each once, in the order in which they were met; empty for names without one.
+        codes: uint16[paths] of `names`.
+
+    Raises:
+        InvalidRequest: There are too many.
+    """
+
+    def __init__(self, where: str, paths: pa.Array, dots: Dots) -> None:
+        self._where, self._paths, self._dots = where, paths, dots
+        self.names: list[str] = []
+        self.codes = np.zeros(len(paths), np.uint16)
+        for first in range(0, len(paths), _CHUNK):
+            chunk = paths.slice(first, _CHUNK)
+            self.codes[first : first + len(chunk)] = self._chunk(chunk)
+
+    def _chunk(self, chunk: pa.Array) -> NDArray[np.uint16] | int:
+        """Return the codes of some paths. Nearly always all have the ending of the last one, which is quickly seen."""
+        if self.names:
+            pattern = f"(?s){_BEFORE[self._dots]}{re.escape(self.names[-1])}$"
+            if self.names[-1] and pc.all(pc.match_substring_regex(chunk, pattern)).as_py():
+                return len(self.names) - 1
+        fields = pc.struct_field(pc.extract_regex(chunk, _SPLIT[self._dots]), [1])
+        fields = pc.coalesce(_large(fields), _EMPTY).dictionary_encode()
+        known = {name: at for at, name in enumerate(self.names)}
+        codes = [known.setdefault(name, len(known)) for name in fields.dictionary.to_pylist()]
+        if len(known) > _FIELD_LIMIT:
+            found = f"more than {_FIELD_LIMIT:,} different fields"
+            remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
+            raise InvalidRequest(self._where, found, expected="a few", remedy=remedy)
+        self.names = list(known)
+        taken: NDArray[np.uint16] = np.array(codes, np.uint16)[arrow.numbers(fields.indices)]
+        return taken
+
+    def stems(self) -> Iterator[pa.Array]:
+        """Yield arrays of the paths without their endings, before any were left out."""
+        for first in range(0, len(self._paths), _CHUNK):
+            chunk, codes = self._paths.slice(first, _CHUNK), self.codes[first : first + _CHUNK]
+            ending = self.names[codes[0]]
+            if not np.all(codes == codes[0]):
+                yield pc.coalesce(pc.struct_field(pc.extract_regex(chunk, _SPLIT[self._dots]), [0]), chunk)
+            else:
+                yield pc.replace_substring_regex(chunk, re.escape(f".{ending}") + "$", "") if ending else chunk
+
+
+def row_paths(
+    samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
+) -> ArrowTexts:
+    """Return the paths of the rows of samples, made of the columns they stand in: a row that is no file has none.
+
+    Args:
+        samples: How many there are.
+        columns: Columns of paths, each with a value per sample.
+        roles: For each ending, which column each row of a sample takes its path from; -1 for none.
+        endings: uint16[samples], or None where there is one for all.
+    """
+    count = samples * roles.shape[1]
+
+    def render(which: NDArray[np.int64] | slice) -> pa.Array:
+        rows = np.arange(which.start, which.stop) if isinstance(which, slice) else which
+        if not columns:
+            return arrays.texts(["\0"] * len(rows))
+        sample, place = np.divmod(rows, roles.shape[1])
+        role = roles[0 if endings is None else endings[sample], place]
+        taken = [_large(column.take(number_array(sample))) for column in columns]
+        texts = pc.choose(number_array(role + 1), _EMPTY, *taken)
+        return pc.binary_join_element_wise(texts, _END, _EMPTY)
+
+    return ArrowTexts(count, render, _CHUNK)
+
+
+def join_rows(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
+    """Return the paths of samples `first` to `last` (exclusive), those of a sample together, a NUL after each."""
+    parts = [part for column in columns for part in (_large(column.slice(first, last - first)), _END)]
+    return bytes(arrays.payload(pc.binary_join_element_wise(*parts, _EMPTY)))

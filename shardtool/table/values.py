@@ -25,7 +25,7 @@ from shardtool.entries.classes import number_classes
 from shardtool.table import arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -44,51 +44,67 @@ _END = arrays.text("\0")
 _SIMPLE = (1e-4, 1e10)  # the floats that Arrow writes as Python does, but for ".0"
 
 
-class ColumnTexts:
-    """A text for each row of a table, made when asked for.
+class ArrowTexts:
+    """Texts that are made when asked for.
 
     Args:
-        table: Columns of one chunk each.
-        render: Makes the texts of a slice of it.
-        which: Rows of the table; None: all.
+        count: How many there are.
+        render: Makes some of them, with a NUL after each: those of a slice, or at some places.
+        step: How many at a time.
+        which: Those that are meant, of `count`; None: all.
     """
 
-    __slots__ = ("_render", "_step", "_table", "_which")
+    __slots__ = ("_count", "_render", "_step", "_which")
 
-    def __init__(self, table: pa.Table, render: Render, which: NDArray[np.int64] | None = None) -> None:
-        self._table, self._render, self._which = table, render, which
-        row = table.nbytes // max(1, table.num_rows) + 1
-        self._step = max(1, min(_CHUNK, _CHUNK_BYTES // row))
+    def __init__(
+        self,
+        count: int,
+        render: Callable[[NDArray[np.int64] | slice], pa.Array],
+        step: int,
+        which: NDArray[np.int64] | None = None,
+    ) -> None:
+        self._count, self._render, self._step, self._which = count, render, step, which
 
     def __len__(self) -> int:
-        return int(self._table.num_rows) if self._which is None else len(self._which)
+        return self._count if self._which is None else len(self._which)
 
-    def take(self, which: NDArray[np.int64]) -> ColumnTexts:
+    def take(self, which: NDArray[np.int64]) -> ArrowTexts:
         """Return the texts `which`, in that order."""
-        return ColumnTexts(self._table, self._render, which if self._which is None else self._which[which])
+        which = which if self._which is None else self._which[which]
+        return ArrowTexts(self._count, self._render, self._step, which)
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the bytes of each text, its NUL not counted."""
-        found = np.empty(len(self), np.int64)
-        for first in range(0, len(self), self._step):
-            last = min(first + self._step, len(self))
-            found[first:last] = arrays.lengths(self._texts(first, last))
-        found -= 1
+        found, done = np.empty(len(self), np.int64), 0
+        for part in self._parts(0, len(self)):
+            found[done : done + len(part)] = arrays.lengths(part) - 1
+            done += len(part)
         return found
 
     def span(self, first: int, last: int) -> bytes:
         """Return texts `first` to `last` (exclusive), a NUL after each."""
-        steps = range(first, last, self._step)
-        return b"".join([arrays.payload(self._texts(step, min(step + self._step, last))) for step in steps])
+        return b"".join([arrays.payload(part) for part in self._parts(first, last)])
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the texts `which`, in that order, a NUL after each."""
         return self.take(which).span(0, len(which))
 
-    def _texts(self, first: int, last: int) -> pa.Array:
-        if self._which is None:
-            return self._render(self._table.slice(first, last - first))
-        return self._render(self._table.take(number_array(self._which[first:last])))
+    def _parts(self, first: int, last: int) -> Iterator[pa.Array]:
+        for at in range(first, last, self._step):
+            some = slice(at, min(at + self._step, last))
+            yield self._render(some if self._which is None else self._which[some])
+
+
+def column_texts(table: pa.Table, render: Render) -> ArrowTexts:
+    """Return a text for each row of a table, of columns of one chunk each; `render` makes those of a slice of it."""
+
+    def texts(which: NDArray[np.int64] | slice) -> pa.Array:
+        if isinstance(which, slice):
+            return render(table.slice(which.start, which.stop - which.start))
+        return render(table.take(number_array(which)))
+
+    row = table.nbytes // max(1, table.num_rows) + 1
+    return ArrowTexts(table.num_rows, texts, max(1, min(_CHUNK, _CHUNK_BYTES // row)))
 
 
 def render_rows(table: pa.Table) -> pa.Array:
@@ -285,7 +301,7 @@ def numbered(labels: pa.ChunkedArray, field: str, known: Classes | None = None) 
         InvalidRequest: A label that is not among these.
     """
     found = labels.dictionary_encode()
-    texts = ColumnTexts(pa.table({"": found.dictionary}), render_values)
+    texts = column_texts(pa.table({"": found.dictionary}), render_values)
     shown = texts.span(0, len(texts)).split(b"\0")[:-1]
     place, names = number_classes(set(shown), field, known)
     numbers = np.array([place[label] for label in shown], np.int32)[arrow.numbers(found.indices)]

@@ -25,10 +25,9 @@ from shardtool.select import fields as inline
 from shardtool.select import join
 from shardtool.select.join import set_fields
 from shardtool.select.query import matching
-from shardtool.source.manifest import Manifest
-from shardtool.source.manifest_columns import ManifestOptions
+from shardtool.source.manifest import ManifestSource
 from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
-from tests.made import changed, flat_entries, metadata_of
+from tests.made import changed, flat_entries, list_manifest, manifest_options, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -528,9 +527,8 @@ def test_the_fields_of_a_manifest() -> None:
     )  # fmt: skip
     fields = tuple((f"{name}.x", name) for name in table.column_names[1:])
     classes = ("label.x", "rank.x")
-    manifest = Manifest(table, ManifestOptions(key="key", fields=fields, classes=classes, meta="none"))
-    manifest.check()
-    made, _ = manifest.entries([])
+    asked = manifest_options(key="key", fields=fields, classes=classes, meta="none")
+    made = list_manifest(ManifestSource(table, asked)).entries
     after, _ = set_fields(join.join(_entries(_SAMPLES), table, "key").entries, fields, classes)
     assert (after.values.numbers, after.values.classes) == (made.values.numbers, made.values.classes)
     assert after.values.classes == {"label.x": ["cat", "dog", "é"], "rank.x": ["10", "8", "9"]}

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -15,25 +16,24 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool import InvalidRequest, SampleFailed
+from shardtool import CreateOptions, InvalidRequest, SampleFailed
 from shardtool.names import Names
-from shardtool.source import manifest_rows as places
-from shardtool.source import manifest_rows as spool
-from shardtool.source.manifest import Manifest
-from shardtool.source.manifest_columns import ManifestOptions
-from shardtool.source.manifest_rows import lay_out
-from shardtool.source.scan import ALWAYS, stat_listed
+from shardtool.source import manifest as spool
+from shardtool.source import manifest_columns as places
+from shardtool.source.manifest import FieldColumn, ManifestSource, lay_out
+from shardtool.source.scan import ALWAYS
 from shardtool.table import columns as keys
 from shardtool.table.open import MemoryTable
 from shardtool.values import FILE, INLINE, LINK, SPAN, split_name, to_bytes
 from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
-from tests.made import metadata_of
+from tests.made import list_manifest, manifest_options, metadata_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.entries.entries import Entries
     from shardtool.skipped import Skipped
+    from shardtool.table.values import ArrowTexts
 
 _FILES = {"imgs/1.jpg": b"one", "imgs/2.png": b"second", "imgs/3.jpg": b"the third", "masks/1.png": b"m"}
 
@@ -50,15 +50,15 @@ class Spool:
 
 def _listed(
     source: Any, *, rows: list[int] | None = None, **options: Any
-) -> tuple[Manifest, Entries, tuple[Skipped, ...]]:
-    manifest = Manifest(source, ManifestOptions(**options))
+) -> tuple[ManifestSource, Entries, tuple[Skipped, ...]]:
+    manifest = ManifestSource(source, manifest_options(**options))
     if rows is not None:
         manifest.keep(np.array(rows, np.int64))
-    manifest.check()
-    return manifest, *manifest.entries([stat_listed(task) for task in manifest.tasks(3)])
+    listed = list_manifest(manifest)
+    return manifest, listed.entries, listed.skipped
 
 
-def _entries(source: Any, **options: Any) -> tuple[Manifest, Entries]:
+def _entries(source: Any, **options: Any) -> tuple[ManifestSource, Entries]:
     return _listed(source, **options)[:2]
 
 
@@ -153,7 +153,7 @@ def test_every_role(tmp_path: Path) -> None:
     assert entries.values.numbers == {"cls": "int64", "score": "float"}
     assert metadata_of(entries).column_names == ["label", "height"]
     assert manifest.notes == []
-    assert manifest.column("width").to_pylist() == [3, 4]
+    assert manifest.column(None, "width").to_pylist() == [3, 4]
 
 
 def test_the_photos_in_every_format() -> None:
@@ -175,7 +175,10 @@ def test_keys_are_paths_where_there_are_none(tmp_path: Path) -> None:
     """Without a column of keys, or with `--key` naming that of paths, a key is the path without its ending."""
     path = _table(tmp_path / "t.csv", "path\nimgs/1.jpg\n./imgs//2.png\n" + str(tmp_path / "imgs/./3.jpg") + "\n")
     assert list(_samples(path)) == ["imgs/1", "imgs/2", "imgs/3"]
-    assert "keys: the paths without their endings (key='COLUMN' names a column)" in Manifest(path).notes
+    assert (
+        "keys: the paths without their endings (key='COLUMN' names a column)"
+        in ManifestSource(path, CreateOptions()).notes
+    )
     assert _samples(path, key="path") == _samples(path)
     assert list(_samples(_table(tmp_path / "t.csv", _THREE), key="path")) == ["imgs/1", "imgs/2", "imgs/3"]
 
@@ -211,17 +214,20 @@ def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "t.parquet")
     manifest, entries = _entries(tmp_path / "t.parquet", rows=[0, 2], fields=(("txt", "txt"),), meta="none")
     assert entries.metadata is None
-    assert manifest.column("n").to_pylist() == [4, 6]
+    assert manifest.column(None, "n").to_pylist() == [4, 6]
     assert manifest.table.to_pydict() == {"id": [1, 3], "txt": ["a", "c"], "n": [4, 6]}
     with pytest.raises(InvalidRequest, match="no column 'm'; expected one of id, txt, n"):
-        manifest.column("m")
+        manifest.column(None, "m")
 
 
 def test_keys_are_row_numbers_where_there_is_nothing_else() -> None:
     """Bytes without keys and paths are called by the numbers of their rows, whichever rows are chosen."""
     table = pa.table({"image": [{"bytes": b"a", "path": "x/1.png"}, {"bytes": b"b", "path": None}], "label": [1, 0]})
     assert _samples(table, meta="none") == {"000000000": {"png": b"a"}, "000000001": {"png": b"b"}}
-    assert "bytes column: image, as the field png (binary={'FIELD': 'COLUMN'} names another)" in Manifest(table).notes
+    assert (
+        "bytes column: image, as the field png (binary={'FIELD': 'COLUMN'} names another)"
+        in ManifestSource(table, CreateOptions()).notes
+    )
     assert list(_samples(table, rows=[1])) == ["000000001"]
 
 
@@ -243,8 +249,7 @@ def test_keys_are_text(column: Any, expected: list[str]) -> None:
 def test_a_dry_run_needs_no_files(tmp_path: Path) -> None:
     """With `stat=False` nothing is looked up: sizes are what a column says."""
     path = _table(tmp_path / "t.csv", "id,path,size\n1,gone/1.jpg,10\n2,gone/2.png,0\n", {})
-    manifest, entries = _entries(path, stat=False, size="size", root="/no/such/folder", meta="none")
-    assert list(manifest.tasks(3)) == []
+    _, entries = _entries(path, stat=False, size="size", root="/no/such/folder", meta="none")
     assert entries.rows.size.tolist() == [10, 0]
     assert entries.rows.mtime_ns.tolist() == entries.rows.changed_ns.tolist() == [0, 0]
     assert "nothing says how large it is; expected size='COLUMN'" in _error(path, stat=False)
@@ -382,7 +387,7 @@ def test_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert "no row is left" in _error(path, rows=[])
     manifest, _, skipped = _listed(path, rows=[3, 4])
     assert [one.message for one in skipped] == ["no such file or directory, row 4"]
-    assert manifest.column("path").to_pylist() == ["imgs/1.jpg"]
+    assert manifest.column(None, "path").to_pylist() == ["imgs/1.jpg"]
     assert manifest.table.to_pylist() == [{"id": "5", "path": "imgs/1.jpg"}]
 
 
@@ -508,7 +513,7 @@ def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: 
     """A path gives the key and field that a folder's file of that name would have, however many are split at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(places, "_CHUNK", chunk)
-        endings = places.Endings(pa.array(paths), dots)
+        endings = places.Endings("t", pa.array(paths), dots)
         stems = [stem for part in endings.stems() for stem in part.to_pylist()]
     for path, code, stem in zip(paths, endings.codes.tolist(), stems, strict=True):
         folder, slash, name = path.rpartition("/")
@@ -563,22 +568,23 @@ def test_fields_are_ordered(several: set[str], named: list[str], data: st.DataOb
     codes = np.array(
         data.draw(st.lists(st.integers(0, max(0, len(endings) - 1)), min_size=count, max_size=count)), np.uint16
     )
-    layout = lay_out(endings, known, codes if endings else None)
+    layout = lay_out(cast("Any", SimpleNamespace(names=endings, codes=codes)) if endings else None, known)
     width = len(known) + bool(endings)
-    code = layout.codes(count).reshape(count, width)
-    parts = [np.arange(count) * 10 + part for part in range(width)]
-    spread = layout.spread(parts, count, np.int64).reshape(count, width)
     columns = [pa.array([f"{sample * 10}" for sample in range(count)])] if endings else []
-    paths = places.RowPaths(count, columns, np.where(layout.part < len(columns), layout.part, -1), layout.endings)
+    parts = [FieldColumn(0, np.arange(count) * 10 + part, 0, 0) for part in range(width)]
+    rows = layout.rows(parts, columns, count)
+    code, spread = rows.code.reshape(count, width), rows.size.reshape(count, width)
+    paths = cast("ArrowTexts", rows.paths)
+    texts = paths.span(0, count * width).split(b"\0")[:-1]
     for sample in range(count):
         names = [*([endings[codes[sample]]] if endings else []), *known]
         order = sorted(range(width), key=lambda part: to_bytes(names[part]))
         assert [layout.fields[at] for at in code[sample]] == [names[part] for part in order]
         assert spread[sample].tolist() == [sample * 10 + part for part in order]
         expected = [b"%d" % (sample * 10) if endings and part == 0 else b"" for part in order]
-        assert [paths[sample * width + place] for place in range(width)] == expected
+        assert texts[sample * width : (sample + 1) * width] == expected
     which = np.array(data.draw(st.lists(st.integers(0, count * width - 1))), np.int64)
-    assert paths.gather(which) == b"".join(paths[row] + b"\0" for row in which.tolist())
+    assert paths.gather(which) == b"".join(texts[row] + b"\0" for row in which.tolist())
     assert paths.take(which).span(0, len(which)) == paths.gather(which)
     assert paths.span(0, len(paths)).count(b"\0") == count * width
 
@@ -592,11 +598,14 @@ def test_without_pandas(tmp_path: Path) -> None:
     path = _table(tmp_path / "t.csv", _THREE)
     code = (
         "import sys\n"
-        "from shardtool.source.manifest import Manifest\n"
-        "from shardtool.source.scan import stat_listed\n"
+        "from shardtool import CreateOptions\n"
+        "from shardtool.request.results import Observer\n"
+        "from shardtool.source.manifest import ManifestSource\n"
+        "class Pool:\n"
+        "    def map(self, function, tasks): return enumerate(map(function, tasks))\n"
         "for source in sys.argv[1:]:\n"
-        "    m = Manifest(source); m.check(); e, _ = m.entries([stat_listed(t) for t in m.tasks(2)])\n"
-        "    e.rows.paths.span(0, 2), e.values.inline['json'].span(0, 2), m.column('n')\n"
+        "    m = ManifestSource(source, CreateOptions()); e = m.list_samples(Pool(), Observer()).entries\n"
+        "    e.rows.paths.span(0, 2), e.values.inline['json'].span(0, 2), m.column(None, 'n')\n"
         "print('pandas' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(path), str(tmp_path / "t.parquet")]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardtool.table import arrays
 from shardtool.table import values as texts
-from shardtool.table.values import ColumnTexts, has_text, render_rows, render_values
+from shardtool.table.values import column_texts, has_text, render_rows, render_values
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.text('"\\\n\x00\x1f\x7f é\u2028', max_size=8)
 _INT = st.integers(-(2**63), 2**63 - 1)
@@ -66,12 +66,12 @@ def _parts(data: bytes) -> list[str]:
 
 
 def _rows(table: Any) -> list[str]:
-    column = ColumnTexts(table, render_rows)
+    column = column_texts(table, render_rows)
     return _parts(column.span(0, len(column)))
 
 
 def _values(array: Any) -> list[str]:
-    column = ColumnTexts(pa.table({"a": array}), render_values)
+    column = column_texts(pa.table({"a": array}), render_values)
     return _parts(column.span(0, len(column)))
 
 
@@ -175,7 +175,7 @@ def test_a_column_of_texts(values: list[str], data: st.DataObject, chunk: int) -
     """Spans, gathered and taken texts are the same texts, however many are made at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts, "_CHUNK", chunk)
-        column = ColumnTexts(pa.table({"a": pa.array(values, pa.string())}), render_values)
+        column = column_texts(pa.table({"a": pa.array(values, pa.string())}), render_values)
         assert len(column) == len(values)
         assert column.lengths().tolist() == [len(value.encode()) for value in values]
         assert _parts(column.span(0, len(values))) == values

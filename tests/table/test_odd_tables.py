@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from shardtool import InvalidRequest, SampleFailed
 from shardtool.select.join import join, set_fields
-from shardtool.source.manifest import Manifest
-from shardtool.source.manifest_columns import ManifestOptions
-from shardtool.source.scan import stat_listed
+from shardtool.source.manifest import ManifestSource
+from tests.made import list_manifest, manifest_options
 from tests.select.test_join import _entries as joinable
 from tests.table.odd_tables import ENDINGS, odd_file, odd_table
 
@@ -42,9 +41,8 @@ class _Sink:
 def _use(source: Any, options: dict[str, Any]) -> None:
     """Read a manifest as far as a plan and the sidecars do; an error is one of ours, of one line."""
     try:
-        manifest = Manifest(source, ManifestOptions(**options))
-        manifest.check()
-        entries, _ = manifest.entries([stat_listed(task) for task in manifest.tasks(2)])
+        manifest = ManifestSource(source, manifest_options(**options))
+        entries = list_manifest(manifest).entries
         for texts in entries.values.inline.values():
             texts.span(0, len(entries))
         manifest.write_binary(_Sink())
