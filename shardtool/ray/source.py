@@ -114,12 +114,11 @@ def _columns(fetcher: Fetcher, fields: Collection[str]) -> dict[str, pa.DataType
     """Return the type of each column; None: only the values say."""
     catalog = fetcher.catalog
     tars = all(shard_format(shard.path) == "tar" for shard in catalog.shards)
-    listed = all(origin.listed for origin in catalog.origins)
     found: dict[str, pa.DataType | None] = {"__key__": pa.string()}
     for name in fields:
         plain = _NUMBERS.get(catalog.kinds.get(name, "bytes"), pa.large_binary())
         found[name] = pa.list_(plain) if name in catalog.lists else plain
-        if not (tars or listed):
+        if not (tars or catalog.listed):
             found[name] = None
     if fetcher.options.metadata:
         found |= {one.name: one.type for one in metadata_schema(catalog) if one.name not in found}

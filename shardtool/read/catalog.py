@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.dataset_file import numbers_in
 from shardtool.dataset.find import StoredShard, find_dataset, given_datasets, open_dataset, recorded_dots
 from shardtool.dataset.shard_index import UNREAD, ShardIndex, ends_of, with_shard
+from shardtool.entries.arrow import string_array
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, without_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.select.query import matching
@@ -50,25 +51,6 @@ _log = logging.getLogger("shardtool")
 
 
 @dataclass(frozen=True)
-class CatalogDataset:
-    """One of the datasets of a catalog.
-
-    Attributes:
-        split: Its name among the others: the split that it is, or what its file or folder is called.
-        shards: How many it has.
-        listed: Whether a dataset file of ours lists them.
-        walks: Whether it is known where keys end in the names of members, so that a shard can be walked.
-        appends: The places of shards, counted from 0 in the dataset, from which on sidecars may have other columns.
-    """
-
-    split: str
-    shards: int
-    listed: bool
-    walks: bool = True
-    appends: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Catalog:
     """The shards of one or several datasets.
 
@@ -84,10 +66,13 @@ class Catalog:
         lists: Features of TFRecords that are lists of values in every sample.
         content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
         key_ranges: The first and the last key of each shard, as a dataset file says; empty texts where none does.
-        origins: The datasets, in order.
         parts: The catalog of each of several datasets; empty of one.
         shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
         crcs: int64 [shards]: the CRC-32C of each shard, as a dataset file says; -1 where none does.
+        split: Of one dataset, its name among others: the split that it is, or what its file or folder is called.
+        listed: Whether dataset files of ours list all shards.
+        walks: Whether it is known where keys end in the names of members, so that a shard can be walked.
+        appends: Of one dataset, the places of shards from which on sidecars may have other columns.
     """
 
     name: str
@@ -101,10 +86,13 @@ class Catalog:
     lists: frozenset[str] = frozenset()
     content: str = ""
     key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    origins: tuple[CatalogDataset, ...] = ()
     parts: tuple[Catalog, ...] = field(default=(), repr=False)
     shared: SharedBlocks | JoinedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
     crcs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
+    split: str = ""
+    listed: bool = False
+    walks: bool = True
+    appends: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
@@ -126,13 +114,17 @@ class Catalog:
             if len(which):
                 yield int(shards[which[0]]), rows[which], which
 
-    def origin(self, shard: int) -> CatalogDataset:
-        """Return the dataset of a shard."""
-        return self.origins[int(np.searchsorted(self._origin_ends, shard, side="right"))]
+    @property
+    def datasets(self) -> tuple[Catalog, ...]:
+        """The catalog of each dataset."""
+        return self.parts or (self,)
 
-    @cached_property
-    def _origin_ends(self) -> NDArray[np.int64]:
-        return np.cumsum([one.shards for one in self.origins])
+    def dataset(self, shard: int) -> Catalog:
+        """Return the catalog of the dataset that a shard is of."""
+        if not self.parts:
+            return self
+        ends = np.cumsum([len(one.shards) for one in self.parts])
+        return self.parts[int(np.searchsorted(ends, shard, side="right"))]
 
     @cached_property
     def is_remote(self) -> bool:
@@ -143,27 +135,14 @@ class Catalog:
     def splits(self) -> Mapping[str, list[Catalog]]:
         """Split to its datasets."""
         found: dict[str, list[Catalog]] = {}
-        for one in self.parts or (self,):
-            found.setdefault(one.origins[0].split, []).append(one)
+        for one in self.datasets:
+            found.setdefault(one.split, []).append(one)
         return found
 
     def bounds(self, split: str) -> list[tuple[int, int]]:
         """Return the number of the first sample of each dataset of a split, and of the one behind its last."""
-        ends = [*accumulate((len(one) for one in self.parts or (self,)), initial=0)]
-        return [pair for pair, one in zip(pairwise(ends), self.origins, strict=True) if one.split == split]
-
-
-@dataclass(frozen=True)
-class _ShardFacts:
-    """What is known of the shards of a dataset: attributes as those of `Catalog`."""
-
-    shards: Sequence[StoredShard]
-    counts: Sequence[int]
-    sizes: Sequence[int]
-    key_ranges: Sequence[tuple[str, str]]
-    facts: Sequence[str]
-    crcs: Sequence[int | None]
-    walks: bool = True
+        ends = [*accumulate(map(len, self.datasets), initial=0)]
+        return [pair for pair, one in zip(pairwise(ends), self.datasets, strict=True) if one.split == split]
 
 
 def open_catalog(given: Given) -> Catalog:
@@ -185,28 +164,23 @@ def open_catalog(given: Given) -> Catalog:
 
 def _anywhere(opened: StoredDataset) -> StoredDataset:
     """Return a dataset whose shards are found from any folder, for programs that go to another one."""
-    beside, paths = opened.index_folder, opened.paths
-    if all(map(_is_full, paths if beside is None else (beside, *paths))):
-        return opened
-    here = os.getcwd()
-    beside = None if beside is None else os.path.join(here, beside)
-    shards = (replace(one, path=os.path.join(here, one.path), index_folder=beside) for one in opened.shards)
+
+    def full(path: str) -> str:
+        return path if is_url(path) or os.path.isabs(path) else os.path.join(os.getcwd(), path)
+
+    beside = None if opened.index_folder is None else full(opened.index_folder)
+    shards = (replace(one, path=full(one.path), index_folder=beside) for one in opened.shards)
     return replace(opened, shards=tuple(shards))
-
-
-def _is_full(path: str) -> bool:
-    return is_url(path) or os.path.isabs(path)
 
 
 def joined(parts: Sequence[Catalog]) -> Catalog:
     """Return one catalog of all shards of several, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    counts = np.concatenate([np.diff(one.firsts) for one in parts])
     return Catalog(
         name=", ".join(one.name for one in parts),
         shards=tuple(shard for one in parts for shard in one.shards),
-        firsts=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
+        firsts=ends_of(np.concatenate([np.diff(one.firsts) for one in parts])),
         sizes=np.concatenate([one.sizes for one in parts]),
         fields=_summed([one.fields for one in parts]),
         kinds={name: kind for one in parts for name, kind in one.kinds.items()},
@@ -214,58 +188,75 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
         fingerprint=_hash(*(one.fingerprint for one in parts)),
         lists=frozenset(name for one in parts for name in one.lists),
         key_ranges=tuple(pair for one in parts for pair in one.key_ranges),
-        origins=tuple(origin for one in parts for origin in one.origins),
         parts=tuple(parts),
         shared=JoinedBlocks([(one.shared, len(one.shards)) for one in parts]),
         crcs=np.concatenate([one.crcs for one in parts]),
+        listed=all(one.listed for one in parts),
     )
 
 
 def _catalog(opened: StoredDataset) -> Catalog:
     file, shared = opened.file, SharedBlocks(len(opened.shards) + 1)
-    found = _described(opened, shared)
-    content = "" if file is None else file.fingerprint
-    features = {} if file is None else file.features
+    name = without_secrets(opened.dataset_file or listing([*opened.paths], 1))
+    if file is None:
+        return _without_file(opened, name, shared)
+    of, features = file.shards, file.features
+    counts = [one.samples for one in of]
+    facts = (f"{one.size} {one.crc} {one.first_key}" for one in of)
     return Catalog(
-        name=without_secrets(opened.dataset_file or listing([*opened.paths, *opened.unlisted], 1)),
-        shards=tuple(replace(one, entry=None) for one in found.shards),  # they go to other processes: `firsts` says it
-        firsts=np.cumsum([0, *found.counts], dtype=np.int64),
-        sizes=np.array(found.sizes, np.int64),
-        fields={} if file is None else file.fields,
+        name=name,
+        shards=tuple(replace(one, entry=None) for one in opened.shards),  # they go to other processes: `firsts` says it
+        firsts=ends_of(counts),
+        sizes=np.array([one.size for one in of], np.int64),
+        fields=file.fields,
         kinds=numbers_in(features),
-        classes={} if file is None else file.classes,
-        fingerprint=_hash(content, str(found.counts), *found.facts),
+        classes=file.classes,
+        fingerprint=_hash(file.fingerprint, str(counts), file.fingerprint, *facts),
         lists=frozenset(name for name, one in features.items() if one.is_list),
-        content=content,
-        key_ranges=tuple(found.key_ranges),
-        origins=(_origin(opened, found),),
+        content=file.fingerprint,
+        key_ranges=tuple((one.first_key, one.last_key) for one in of),
         shared=shared,
-        crcs=np.array([-1 if one is None else one for one in found.crcs], np.int64),
+        crcs=np.array([-1 if one.crc is None else one.crc for one in of], np.int64),
+        split=file.made.split or _called(opened),
+        listed=True,
+        appends=file.appends,
     )
 
 
-def _described(opened: StoredDataset, shared: SharedBlocks) -> _ShardFacts:
-    """Return what the dataset file says of the shards; else what sidecars, and walks over the other shards, say."""
-    if opened.file is not None:
-        of = opened.file.shards
-        return _ShardFacts(
-            shards=opened.shards,
-            counts=[one.samples for one in of],
-            sizes=[one.size for one in of],
-            key_ranges=[(one.first_key, one.last_key) for one in of],
-            facts=[opened.file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in of)],
-            crcs=[one.crc for one in of],
-        )
-    shards, heads = opened.shards, [*for_each(StoredShard.head, opened.shards, lambda shard: shard.path)]
+def _without_file(opened: StoredDataset, name: str, shared: SharedBlocks) -> Catalog:
+    """Return the catalog of shards as their sidecars, and walks over the other shards, say."""
+    heads = [*for_each(StoredShard.head, opened.shards, lambda shard: shard.path)]
     if None in heads:  # keys of shards that are walked end where those of the others do
-        dots = recorded_dots(opened)
-        shards = tuple(replace(shard, dots=dots) for shard in shards)
+        opened = opened.with_dots(recorded_dots(opened))
+    shards = opened.shards
     walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
     counts = [walked[number] if head is None else head[0] for number, head in enumerate(heads)]
     sizes = [size or 0 for size in for_each(StoredShard.size, shards, lambda shard: shard.path)]
     crcs = [None if head is None else head[1].crc for head in heads]
-    facts = [f"{shard.file_name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True)]
-    return _ShardFacts(shards, counts, sizes, [("", "")] * len(counts), facts, crcs, walks=None in heads)
+    facts = (f"{shard.file_name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True))
+    return Catalog(
+        name=name,
+        shards=shards,
+        firsts=ends_of(counts),
+        sizes=np.array(sizes, np.int64),
+        fields={},
+        kinds={},
+        classes={},
+        fingerprint=_hash("", str(counts), *facts),
+        key_ranges=(("", ""),) * len(shards),
+        shared=shared,
+        crcs=np.array([-1 if crc is None else crc for crc in crcs], np.int64),
+        split=_called(opened),
+        walks=None in heads,
+    )
+
+
+def _called(opened: StoredDataset) -> str:
+    """Return what the dataset file is called, or else the folder of the shards."""
+    if opened.dataset_file:
+        return base_name(opened.dataset_file).removesuffix(DATASET_SUFFIX)
+    path = opened.shards[0].path
+    return base_name(folder_of(path if is_url(path) else os.path.abspath(path)))
 
 
 def _walk(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
@@ -290,24 +281,10 @@ def _walk(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
     return counts
 
 
-def _origin(opened: StoredDataset, described: _ShardFacts) -> CatalogDataset:
-    file = opened.file
-    split = file.made.split if file is not None else ""
-    if not split:
-        where = opened.dataset_file
-        path = opened.shards[0].path
-        folder = folder_of(path if is_url(path) else os.path.abspath(path))
-        split = base_name(where).removesuffix(DATASET_SUFFIX) if where else base_name(folder)
-    appends = () if file is None else file.appends
-    return CatalogDataset(split, len(opened.shards), listed=file is not None, walks=described.walks, appends=appends)
-
-
 def _summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Return how many samples of several datasets have each field; nothing where that is not known of one."""
-    if not all(counts):
-        return {}
     total: Counter[str] = Counter()
-    for one in counts:
+    for one in counts if all(counts) else ():
         total.update(one)
     return dict(total)
 
@@ -339,20 +316,15 @@ def asked_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str]) ->
         part: Its index, with metadata.
         columns: Those of other shards, too: where this one lacks them, they are null.
     """
-    table = part.table.select([name for name in part.table.column_names if not name.startswith("__")])
-    for name in sorted({*columns}.difference(table.column_names)):
-        table = table.append_column(name, pa.nulls(len(part)))
-    sums = ends_of(part.lengths)
-    own: dict[str, Callable[[], pa.Array]] = {
-        "key": lambda: part.table.column("__key__"),
-        "shard": lambda: pa.array([printable(shard.file_name)] * len(part), pa.string()),
-        "size": lambda: pa.array(np.diff(sums[part.firsts])),
-        "fields": lambda: pa.array(part.counts),
+    there = {name: part.metadata.column(name) for name in part.metadata.column_names}
+    lacking = dict.fromkeys(sorted({*columns}.difference(there)), pa.nulls(len(part)))
+    own = {
+        "key": string_array(bytes(part.keys), part.key_sizes),
+        "shard": pa.array([printable(shard.file_name)] * len(part), pa.string()),
+        "size": pa.array(np.diff(ends_of(part.lengths)[part.firsts])),
+        "fields": pa.array(part.counts),
     }
-    for name, make in own.items():
-        if name not in table.column_names:
-            table = table.append_column(name, make())
-    return table
+    return pa.table({**there, **lacking, **{name: one for name, one in own.items() if name not in {*there, *lacking}}})
 
 
 # The columns of a catalog's sidecars: as one table, and the samples that a query takes.
@@ -360,11 +332,10 @@ def asked_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str]) ->
 
 def schema_of(catalog: Catalog) -> pa.Schema:
     """Return the columns of all sidecars and their types: where one shard has a wider one, that."""
-    first, found = 0, [with_shard(UNREAD)]
-    for origin in catalog.origins:
-        places = sorted({0, *origin.appends}) if origin.listed else range(origin.shards)
-        found += [catalog.shards[first + place].schema() for place in places]
-        first += origin.shards
+    found = [with_shard(UNREAD)]
+    for one in catalog.datasets:
+        places = sorted({0, *one.appends}) if one.listed else range(len(one.shards))
+        found += [one.shards[place].schema() for place in places]
     own, metadata = found[0], [pa.schema([one for one in schema if not one.name.startswith("__")]) for schema in found]
     return pa.schema([*own, *pa.unify_schemas(metadata, promote_options="permissive")])
 
@@ -437,14 +408,6 @@ _MOST_KEPT = 4096  # indexes, each with a few arrays
 _VERIFY = "Run `shardtool verify`."
 
 
-@dataclass(slots=True)
-class _IndexAtHand:
-    """An index that is at hand, and when this process last looked at it for the first time: see `IndexStore._look`."""
-
-    index: ShardIndex
-    seen: int
-
-
 class IndexStore:
     """The indexes of a catalog's shards; safe in threads and after a fork, and picklable without them.
 
@@ -455,8 +418,8 @@ class IndexStore:
 
     def __init__(self, catalog: Catalog, given_back: Callable[[], None] | None = None) -> None:
         self._catalog, self._given_back = catalog, given_back
-        self._kept: OrderedDict[int, _IndexAtHand] = OrderedDict()
-        self._looked_at = self._turn = 0
+        self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._seen, self._looked_at = set[int](), 0  # the indexes that this process has looked at, and their bytes
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
         self._schema: pa.Schema | None = None
         self._lock = ForkLock()
@@ -475,11 +438,15 @@ class IndexStore:
             kept = self._kept.get(shard)
             if kept is not None:
                 self._look(shard, kept)
-                return kept.index
-        block = self._catalog.shared.read(shard)
-        if block is not None:
-            return self._keep(shard, ShardIndex.unpacked(block))
-        return self.add(shard, read_index(self._catalog, shard))
+                return kept
+        block, shared = self._catalog.shared.read(shard), self._catalog.shared
+        found = (
+            read_index(self._catalog, shard).put_into(shared, shard) if block is None else ShardIndex.unpacked(block)
+        )
+        with self._lock:
+            kept = self._kept.setdefault(shard, found)
+            self._look(shard, kept)
+        return kept
 
     def metadata(self, shard: int) -> pa.Table:
         """Return the metadata of a shard's samples: the columns of all sidecars, null where this one lacks them.
@@ -502,32 +469,26 @@ class IndexStore:
                 self._tables.popitem(last=False)
         return found
 
-    def add(self, shard: int, index: ShardIndex) -> ShardIndex:
-        """Keep an index that was just read, for this process and others; return it as it is kept."""
-        return self._keep(shard, index.put_into(self._catalog.shared, shard))
-
-    def _keep(self, shard: int, index: ShardIndex) -> ShardIndex:
-        with self._lock:
-            kept = self._kept.setdefault(shard, _IndexAtHand(index, -1))
-            self._look(shard, kept)
-        return kept.index
-
-    def _look(self, shard: int, kept: _IndexAtHand) -> None:
+    def _look(self, shard: int, index: ShardIndex) -> None:
         """Note that an index is looked at. Where that makes too many, pages go back to the system, or indexes go."""
         self._kept.move_to_end(shard)
-        if kept.seen != self._turn:
-            kept.seen, self._looked_at = self._turn, self._looked_at + kept.index.nbytes
-        if kept.index.is_shared:
+        if shard not in self._seen:
+            self._seen.add(shard)
+            self._looked_at += index.nbytes
+        if index.is_shared:
             if self._looked_at > _ROOM:
                 self._catalog.shared.let_go()
-                self._looked_at, self._turn = 0, self._turn + 1
+                self._looked_at = 0
+                self._seen.clear()
                 self._let_go()
             if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+                self._seen.discard(self._kept.popitem(last=False)[0])
                 self._let_go()
             return
         while self._looked_at > _ROOM and len(self._kept) > 1:
-            self._looked_at -= self._kept.popitem(last=False)[1].index.nbytes
+            gone, old = self._kept.popitem(last=False)
+            self._seen.discard(gone)
+            self._looked_at -= old.nbytes
             self._let_go()
 
     def _let_go(self) -> None:
@@ -542,43 +503,34 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
         CorruptShard: There is no sound sidecar, and the shard is damaged; or it has other samples than the dataset
             file says.
     """
-    shard, origin = catalog.shards[number], catalog.origin(number)
-    if origin.listed:
-        _check_size(shard, int(catalog.sizes[number]))
+    shard, dataset, size = catalog.shards[number], catalog.dataset(number), int(catalog.sizes[number])
+    if dataset.listed and not is_url(shard.path):  # one that is elsewhere has that size, or the first read of it fails
+        there = shard.size()  # of one that is missing, what opens it says more
+        if there is not None and there != size:
+            expected = f"{size:,}, as the dataset file says"
+            raise CorruptShard(shard.path, f"{there:,} bytes", expected=expected, remedy=_VERIFY)
     found = shard.index()
     if found.walk is not None:
-        _look_at_walk(shard, found, origin)
-    samples, expected = len(found), int(catalog.firsts[number + 1] - catalog.firsts[number])
-    if samples != expected:
-        raise _other_samples(shard, samples, expected)
+        _look_at_walk(shard, found, dataset)
+    samples = int(catalog.firsts[number + 1] - catalog.firsts[number])
+    if len(found) != samples:
+        expected = f"{samples:,}, as when the dataset was opened, or as its dataset file says"
+        what, remedy = counted(len(found), "sample"), _VERIFY
+        raise CorruptShard(shard.path, what, expected=expected, remedy=remedy)
     crc = int(catalog.crcs[number])
     if found.fact.crc is not None and crc not in (found.fact.crc, -1):
         what = f"the checksum {found.fact.crc:08x}, as its sidecar says"
-        expected_crc = f"{crc:08x}, as when the dataset was opened"
-        raise CorruptShard(shard.path, what, expected=expected_crc, remedy="Was it replaced? Open the dataset again.")
+        expected = f"{crc:08x}, as when the dataset was opened"
+        raise CorruptShard(shard.path, what, expected=expected, remedy="Was it replaced? Open the dataset again.")
     return found.for_reading()
 
 
-def _other_samples(shard: StoredShard, found: int, expected: int) -> CorruptShard:
-    what = f"{expected:,}, as when the dataset was opened, or as its dataset file says"
-    return CorruptShard(shard.path, counted(found, "sample"), expected=what, remedy=_VERIFY)
-
-
-def _check_size(shard: StoredShard, expected: int) -> None:
-    if is_url(shard.path):
-        return  # it has that size, or the first read of it fails
-    size = shard.size()  # of one that is missing, what opens it says more
-    if size is not None and size != expected:
-        found = f"{size:,} bytes"
-        raise CorruptShard(shard.path, found, expected=f"{expected:,}, as the dataset file says", remedy=_VERIFY)
-
-
-def _look_at_walk(shard: StoredShard, found: ShardIndex, origin: CatalogDataset) -> None:
+def _look_at_walk(shard: StoredShard, found: ShardIndex, dataset: Catalog) -> None:
     """Raise what ended a walk, and say of a sidecar that should be there that it is not."""
-    if not origin.walks:
+    if not dataset.walks:
         raise found.damage or CorruptShard(shard.sidecar, "missing", remedy=made_again())
     if found.error is not None:
         raise found.error
-    if origin.listed or found.damage is not None:
+    if dataset.listed or found.damage is not None:
         problem = "missing" if found.damage is None else found.damage.found
         _log.warning("%s: %s; its shard was walked instead. `shardtool index` makes it again.", shard.sidecar, problem)
