@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.create.create import create, dry_run, reshard, reshard_dry_run
     from shardtool.verbs.index.index import export, index
     from shardtool.verbs.inspect.inspect import Summary, inspect
-    from shardtool.verbs.verify.findings import Finding
-    from shardtool.verbs.verify.look import Report
+    from shardtool.verbs.verify.findings import Finding, Report
     from shardtool.verbs.verify.verify import verify
     from shardtool.writer.merge import merge
     from shardtool.writer.output import WriterOptions
@@ -124,7 +123,7 @@ _MODULES = {
     "IndexResult": "request.results",
     "InspectOptions": "request.options",
     "Observer": "request.results",
-    "Report": "verbs.verify.look",
+    "Report": "verbs.verify.findings",
     "ReshardOptions": "request.options",
     "ShardWriter": "writer.writer",
     "SplitResult": "request.results",

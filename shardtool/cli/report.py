@@ -14,8 +14,7 @@ from shardtool.values import counted, show_size
 from shardtool.verbs.verify.findings import KINDS
 
 if TYPE_CHECKING:
-    from shardtool.verbs.verify.findings import Finding
-    from shardtool.verbs.verify.look import Report
+    from shardtool.verbs.verify.findings import Finding, Report
 
 
 _NO_XML = re.compile("[\ufffe\uffff]")

@@ -40,7 +40,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
 from shardtool.storage.places import read_small
 from shardtool.verbs.inspect.page import write_page
-from shardtool.verbs.verify.subject import TAKEN_AGAIN
+from shardtool.verbs.verify.source import TAKEN_AGAIN
 from tests.helpers import flip, identity, read_tree, write_tree
 
 if TYPE_CHECKING:

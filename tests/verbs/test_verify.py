@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
 from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.find import StoredShard
 from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
 from shardtool.fingerprint import crc32c
 from shardtool.verbs.verify import checks as shardchecks
-from shardtool.verbs.verify.subject import ShardCase
+from shardtool.verbs.verify.checks import ShardCase
 from shardtool.verbs.verify.worker import Task, examine
 from shardtool.wording import command_line_words
 from tests.helpers import flip, identity, shards, typed, write_tree
@@ -138,11 +139,8 @@ def _is_sound(given_: Path) -> bool:
 
 def _case(dataset: Path, number: int) -> ShardCase:
     entry = read_dataset((dataset / "out.json").read_bytes(), "out.json").shards[number]
-    case = ShardCase(
-        entry.name, f"{dataset}/{entry.name}", entry.sidecar, f"{dataset}/{entry.sidecar}", entry, wanted=True
-    )
-    case.size = (dataset / entry.name).stat().st_size
-    return case
+    shard = StoredShard(f"{dataset}/{entry.name}", entry=entry)
+    return ShardCase(shard, wanted=True, size=(dataset / entry.name).stat().st_size)
 
 
 @pytest.mark.slow

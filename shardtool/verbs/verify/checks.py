@@ -13,15 +13,25 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.find import ALL_SHARDS, facts_beside, listed_by, natural, recorded_pattern, unfinished
+from shardtool.dataset.dataset_file import read_dataset, shard_names
+from shardtool.dataset.find import (
+    ALL_SHARDS,
+    facts_beside,
+    find_dataset,
+    listed_by,
+    natural,
+    recorded_dots,
+    recorded_pattern,
+    unfinished,
+)
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
-from shardtool.storage.places import dangling, is_url, is_web, join, names_in, read_small
+from shardtool.storage import places
+from shardtool.storage.places import dangling, is_url, is_web, join, names_in, plain_sizes, read_small
 from shardtool.values import RESERVED, counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding, Findings, finding_of
-from shardtool.verbs.verify.subject import base_name
 from shardtool.verbs.verify.worker import HASH_SIZE
 from shardtool.wording import call
 
@@ -31,9 +41,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.dataset.find import StoredDataset, StoredShard
+    from shardtool.dataset.shard_index import ShardFact, ShardIndex
     from shardtool.dataset.walk import OddMember, Survey
-    from shardtool.verbs.verify.subject import ShardCase, Subject
+    from shardtool.values import Given
     from shardtool.verbs.verify.worker import ShardExamination
 
 
@@ -43,6 +55,148 @@ _MOST = 100  # findings of one kind: the rest says nothing new, and is counted
 _HARD, _SYMBOLIC = b"1", b"2"  # types of members
 _DEVICES = (b"3", b"4", b"6")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+@dataclass(slots=True)
+class ShardCase:
+    """One shard with all that is said of it.
+
+    Attributes:
+        shard: The shard, with its entry in the dataset file, unless there is none, or it is damaged.
+        wanted: Whether a sidecar must be there.
+        size: The shard's bytes; None where there is no such file.
+        data: The sidecar's bytes; None where it is not there, or cannot be read.
+        fact: What the sidecar says of its shard; None where it is damaged.
+        index: The sidecar's rows; None where it is damaged, or they were not read.
+        examined: What a worker found; None where the shard was not read.
+    """
+
+    shard: StoredShard
+    wanted: bool
+    size: int | None = None
+    data: bytes | None = None
+    fact: ShardFact | None = None
+    index: ShardIndex | None = None
+    examined: ShardExamination | None = None
+
+    @property
+    def name(self) -> str:
+        """The shard's name."""
+        return self.shard.name
+
+    @property
+    def path(self) -> str:
+        """The shard's path."""
+        return self.shard.path
+
+    @property
+    def sidecar(self) -> str:
+        """The name of its sidecar."""
+        return sidecar_name(self.shard.file_name)
+
+    @property
+    def entry(self) -> ShardEntry | None:
+        """What the dataset file says."""
+        return self.shard.entry
+
+    @property
+    def survey(self) -> Survey | None:
+        """The content of the shard; None where it could not be opened, or was not read."""
+        return None if self.examined is None else self.examined.survey
+
+    @property
+    def crcs(self) -> list[int]:
+        """The checksums of the shard that the dataset file and the sidecar say, as far as they do."""
+        return [one.crc for one in (self.entry, self.fact) if one is not None and one.crc is not None]
+
+    @property
+    def sound(self) -> bool:
+        """Whether the shard's bytes are proven to be those that were written."""
+        survey = self.survey
+        return survey is not None and survey.error is None and survey.crc in self.crcs
+
+
+@dataclass(slots=True)
+class Subject:
+    """A dataset that is verified, and what was found so far.
+
+    Attributes:
+        dataset: The dataset, with what its dataset file says; None there where it has none, or it is damaged.
+        cases: Its shards.
+        findings: What is wrong.
+        sums: What was gathered over the shards that were read.
+        repaired: What was mended, in words.
+        left: What could not be mended, or compared, and why; it is told last.
+        seconds: How long all of that took.
+    """
+
+    dataset: StoredDataset
+    cases: tuple[ShardCase, ...]
+    findings: Findings
+    sums: Sums
+    repaired: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def file(self) -> DatasetFile | None:
+        """What the dataset file says."""
+        return self.dataset.file
+
+    @property
+    def folder(self) -> str:
+        """Where the dataset file lies, or else the shards."""
+        return self.dataset.folder
+
+    @property
+    def name(self) -> str:
+        """The name of the dataset file, or else of the folder."""
+        return base_name(self.dataset.where)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether all shards that the dataset file lists were given, in any order."""
+        return self.file is not None and {one.name for one in self.file.shards} <= {case.name for case in self.cases}
+
+
+def read_stored(given: Given) -> tuple[StoredDataset, Findings]:
+    """Return a dataset, and what is wrong with its dataset file.
+
+    Raises:
+        InvalidRequest: There is no such dataset.
+        CorruptShard: The dataset file names what lies elsewhere, or is none.
+    """
+    found, findings = find_dataset(given, lacking=True), Findings()
+    path = found.dataset_file
+    try:
+        if path is not None and shard_names(data := read_small(path)) is None:
+            findings.unchecked.append(f"checksums: {base_name(path)} is an index of wids, which has none")
+        elif path is not None:
+            return found.with_file(read_dataset(data, path)), findings
+    except OSError as error:
+        findings.add(-1, Finding("dataset-file-damaged", base_name(path or ""), reason(error)))
+    except CorruptShard as error:
+        findings.add(-1, finding_of("dataset-file-damaged", base_name(path or ""), error))
+    return found.with_dots(recorded_dots(found)), findings
+
+
+def open_subject(given: Given) -> Subject:
+    """Return a dataset that is to be verified; it raises what `read_stored` does."""
+    dataset, findings = read_stored(given)
+    cases = (
+        ShardCase(shard, dataset.own and (dataset.file is None or shard.entry is not None), size)
+        for shard, size in zip(dataset.shards, plain_sizes(dataset.paths), strict=True)
+    )
+    return Subject(dataset, tuple(cases), findings, Sums())
+
+
+def base_name(path: str) -> str:
+    """Return the last part of a path, as it is printed."""
+    return output_text(places.base_name(path) or path)
+
+
+# One shard and its sidecar: a small check each, over what a worker found. A check yields findings and knows nothing of
+# the others.
 
 
 def check_shard(case: ShardCase) -> Iterator[Finding]:
@@ -193,7 +347,7 @@ def read_sidecar(case: ShardCase) -> Iterator[Finding]:
 
     entry = case.entry
     try:
-        case.data = read_bytes(case.sidecar_path)
+        case.data = read_bytes(case.shard.sidecar)
     except FileNotFoundError:
         if case.wanted:
             yield Finding("sidecar-missing", case.sidecar, "no such file")
@@ -331,67 +485,59 @@ class Sums:
         return [*accumulate(len(one) // HASH_SIZE for _, one in self.hashes)]
 
 
-def check_together(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> Findings:
+def check_together(subject: Subject, surveys: Mapping[int, Survey]) -> None:
     """Find what is wrong with all shards together; `surveys`: those of shards that are kept."""
-    findings, file = _same_keys(subject, sums, surveys), subject.file
+    _check_keys(subject, surveys)
+    file, sums, unchecked = subject.file, subject.sums, subject.findings.unchecked
     if file is None:
-        return findings
+        return
     if sums.partial:
-        findings.unchecked.append("totals and the fingerprint: not all shards were read")
+        unchecked.append("totals and the fingerprint: not all shards were read")
     elif any(case.survey is None or case.survey.error is not None for case in subject.cases):
-        findings.unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
+        unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
     elif subject.is_all and len(subject.cases) == len(file.shards):
-        _check_totals(findings, subject.name, file, sums)
-        _check_fingerprint(findings, subject.name, file, sums)
-    return findings
+        for one in sorted({*file.fields, *sums.fields}, key=str):
+            if file.fields.get(one) != sums.fields.get(one):
+                what = f"the field {printable(one)} {file.fields.get(one, 0):,} times"
+                expected = f"{sums.fields.get(one, 0):,}, as the shards hold"
+                subject.findings.add(-1, Finding("totals-differ", subject.name, what, expected))
+        if not file.fingerprint:
+            unchecked.append(f"the fingerprint: there is none; {call('index', checksum=True)} adds it")
+        elif None in sums.digests:
+            unchecked.append("the fingerprint: the text of floats is not in TFRecord shards")
+        elif (total := show_fingerprint(sum(digest or 0 for digest in sums.digests))) != file.fingerprint:
+            found, expected = printable(file.fingerprint), f"{total}, of what the shards hold"
+            subject.findings.add(-1, Finding("fingerprint-differs", subject.name, found, expected))
 
 
-def _check_totals(findings: Findings, name: str, file: DatasetFile, sums: Sums) -> None:
-    for one in sorted({*file.fields, *sums.fields}, key=str):
-        if file.fields.get(one) != sums.fields.get(one):
-            what = f"the field {printable(one)} {file.fields.get(one, 0):,} times"
-            findings.add(-1, Finding("totals-differ", name, what, f"{sums.fields.get(one, 0):,}, as the shards hold"))
-
-
-def _check_fingerprint(findings: Findings, name: str, file: DatasetFile, sums: Sums) -> None:
-    if not file.fingerprint:
-        findings.unchecked.append(f"the fingerprint: there is none; {call('index', checksum=True)} adds it")
-    elif None in sums.digests:
-        findings.unchecked.append("the fingerprint: the text of floats is not in TFRecord shards")
-    elif (total := show_fingerprint(sum(digest or 0 for digest in sums.digests))) != file.fingerprint:
-        expected = f"{total}, of what the shards hold"
-        findings.add(-1, Finding("fingerprint-differs", name, printable(file.fingerprint), expected))
-
-
-def _same_keys(subject: Subject, sums: Sums, surveys: Mapping[int, Survey]) -> Findings:
+def _check_keys(subject: Subject, surveys: Mapping[int, Survey]) -> None:
     """Find keys that two samples have: by their hashes, 16 bytes per sample."""
     import numpy as np
 
-    findings = Findings()
-    pairs = sums.pairs()
+    pairs = subject.sums.pairs()
     firsts = np.sort(pairs["a"])
     if not np.any(firsts[1:] == firsts[:-1]):
-        return findings
+        return
     order = np.lexsort((pairs["b"], pairs["a"]))
     ordered = pairs[order]
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
-    findings.counts["key-duplicate"] += max(0, len(same) - _MOST)
+    subject.findings.counts["key-duplicate"] += max(0, len(same) - _MOST)
     read = dict(surveys)
     for at in same[:_MOST].tolist():
         places = sorted((int(order[at]), int(order[at + 1])))
-        (first, key), (second, _) = (sample_at(subject, sums, read, place) for place in places)
-        other = "the same shard" if first == second else subject.cases[first].name
-        findings.add(second, Finding("key-duplicate", subject.cases[second].name, f"also in {other}", key=key))
-    return findings
+        (first, key), (second, _) = (sample_at(subject, read, place) for place in places)
+        found = f"also in {'the same shard' if first == second else subject.cases[first].name}"
+        subject.findings.add(second, Finding("key-duplicate", subject.cases[second].name, found, key=key))
 
 
-def sample_at(subject: Subject, sums: Sums, read: dict[int, Survey], place: int) -> tuple[int, str]:
+def sample_at(subject: Subject, read: dict[int, Survey], place: int) -> tuple[int, str]:
     """Return the shard and the key of the sample at a place in all; shards that are not in `read` are read for it."""
-    ends = sums.ends()
+    ends = subject.sums.ends()
     at = bisect_right(ends, place)
-    number = sums.hashes[at][0]
+    number = subject.sums.hashes[at][0]
     if number not in read:
-        read[number] = survey(SurveyTask(subject.cases[number].path, dots=subject.dots))
+        shard = subject.cases[number].shard
+        read[number] = survey(SurveyTask(shard.path, dots=shard.dots))
     keys = read[number].keys
     row = place - (ends[at - 1] if at else 0)
     return number, walked_text(keys[row]) if row < len(keys) else ""
@@ -404,10 +550,10 @@ _MOST_GAPS = 1000
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})(\D*)", re.ASCII)
 
 
-def check_numbering(subject: Subject) -> Findings:
+def check_numbering(subject: Subject) -> None:
     """Find gaps, shards that are not listed, and sidecars without a shard."""
-    findings, file = Findings(), subject.file
-    if file is None and subject.own:
+    findings, file = subject.findings, subject.file
+    if file is None and subject.dataset.own:
         findings.unchecked.append("shards that are not listed: the dataset file is damaged")
     findings.add(-1, *_gaps(subject))
     try:
@@ -415,63 +561,63 @@ def check_numbering(subject: Subject) -> Findings:
     except AccessRefused:
         names = set()
         findings.unchecked.append("files that the dataset file does not list: the store does not let us list")
-    if file is not None:
-        listed = {one.name for one in file.shards}
-        extra = [*_extra(file, names, listed)] if subject.is_all else []
-        findings.add(-1, *extra)
-        said, given = listed.union(one.file for one in extra), {case.name for case in subject.cases}
-        for number, case in enumerate(subject.cases):
-            if case.name not in said:
-                findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
-        if subject.is_all:
-            findings.add(-1, *_skipped(subject.found.folder, file))
-        else:
-            unseen = not names or is_web(subject.found.folder)
-            left = [] if unseen else sorted(listed.difference(map(output_text, names), given))
-            gone = f"; of the others {listing(left)} {'is' if len(left) == 1 else 'are'} not there" if left else ""
-            of = f"{len(subject.cases):,} of its {counted(len(file.shards), 'shard')} were given{gone}"
-            findings.unchecked.append(f"totals and the fingerprint of {subject.name}: {of}")
-    elif _sidecars_alone(subject, names):
-        for name, listed in _datasets_beside(subject, names).items():
-            findings.unchecked.append(f"what {output_text(name)} says: it lists {counted(len(listed), 'shard')}")
-    return findings
+    if file is None:
+        for name, shards in _datasets_beside(subject, names).items() if _sidecars_alone(subject, names) else ():
+            findings.unchecked.append(f"what {output_text(name)} says: it lists {counted(len(shards), 'shard')}")
+        return
+    listed = {one.name for one in file.shards}
+    extra = [*_extra(file, names, listed)] if subject.is_all else []
+    findings.add(-1, *extra)
+    said, given = listed.union(one.file for one in extra), {case.name for case in subject.cases}
+    for number, case in enumerate(subject.cases):
+        if case.name not in said:
+            findings.add(number, Finding("shard-extra", case.name, "not in the dataset file"))
+    if subject.is_all:
+        findings.add(-1, *_skipped(subject.folder, file))
+        return
+    unseen = not names or is_web(subject.folder)
+    left = [] if unseen else sorted(listed.difference(map(output_text, names), given))
+    gone = f"; of the others {listing(left)} {'is' if len(left) == 1 else 'are'} not there" if left else ""
+    of = f"{len(subject.cases):,} of its {counted(len(file.shards), 'shard')} were given{gone}"
+    findings.unchecked.append(f"totals and the fingerprint of {subject.name}: {of}")
 
 
-def check_finished(subject: Subject) -> Findings:
+def check_finished(subject: Subject) -> None:
     """Find whether shards without a whole dataset file are all that their run planned; their sidecars were read."""
-    findings, missing = Findings(), _dataset_file_missing(subject)
-    if missing is None and not (subject.file is None and subject.own):
-        return findings
-    found, there = subject.found, [case for case in subject.cases if case.size is not None]
-    facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
-    short = unfinished(facts, facts_beside(found))
-    folder = base_name(found.folder or ".")
-    findings.add(-1, *(Finding("dataset-incomplete", folder, str(one), ALL_SHARDS) for one in short))
+    missing = _dataset_file_missing(subject)
+    if missing is None and not (subject.file is None and subject.dataset.own):
+        return
+    facts = [
+        case.fact if case.fact and case.fact.name == case.name else None
+        for case in subject.cases
+        if case.size is not None
+    ]
+    short = unfinished(facts, facts_beside(subject.dataset))
+    folder = base_name(subject.folder or ".")
+    subject.findings.add(-1, *(Finding("dataset-incomplete", folder, str(one), ALL_SHARDS) for one in short))
     if missing is not None and not short:
-        findings.add(-1, missing)
-    return findings
+        subject.findings.add(-1, missing)
 
 
 def _names_in(subject: Subject, *, needed: bool = False) -> set[str]:
     """Return the names of all that lies in the folders of a dataset; on the web, of what was read there."""
-    if is_web(subject.found.folder):
+    if is_web(subject.folder):
         return {case.sidecar for case in subject.cases if case.fact is not None}
-    folders = {subject.found.folder, *subject.found.folders()}
+    folders = {subject.folder, *subject.dataset.folders()}
     return {name for folder in folders for name in names_in(folder, needed=needed)}
 
 
 def _sidecars_alone(subject: Subject, names: set[str]) -> int:
     """Return how many of the shards have a sidecar, where no dataset file was given or found for just these shards."""
-    if subject.found.dataset_file is not None:
-        return 0
-    return sum(sidecar_name(name) in names for name in {shard.file_name for shard in subject.found.shards})
+    alone = subject.dataset.dataset_file is None
+    return len({case.shard.file_name for case in subject.cases if case.sidecar in names}) if alone else 0
 
 
 def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
     """Return the shards that each dataset file in the folder lists, of those that list some that were given."""
     left, found = {case.name for case in subject.cases}, {}
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
-        if left & (listed := listed_by(join(subject.found.folder, name))):
+        if left & (listed := listed_by(join(subject.folder, name))):
             left -= listed
             found[name] = listed
     return found
@@ -479,13 +625,25 @@ def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
 
 def _dataset_file_missing(subject: Subject) -> Finding | None:
     """Return the finding that sidecars lie beside some of the shards, and no dataset file lists these."""
-    names = _names_in(subject) if subject.is_of_several and subject.found.dataset_file is None else set()
+    names = (
+        _names_in(subject)
+        if not _is_one_file(subject.dataset.given) and subject.dataset.dataset_file is None
+        else set()
+    )
     if not (sidecars := _sidecars_alone(subject, names)):
         return None
     if {case.name for case in subject.cases} <= set[str]().union(*_datasets_beside(subject, names).values()):
         return None
     what = f"{counted(sidecars, 'sidecar')} and no dataset file: what is here may not be all"
-    return Finding("dataset-file-missing", base_name(subject.found.folder or "."), what)
+    return Finding("dataset-file-missing", base_name(subject.folder or "."), what)
+
+
+def _is_one_file(given: Given) -> bool:
+    """Tell whether one shard, or another file, was named, rather than several: who names one asks about that alone."""
+    if not isinstance(given, (str, os.PathLike)):
+        return False
+    path = os.fspath(given)
+    return is_shard_name(places.base_name(path)) and "{" not in path if is_url(path) else os.path.isfile(path)
 
 
 def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
@@ -504,12 +662,12 @@ def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Fin
 
 def _gaps(subject: Subject) -> Iterator[Finding]:
     """Yield the shards of a range that are neither there nor listed; else the numbers that are missing."""
-    names = [shard.file_name for shard in subject.found.shards]
-    for name in subject.found.missing:
+    names = [shard.file_name for shard in subject.dataset.shards]
+    for name in subject.dataset.missing:
         yield Finding("shard-missing", output_text(name), "not there, and of the pattern")
     if subject.file is not None:
         names = [one.name for one in subject.file.shards] if subject.is_all else []
-    elif subject.found.missing or not isinstance(subject.given, (str, os.PathLike)):
+    elif subject.dataset.missing or not isinstance(subject.dataset.given, (str, os.PathLike)):
         return
     yield from _lacking_parts(names)
     groups: dict[tuple[str, str, int], list[int]] = {}

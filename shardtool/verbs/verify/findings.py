@@ -225,3 +225,66 @@ def finding_of(code: str, file: str, error: ShardError) -> Finding:
     if isinstance(error, CorruptShard):
         return Finding(code, file, error.problem, error.expected, error.offset)
     return Finding(code, file, error.found, error.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of `verify`.
+
+    Attributes:
+        dataset: What was verified: its dataset file, or else its folder.
+        findings: What is wrong, in the order of the shards; of many alike only the first.
+        counts: How often each code was found.
+        checked: What was looked at, in words.
+        unchecked: What was not, and why.
+        shards: How many there are.
+        samples: How many were seen.
+        size: The bytes of the shards.
+        readable: Whether anything could be read at all.
+        repaired: What was mended, in words.
+        seconds: How long it took.
+        read: With `sample`, how many shards were read, and their bytes; None: all.
+        datasets: Where several were verified, the report of each; all else is then of all of them.
+        quick: Whether no shard was read.
+    """
+
+    dataset: str
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    checked: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    shards: int
+    samples: int
+    size: int
+    readable: bool = True
+    repaired: tuple[str, ...] = ()
+    seconds: float = 0.0
+    read: tuple[int, int] | None = None
+    datasets: tuple[Report, ...] = ()
+    quick: bool = False
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.counts
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report as data, the way `--json` prints it; of several datasets, what was found in each."""
+        found: dict[str, object] = {
+            "findings": [one.to_json() for one in self.findings],
+            "counts": self.counts,
+            "checked": list(self.checked),
+            "unchecked": list(self.unchecked),
+            "repaired": list(self.repaired),
+        }
+        if self.datasets:
+            found = {"datasets": [one.to_json() for one in self.datasets], "counts": self.counts}
+        return {
+            "dataset": printable(self.dataset),
+            "sound": self.sound,
+            **({"quick": True} if self.quick else {}),
+            **found,
+            "totals": {"shards": self.shards, "samples": self.samples, "size": self.size},
+            **({} if self.read is None else {"read": dict(zip(("shards", "size"), self.read, strict=True))}),
+            "seconds": round(self.seconds, 3),
+        }

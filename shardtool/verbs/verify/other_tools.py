@@ -39,7 +39,7 @@ from shardtool.storage.places import (
     read_small,
 )
 from shardtool.values import counted, output_text
-from shardtool.verbs.verify.findings import Finding, Findings
+from shardtool.verbs.verify.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import FolderIndex
     from shardtool.values import Dots
-    from shardtool.verbs.verify.subject import Subject
+    from shardtool.verbs.verify.checks import Subject
 
 
 _ELSEWHERE = ("space-in-key", "meta-field", "text-label", "missing-field")  # notes only, or see `_fields`
@@ -58,16 +58,17 @@ _PLAIN_ONLY = ("wids", "dali", "energon")  # read no compressed shards
 _FIRST = 5  # samples that `load_dataset` looks at
 
 
-def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Findings:
+def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> None:
     """Find what readers get wrong."""
-    findings, last = Findings(checked=[f"names for {one}" for one in targets]), len(subject.cases)
+    findings, last = subject.findings, len(subject.cases)
+    findings.checked += [f"names for {one}" for one in targets]
     if any(one.format != "tar" for one in shards):
         tar_only = [target for target in targets if target != "dali"]
         if tar_only:
             findings.add(last, Finding("target-format", ", ".join(tar_only), "TFRecord shards", "tar shards"))
         if "dali" in targets:
             findings.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
-        return findings
+        return
     packed = [case.name for case in subject.cases if case.size is not None and is_packed(case.path)]
     refusing = [target for target in targets if packed and target in _PLAIN_ONLY]
     if refusing:
@@ -76,8 +77,7 @@ def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[
     findings.add(last, *_names(subject, shards, targets), *_shard_names(subject, targets))
     if "huggingface" in targets:
         findings.add(last, *_fields(shards))
-        findings.take(_folder(subject))
-    return findings
+        _check_folder(subject)
 
 
 def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
@@ -139,24 +139,22 @@ def _named(fields: frozenset[bytes]) -> str:
     return f"the field {listing(sorted(printable(walked_text(name)) for name in fields), 3)}"
 
 
-def _folder(subject: Subject) -> Findings:
+def _check_folder(subject: Subject) -> None:
     """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
-    findings, folder = Findings(), subject.found.folder
-    names = names_in(folder)
+    names, folder = names_in(subject.folder), subject.folder
     if README in names:
         try:
             data = read_small(join(folder, README), 2**24)
         except OSError:
             data = b""
         if is_ours(data):
-            return findings
+            return
         if b"data_files" in data:
-            findings.unchecked.append(f"{README}: whether the data_files in it are the shards")
-            return findings
+            subject.findings.unchecked.append(f"{README}: whether the data_files in it are the shards")
+            return
     if wrong := misreading(map(output_text, names)):
         found = f"load_dataset(folder) {wrong}"
-        findings.add(len(subject.cases), Finding("target-folder", "huggingface", found, "the shards"))
-    return findings
+        subject.findings.add(len(subject.cases), Finding("target-folder", "huggingface", found, "the shards"))
 
 
 # The index files of other tools that lie beside shards, held against the shards that they lead into.
@@ -194,26 +192,24 @@ class BesideFound:
     unknown: tuple[str, ...]
 
 
-def check_beside(subject: Subject, pool: Pool) -> Findings:
+def check_beside(subject: Subject, pool: Pool) -> None:
     """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
-    findings, folder = Findings(), subject.found.folder
-    names = set(names_in(folder))
+    findings, names = subject.findings, set(names_in(subject.folder))
     tasks: dict[int, BesideTask] = {}
     for number, case in enumerate(subject.cases):
         name = base_name(case.path)
         wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
-        files = tuple(sorted(wanted - {base_name(subject.found.dataset_file or "")}))
+        files = tuple(sorted(wanted - {base_name(subject.dataset.dataset_file or "")}))
         if files and case.survey is not None and is_shard_name(name) and not is_packed_name(name):
-            tasks[number] = BesideTask(case.path, name, files, subject.dots)
+            tasks[number] = BesideTask(case.path, name, files, case.shard.dots)
     numbers = [*tasks]
     for place, found in pool.map(compare_beside, iter(tasks.values())):
         findings.add(numbers[place], *found.findings)
         findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
     if subject.file is not None and subject.is_all:  # what tells of all shards was not named with some of them
         for form, once in ONCE.items():
-            findings.take(_of_folder(subject, subject.file, EXPORTS[form].reader, once))
+            _check_counts(subject, subject.file, EXPORTS[form].reader, once)
         findings.add(-1, *_of_readme(subject, subject.file, names))
-    return findings
 
 
 def compare_beside(task: BesideTask) -> BesideFound:
@@ -272,17 +268,17 @@ def _read(path: str, limit: int) -> tuple[bytes, int]:
         return b"", 0
 
 
-def _of_folder(subject: Subject, file: DatasetFile, reader: str, once: FolderIndex) -> Findings:
+def _check_counts(subject: Subject, file: DatasetFile, reader: str, once: FolderIndex) -> None:
     """Find what is wrong with a reader's list of the folder's shards, as far as it is about this dataset."""
-    findings, folder = Findings(), subject.found.folder
+    findings, folder = subject.findings, subject.folder
     below = folder_of(once.info)
     if below and not is_url(folder) and below not in folders_in(folder):
-        return findings  # not through a link to a folder
+        return  # not through a link to a folder
     data, _ = _read(join(folder, once.info), 2**28)
     counts = once.counts(data)
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():
-        return findings
+        return
     for first in file.appends:
         later = [shard.name for shard in file.shards[first:]]
         if not counts.keys() & {*later}:
@@ -293,13 +289,12 @@ def _of_folder(subject: Subject, file: DatasetFile, reader: str, once: FolderInd
         if counts.get(name) != samples:
             found = f"{counts[name]:,} samples in {name}" if name in counts else f"no shard {name}"
             findings.add(-1, Finding(CODE, once.info, found, f"{samples:,} samples"))
-            break
-    return findings
+            return
 
 
 def _of_readme(subject: Subject, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
     """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
-    data, _ = _read(join(subject.found.folder, README), 2**24)
+    data, _ = _read(join(subject.folder, README), 2**24)
     if not is_ours(data):
         return
     there, shards = {*map(output_text, names)}, {shard.name for shard in file.shards}

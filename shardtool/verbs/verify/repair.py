@@ -28,20 +28,18 @@ from shardtool.request.results import Observer
 from shardtool.storage.folders import write_whole
 from shardtool.storage.places import is_url, read_small
 from shardtool.storage.staging import KeptFiles, local_folder
-from shardtool.verbs.verify.look import look
-from shardtool.verbs.verify.subject import recorded_run
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.options import VerifyOptions
     from shardtool.storage.staging import DurableFile, Folder
     from shardtool.values import Given, OnError
-    from shardtool.verbs.verify.look import LookResult, Report
-    from shardtool.verbs.verify.subject import ShardCase, Subject
+    from shardtool.verbs.verify.checks import ShardCase, Subject
+    from shardtool.verbs.verify.findings import Report
 
 
 # What of a damaged dataset can be made again: decided from findings and the dataset file; nothing is touched.
@@ -96,6 +94,8 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
     Raises:
         InvalidRequest: The dataset was made with options that the user is to give, and did not.
     """
+    from shardtool.verbs.verify.source import recorded_run
+
     run, given = recorded_run(file, asked), asked.map
     if not isinstance(run.options, CreateOptions):
         raise TypeError(run.verb)  # other verbs are not run again
@@ -134,22 +134,19 @@ def output_again(file: DatasetFile, found: StoredDataset, codes: Collection[str]
 _KEPT_SUFFIX = ".before-repair"
 
 
-def repair(dataset: Given, options: VerifyOptions, observer: Observer, *, contents: bool = False) -> LookResult:
-    """Look, mend what can be mended, and look again.
+def repair(seen: Subject, report: Report, options: VerifyOptions, look: Callable[..., Subject]) -> Subject:
+    """Mend what can be mended of a dataset that was looked at, and look again.
 
     Raises:
         ShardError: What `verify` raises.
         OutputFailed: The file system refuses to take what was mended.
     """
-    looked = look(dataset, options, observer, contents=contents)
-    if looked.report.sound:
-        return looked
-    mending = _Repair(looked.report, looked.subject, options)
+    mending = _Repair(report, seen, options)
     mending.run()
     if mending.changed:
-        looked = look(dataset, replace(options, repair=False, map=None), Observer(), contents=contents)
-    unchecked = (*looked.report.unchecked, *mending.left)
-    return replace(looked, report=replace(looked.report, unchecked=unchecked, repaired=tuple(mending.done)))
+        seen = look(replace(options, repair=False, map=None), Observer())
+    seen.left, seen.repaired = tuple(mending.left), tuple(mending.done)
+    return seen
 
 
 class _Repair:
@@ -167,12 +164,12 @@ class _Repair:
         self.by_file: dict[str, set[str]] = {}
         for one in report.findings:
             self.by_file.setdefault(one.file, set()).add(one.code)
-        if is_url(seen.found.folder):
+        if is_url(seen.dataset.folder):
             remedy = (
                 f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one to its place."
             )
             raise InvalidRequest(option("repair"), "a dataset elsewhere", expected="one in a folder", remedy=remedy)
-        self.folder: Folder = local_folder(seen.found.folder)
+        self.folder: Folder = local_folder(seen.dataset.folder)
         self.done: list[str] = []
         self.left: list[str] = []
         self.changed = False
@@ -204,7 +201,7 @@ class _Repair:
         self.left.append(f"repair: {what}")
 
     def _base(self) -> str:
-        return os.path.basename(self.seen.found.dataset_file or "").removesuffix(DATASET_SUFFIX)
+        return os.path.basename(self.seen.dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
 
     def _sidecars(self, file: DatasetFile) -> None:
         """Make sidecars again from shards that are proven sound."""
@@ -241,7 +238,7 @@ class _Repair:
 
     def _check_unchanged(self) -> None:
         """Check, under the lock, that the dataset is the one that was looked at."""
-        path = self.seen.found.dataset_file or ""
+        path = self.seen.dataset.dataset_file or ""
         try:
             same = read_dataset(read_small(path), path) == self.seen.file
         except (OSError, CorruptShard):
@@ -254,7 +251,7 @@ class _Repair:
         from shardtool.dataset.sidecar import encode_table
         from shardtool.dataset.walk import SurveyTask, survey
 
-        found = survey(SurveyTask(case.path, checksum=True, dots=self.seen.dots))
+        found = survey(SurveyTask(case.path, checksum=True, dots=case.shard.dots))
         if found.error is not None or case.entry is None or found.crc != case.entry.crc:
             raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
         index = walked_index(found)
@@ -273,13 +270,15 @@ class _Repair:
         from shardtool.request.options import IndexOptions
         from shardtool.verbs.index.index import index
 
-        given = self.seen.found.dataset_file or self.seen.found.paths
-        if {*find_dataset(given).paths} - {*self.seen.found.paths}:
+        given = self.seen.dataset.dataset_file or self.seen.dataset.paths
+        if {*find_dataset(given).paths} - {*self.seen.dataset.paths}:
             self._leave("the dataset file: only some of its shards were given. Name the dataset file")
             return
         try:
             overwrite = "dataset-file-damaged" in self.codes
-            options = IndexOptions(checksum=True, dots=self.seen.dots, overwrite=overwrite, **self.options.of_workers())
+            options = IndexOptions(
+                checksum=True, dots=self.seen.dataset.shards[0].dots, overwrite=overwrite, **self.options.of_workers()
+            )
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")
@@ -294,7 +293,7 @@ class _Repair:
 
         wrong = wrong_names(file, self.by_file)
         try:
-            options, output = options_again(file, self.options), output_again(file, self.seen.found, self.codes)
+            options, output = options_again(file, self.options), output_again(file, self.seen.dataset, self.codes)
             self._check_plan(file, output, options)
             kept = self._keep(file)
         except ShardError as error:
@@ -337,7 +336,7 @@ class _Repair:
 
     def _check_outcome(self, file: DatasetFile) -> None:
         """Check that every shard is the one that the dataset file listed."""
-        path = self.seen.found.dataset_file or ""
+        path = self.seen.dataset.dataset_file or ""
         try:
             new = read_dataset(read_small(path), path)
         except OSError as error:

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.find import find_dataset, recorded_pattern
+from shardtool.dataset.find import find_dataset, of_glob, recorded_pattern
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
+from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
+from shardtool.format.tfrecord import encode_number
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.publish.records import read_skipped
+from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
+from shardtool.request.settings import fits, kinds
+from shardtool.request.texts import pairs
+from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, files_at_once, span_tasks
 from shardtool.source.folder import FolderSource
+from shardtool.source.open import open_source
 from shardtool.storage.places import base_name, join, read_small
-from shardtool.values import FILE, INLINE, URL, counted, output_text, to_bytes
-from shardtool.verbs.verify.findings import Finding, Findings
-from shardtool.verbs.verify.source_checksums import inline_payloads, source_sums
-from shardtool.verbs.verify.subject import open_again, recorded_run
+from shardtool.values import FILE, INLINE, LINK, SPAN, URL, counted, output_text, to_bytes
+from shardtool.verbs.verify.findings import Finding
+from shardtool.verbs.verify.worker import sum_task
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -36,13 +42,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.walk import Survey
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
+    from shardtool.pattern import ShardPattern
     from shardtool.request.options import VerifyOptions
     from shardtool.request.results import Observer
-    from shardtool.source.base import Listing
-    from shardtool.verbs.verify.subject import Subject
+    from shardtool.source.base import Listing, Source
+    from shardtool.verbs.verify.checks import Subject
 
     Rows = NDArray[np.int64]
     Surveys = Mapping[int, Survey]
@@ -66,20 +74,16 @@ class Comparison:
     def __init__(self, subject: Subject, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
         self.made = recorded_run(subject.file, options)
-        outputs = [parse_pattern([join(subject.found.folder, case.name) for case in subject.cases])]
+        outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
         if subject.file is not None and (pattern := recorded_pattern(subject.file)) is not None:  # the name of all
             outputs.append(replace(pattern, folder=outputs[0].folder))
         with self._words_of_verify():
             self.source = open_again(self.made, options.source, outputs)
         self._given = options.source
-        self.findings = Findings()
+        self.findings = subject.findings
 
-    def run(self, all_surveys: Surveys, pool: Pool) -> Findings:
-        """Return what differs; `all_surveys`: what lies in each shard that could be read, by its number."""
-        self._compare(all_surveys, pool)
-        return self.findings
-
-    def _compare(self, all_surveys: Surveys, pool: Pool) -> None:
+    def run(self, all_surveys: Surveys, pool: Pool) -> None:
+        """Find what differs; `all_surveys`: what lies in each shard that could be read, by its number."""
         made, unchecked = self.made, self.findings.unchecked
         if made.map:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
@@ -203,7 +207,7 @@ class Comparison:
 
     @property
     def _name(self) -> str:
-        found = self.subject.found
+        found = self.subject.dataset
         return output_text(base_name(found.dataset_file or "") or found.folder or ".")
 
     def _skipped_keys(self) -> set[str]:
@@ -213,7 +217,7 @@ class Comparison:
             return set()
         try:
             name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
-            rows = read_skipped(read_small(join(self.subject.found.folder, name)), name)
+            rows = read_skipped(read_small(join(self.subject.folder, name)), name)
             return {row.key for row in rows}
         except (OSError, CorruptShard):
             self.findings.unchecked.append("what was left out: its list cannot be read")
@@ -376,3 +380,227 @@ def entries_of(surveys: Sequence[Survey]) -> Entries:
         fields=tuple(walked_text(name) for name in known),
         rows=FieldRows(np.concatenate(codes), np.full(rows, FILE, np.uint8), sizes, never, never),
     )
+
+
+# The checksums of the source's payloads. Where an index of the source knows one, nothing is read.
+
+
+def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
+    """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
+    owners = entries.owners(rows)
+    for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
+        field = entries.fields[code]
+        text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], entries.values.numbers.get(field)
+        yield text if number is None or not as_numbers else encode_number(text, number)
+
+
+def source_sums(source: Source, entries: Entries, rows: Rows, pool: Pool) -> Rows:
+    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    sums, kinds = np.full(len(rows), -1, np.int64), entries.rows.kind[rows]
+    spans = np.flatnonzero(kinds == SPAN)
+    files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
+    reads = 1
+    if len(files):
+        reads, _ = files_at_once(entries, min(-(-len(files) // FILES_A_TASK), cores()))
+    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
+    if len(spans) and entries.known_spans.files:
+        sums[spans] = entries.known_spans.expected[rows[spans]]
+        tasks += span_tasks(entries, rows, spans[sums[spans] < 0])
+    elif len(spans):
+        sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]])
+        source.write_binary(sink)
+        sums[spans] = sink.sums
+    for number, found in pool.map(sum_task, [task for _, task in tasks]):
+        sums[tasks[number][0]] = found
+    return sums
+
+
+class _Sums:
+    """Takes a spool's bytes in order, and keeps nothing of them but the checksums of spans."""
+
+    def __init__(self, offsets: Rows, sizes: Rows) -> None:
+        self.sums = np.zeros(len(offsets), np.int64)
+        self._order = np.argsort(offsets, kind="stable")
+        self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
+        self._at = self._next = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take the bytes that follow."""
+        view = memoryview(data)
+        first, last = self._at, self._at + len(view)
+        while self._next < len(self._starts) and self._starts[self._next] < last:
+            start, end = int(self._starts[self._next]), int(self._ends[self._next])
+            which = self._order[self._next]
+            part = view[max(0, start - first) : min(end, last) - first]
+            self.sums[which] = crc32c(part, int(self.sums[which]))
+            if end > last:
+                break
+            self._next += 1
+        self._at = last
+
+
+# What a dataset file records of the run that made its dataset, and the source of that run, opened again.
+#
+# The file may say anything. So of what it records only options in `TAKEN_AGAIN` are used:
+# those that choose (which samples and fields, in which order, how large shards are) or change bytes by rules of ours.
+# What names code or a place is never used; a run that had such options is repeated only where the user gives them anew,
+# as options of `verify`.
+
+
+AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
+
+TAKEN_AGAIN = frozenset({
+    "max_size", "max_count", "shards", "equal_count", "shards_multiple_of", "oversize", "place", "shuffle",
+    "seed", "where", "split", "split_column", "stratify", "group_by", "portable",
+    "include", "exclude", "hidden", "complete", "symlinks", "dots", "label_from_folder", "split_from_folder",
+    "key", "path", "files", "binary", "values", "classes", "meta", "size", "urls", "robots", "require",
+    "max_file_size",
+    "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
+    "columns_from", "select_fields", "drop_fields", "rename_fields", "on",
+    "sample", "on_duplicate", "sort_by", "descending", "head",
+})  # fmt: skip
+_CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
+_CHOSEN_BY: dict[str, Any] = {
+    "where": None, "sort_by": None, "descending": False, "head": None, "split": None, "split_column": None,
+    "stratify": None, "group_by": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """The recorded run that made a dataset, as far as it can be done again.
+
+    Attributes:
+        verb: `create`, `reshard` or `index`; empty: not recorded.
+        options: Without those that say what is to be made of a table that is not at hand.
+        table: The name of that table: what `--join` took; empty where it took none.
+        made_fields: The fields that may have been made of it.
+        choosing: The options, as the command line has them, by which it may have decided what samples there are.
+        map: The function that made the samples, as text, which is never imported; empty where there was none.
+    """
+
+    verb: str
+    options: CreateOptions | ReshardOptions
+    table: str = ""
+    made_fields: tuple[str, ...] = ()
+    choosing: tuple[str, ...] = ()
+    map: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether payloads were changed on the way."""
+        options = self.options
+        return isinstance(options, CreateOptions) and (options.resize is not None or options.encode is not None)
+
+
+def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> RecordedRun:
+    """Return how a dataset was made, or, if samples were appended to it, how its first ones were made.
+
+    Args:
+        file: The dataset file; None where there is none.
+        given: What the user says of the source.
+
+    Raises:
+        InvalidRequest: The dataset file records something that is no option, or that the user is to give.
+    """
+    verb = file.made.verb if file else ""
+    if file is None or verb != "reshard":
+        recorded = {**file.made.options} if file else {}
+        function = recorded.pop("map", "")
+        if type(function) is not str:
+            raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
+        run = _without_table(recorded, CreateOptions)
+        options = _with_classes(_with_given(run.found, given), file)
+        return RecordedRun(verb, options, run.table, run.made_fields, run.choosing, printable(function)[:80])
+    if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
+        raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
+    recorded = {**file.made.options}
+    recorded.pop("dots", None)  # found in the source, not asked for
+    run = _without_table(recorded, ReshardOptions)
+    return RecordedRun(verb, _with_classes(ReshardOptions(**run.found), file), run.table, run.made_fields, run.choosing)
+
+
+class _RepeatableOptions(NamedTuple):
+    """What of recorded options can be used again without the table of `join`, and the rest of a `RecordedRun`."""
+
+    found: dict[str, Any]
+    table: str
+    made_fields: tuple[str, ...]
+    choosing: tuple[str, ...]
+
+
+def _without_table(recorded: dict[str, Any], kind: type[Any]) -> _RepeatableOptions:
+    """Return recorded options without those that say what is to be made of a table that is not at hand."""
+    table, found = recorded.pop("join", ""), _options(recorded, kind)
+    if table == "":
+        return _RepeatableOptions(found, "", (), ())
+    values = found.pop("values", ())
+    for name in ("on", "classes", *(() if "head" in found else ("sort_by", "descending"))):
+        found.pop(name, None)
+    choose = [name for name in _CHOOSE if name in found and (name != "head" or "sort_by" in found)]
+    if choose:
+        found = {name: value for name, value in found.items() if name not in _CHOSEN_BY}
+        found |= {name: value for name, value in _CHOSEN_BY.items() if name in kinds(kind)}
+        if kind is ReshardOptions:  # several that the table chose among may have one key
+            found["on_duplicate"] = "first"
+    made_fields = tuple(field for field, _ in pairs("values", values))
+    return _RepeatableOptions(found, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
+
+
+def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
+    """Return the options of `create`: what is recorded, and what the user says of the source."""
+    if given.symlinks is not None:
+        found["symlinks"] = given.symlinks
+    elif found.get("symlinks") == "follow":
+        follow = option("symlinks", "follow")
+        problem = f"the dataset was made with {follow}, by which links may lead out of the source"
+        remedy = f"If the source is yours, add {follow}."
+        raise InvalidRequest(option("source"), problem, expected="your word for that", remedy=remedy)
+    return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
+
+
+def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
+    """Return options by which classes keep the numbers in a dataset file, wherever these were from."""
+    if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
+        return options
+    from shardtool.entries.classes import Classes
+
+    return replace(options, classes_from=Classes("the dataset file", file.classes, grows=True))
+
+
+def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """Return recorded options, as far as they are options of that kind, of the right types."""
+    found: dict[str, Any] = {}
+    for name, value in recorded.items():
+        if name not in TAKEN_AGAIN or name not in kinds(kind):
+            found_there = f"the dataset file records {printable(name)[:80]!r}"
+            raise InvalidRequest(option("source"), found_there, expected="options that choose samples or shards")
+        if not fits(value, kind, name):
+            raise InvalidRequest(option("source"), f"the dataset file records {name} as {printable(str(value))[:80]!r}")
+        found[name] = tuple(value) if isinstance(value, list) else value
+    return found
+
+
+def open_again(run: RecordedRun, source: object, outputs: Sequence[ShardPattern]) -> Source:
+    """Return the source of a run.
+
+    Args:
+        run: The run.
+        source: The source as it is now; a list of datasets or folders where there were several.
+        outputs: The patterns of what was made.
+
+    Raises:
+        InvalidRequest: There is no such source.
+    """
+    if isinstance(run.options, ReshardOptions):
+        for one in source if isinstance(source, (list, tuple)) else [source]:
+            if not isinstance(one, (str, os.PathLike, list, tuple)):
+                found = f"a {type(one).__name__}"
+                raise InvalidRequest(option("source"), found, expected="what it was made from: datasets")
+            for dataset in of_glob(one):
+                find_dataset(dataset)  # before shards are read, where there is none
+    return open_source(source, replace(run.options, on_error="skip"), outputs)

@@ -1,187 +1,55 @@
-"""`verify`: is a dataset whole? The library twin of `shardtool verify`."""
+"""`verify`: is a dataset whole? The library twin of `shardtool verify`.
+
+A worker walks and sums each shard; the parent compares that with the sidecar and the dataset file, and checks what
+no shard alone can show: gaps, extra files, keys that two shards have. Nothing is written, but for `repair`.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import combinations
+from fractions import Fraction
+from functools import partial
+from hashlib import blake2b
+from importlib import import_module
+from itertools import accumulate, combinations
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import given_datasets
+from shardtool.dataset.walk import Survey
 from shardtool.errors import CorruptShard, current_folder, listing, without_secrets
+from shardtool.execute.local import cores, start_pool
+from shardtool.execute.pool import Needs, Pool, a_few
 from shardtool.request.options import VerifyOptions
 from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
-from shardtool.values import SPLIT_NAMES, output_text
-from shardtool.verbs.verify.checks import sample_at
-from shardtool.verbs.verify.findings import Finding, Findings, finding_of
-from shardtool.verbs.verify.look import Report, look, open_pool
-from shardtool.verbs.verify.subject import open_subject
+from shardtool.request.texts import share
+from shardtool.storage.places import for_each, stored_crc
+from shardtool.values import SPLIT_NAMES, counted, output_text, show_size
+from shardtool.verbs.verify import checks
+from shardtool.verbs.verify.checks import Subject, open_subject, read_stored, sample_at
+from shardtool.verbs.verify.findings import Finding, Findings, Report, finding_of
+from shardtool.verbs.verify.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, ShardExamination, Task, examine
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.walk import Survey
-    from shardtool.execute.pool import Pool
+    from shardtool.dataset.find import StoredDataset
     from shardtool.values import Given
-    from shardtool.verbs.verify.look import LookResult
-    from shardtool.verbs.verify.subject import Subject
-
-
-# Several datasets at once: each is looked at by itself, then splits of one dataset are held against each other.
-#
-# Datasets are splits of one where one run made them, as their dataset files say, or where their names differ in nothing
-# but a word such as `train` or `val`. A run gives each key to one split only, so a key that two of its splits have is a
-# leak. Of splits that were made apart, whose samples may just be numbered alike, the sample must hold the same, too.
+    from shardtool.verbs.verify.checks import ShardCase
 
 
 _MOST = 100  # leaks between two splits: the rest tells nothing new, and is counted
 _WORD = re.compile(r"[A-Za-z]+|[0-9]+")
-
-
-def look_at_all(givens: Sequence[Any], look: Callable[[Any, bool], LookResult]) -> Report:
-    """Return what is wrong with several datasets; one that cannot be opened does not keep others from it.
-
-    Args:
-        givens: Each as `find_dataset` takes it.
-        look: Looks at one of them, and notes what its samples hold where that is asked for.
-
-    Raises:
-        InvalidRequest: One of them is not there; then none was read.
-    """
-    opened = [_open(given) for given in givens]
-    splits = _splits(opened)
-    related = {at for pair in splits for at in pair}
-    compared = {at for pair, recorded in splits.items() if not recorded for at in pair}
-    looked: dict[int, LookResult] = {}
-    reports = []
-    for at, given in enumerate(givens):
-        if isinstance(error := opened[at], CorruptShard):
-            reports.append(_unreadable(given, error))
-            continue
-        found = look(given, at in compared)
-        reports.append(found.report)
-        if at in related:  # of others nothing is kept: they may be many
-            looked[at] = found
-    for (first, second), recorded in splits.items():
-        if leaks := _leaks(looked[first], looked[second], by_content=not recorded):
-            reports[second] = _with(reports[second], leaks)
-    return _together(reports)
-
-
-def _open(given: Any) -> Subject | CorruptShard:
-    try:
-        return open_subject(given)[0]
-    except CorruptShard as error:
-        return error
-
-
-def _splits(opened: Sequence[Subject | CorruptShard]) -> dict[tuple[int, int], bool]:
-    """Return the pairs of datasets that are splits of one, each with whether their dataset files say so."""
-    found = {}
-    for (at, first), (other, second) in combinations(enumerate(opened), 2):
-        if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):
-            continue
-        recorded = (
-            first.file is not None and second.file is not None and first.file.made.is_split_with(second.file.made)
-        )
-        if recorded or _named_alike(first, second):
-            found[at, other] = recorded
-    return found
-
-
-def _unreadable(given: Any, error: CorruptShard) -> Report:
-    where = without_secrets(output_text(os.fspath(given) if isinstance(given, (str, os.PathLike)) else error.where))
-    finding = finding_of("dataset-file-damaged", os.path.basename(where), error)
-    return Report(where, (finding,), {finding.code: 1}, (), ("all else of it",), 0, 0, 0, readable=False)
-
-
-def _together(reports: Sequence[Report]) -> Report:
-    """Return the report of all datasets."""
-    counts = sum((Counter(one.counts) for one in reports), Counter[str]())
-    read = [one.read for one in reports if one.read is not None]
-    return Report(
-        dataset=listing([one.dataset for one in reports], 3),
-        findings=tuple(finding for one in reports for finding in one.findings),
-        counts=dict(sorted(counts.items())),
-        checked=_first_of(one.checked for one in reports),
-        unchecked=tuple(f"{one.dataset}: {text}" for one in reports for text in one.unchecked),
-        shards=sum(one.shards for one in reports),
-        samples=sum(one.samples for one in reports),
-        size=sum(one.size for one in reports),
-        readable=all(one.readable for one in reports),
-        repaired=tuple(text for one in reports for text in one.repaired),
-        read=(sum(shards for shards, _ in read), sum(size for _, size in read)) if read else None,
-        datasets=tuple(reports),
-        quick=any(one.quick for one in reports),
-    )
-
-
-def _first_of(texts: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for some in texts for text in some))
-
-
-def _with(report: Report, more: Findings) -> Report:
-    counts = Counter(report.counts) + more.counts
-    return replace(
-        report,
-        findings=(*report.findings, *(one for _, one in more.listed)),
-        counts=dict(sorted(counts.items())),
-        checked=(*report.checked, *more.checked),
-        unchecked=(*report.unchecked, *more.unchecked),
-    )
-
-
-def _named_alike(first: Subject, second: Subject) -> bool:
-    names = [one.found.dataset_file or one.found.paths[0] for one in (first, second)]
-    return names[0] != names[1] and _without_split(names[0]) == _without_split(names[1])
-
-
-def _without_split(path: str) -> str:
-    """Return a path without the numbers in it, and without the words that name splits."""
-    return _WORD.sub(lambda word: "" if word[0].isdigit() or word[0].lower() in SPLIT_NAMES else word[0], path)
-
-
-def _leaks(first: LookResult, second: LookResult, *, by_content: bool) -> Findings | None:
-    """Find samples that two splits have; None where no shard of one was read."""
-    import numpy as np
-
-    if not (first.sums.hashes and second.sums.hashes):
-        return None
-    findings, what = Findings(), f"leaks from {first.report.dataset}"
-    if first.sums.partial or second.sums.partial:
-        findings.unchecked.append(f"{what}: not all shards were read")
-    else:
-        findings.checked.append(what)
-    ours, theirs = first.sums.pairs(), second.sums.pairs()
-    _, one, other = np.intersect1d(ours["a"], theirs["a"], return_indices=True)
-    same = ours["b"][one] == theirs["b"][other]
-    if by_content:
-        same &= _contents(first)[one] == _contents(second)[other]
-    places = np.stack((one, other), axis=1)[same]
-    numbers = np.array([number for number, _ in second.sums.hashes], np.int64)
-    shards = numbers[np.searchsorted(second.sums.ends(), places[:, 1], "right")]
-    places = places[np.lexsort((places[:, 1], shards))]
-    findings.counts["split-leak"] += max(0, len(places) - _MOST)
-    read: tuple[dict[int, Survey], dict[int, Survey]] = ({}, {})
-    for at, place in places[:_MOST].tolist():
-        there, _ = sample_at(first.subject, first.sums, read[0], at)
-        here, key = sample_at(second.subject, second.sums, read[1], place)
-        found = f"also in {first.report.dataset}, shard {first.subject.cases[there].name}"
-        findings.add(here, Finding("split-leak", second.subject.cases[here].name, found, key=key))
-    return findings
-
-
-def _contents(looked: LookResult) -> NDArray[Any]:
-    import numpy as np
-
-    return np.frombuffer(b"".join(looked.sums.contents), np.uint64)
+_STORED = "the store's own checksums"
 
 
 @current_folder()
@@ -201,26 +69,359 @@ def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Ob
     """
     options, observer, begun = given_options(options, VerifyOptions), observer or Observer(), time.time()
     givens = given_datasets(dataset)
-    if len(givens) == 1:
-        report = _look(givens[0], options, observer).report
-    else:
-        with nullcontext() if options.repair else open_pool(options) as pool:
-            report = look_at_all(
-                givens, lambda given, contents: _look(given, options, observer, pool, contents=contents)
-            )
+    with nullcontext() if options.repair else _open_pool(options) as pool:
+        looked = partial(_look_and_mend, options=options, observer=observer, pool=pool)
+        report = _of_several(givens, options, looked) if len(givens) > 1 else _report(looked(givens[0]), options)
     return replace(report, seconds=time.time() - begun)
 
 
-def _look(
-    dataset: Given, options: VerifyOptions, observer: Observer, pool: Pool | None = None, *,
-    contents: bool = False,
-) -> LookResult:  # fmt: skip
+@contextmanager
+def _open_pool(options: VerifyOptions) -> Iterator[Pool]:
+    """Give the workers that read shards; where one is enough, this process."""
+    workers = options.workers or cores()
+    if options.quick or (workers == 1 and options.source is None and options.executor == "local"):
+        yield Pool()
+        return
+    with start_pool(options) as pool:  # forked before anything heavy is imported
+        yield pool
+
+
+def _look_and_mend(
+    dataset: Given, options: VerifyOptions, observer: Observer, pool: Pool | None, *, contents: bool = False
+) -> Subject:
     """Look at one dataset, and mend it where that is asked for."""
     begun = time.time()
-    if options.repair:
+    look = partial(_look, dataset, contents=contents)
+    subject = look(options, observer, pool)
+    if options.repair and subject.findings.counts.total():
         from shardtool.verbs.verify.repair import repair
 
-        looked = repair(dataset, options, observer, contents=contents)
+        subject = repair(subject, _report(subject, options), options, look)
+    subject.seconds = time.time() - begun
+    return subject
+
+
+def _look(
+    dataset: Given, options: VerifyOptions, observer: Observer, pool: Pool | None = None, *, contents: bool = False
+) -> Subject:
+    """Return a dataset with what is wrong with it.
+
+    Args:
+        dataset: As `find_dataset` takes it.
+        options: What is looked at.
+        observer: Gets progress.
+        pool: Reads the shards; None: one is made for it.
+        contents: Whether it is noted what samples hold, for a comparison with other datasets.
+
+    Raises:
+        InvalidRequest: There is no such dataset, or no such source.
+        CorruptShard: The dataset file names what lies elsewhere, or is none.
+    """
+    with nullcontext(pool) if pool is not None else _open_pool(options) as own:
+        subject = open_subject(dataset)
+        if options.quick:
+            _look_outside(subject, observer)
+        else:
+            _look_inside(subject, options, observer, own, contents=contents)
+    return subject
+
+
+def _look_outside(subject: Subject, observer: Observer) -> None:
+    """Look at names, sizes, sidecars and numbering: no shard is read."""
+    findings, cases = subject.findings, {case.shard.sidecar: at for at, case in enumerate(subject.cases)}
+    _start(subject, observer, range(len(subject.cases)))
+    checks.check_numbering(subject)
+
+    def check(sidecar_path: str) -> Findings:
+        found, number = Findings(), cases[sidecar_path]
+        _check_case(found, number, subject.cases[number])
+        _check_stored(found, number, subject.cases[number])
+        return found
+
+    for found in for_each(check, cases):
+        findings.take(found)
+    checks.check_finished(subject)
+    if compared := findings.checked.count(_STORED):
+        findings.checked = [one for one in findings.checked if one != _STORED]
+        findings.checked.append(f"{_STORED} of {counted(compared, 'shard')}")
+    size = show_size(sum(case.size or 0 for case in subject.cases))
+    findings.unchecked.append(f"the bytes of {counted(len(cases), 'shard')}, {size}: {flag('quick')} reads none")
+
+
+def _check_stored(findings: Findings, number: int, case: ShardCase) -> None:
+    """Compare the checksum that a store says of a shard with that of the dataset file or the sidecar."""
+    if case.size is None or not case.crcs:
+        return
+    with suppress(FileNotFoundError):
+        crc = stored_crc(case.path)
+        if crc is None:
+            return
+        findings.checked.append(_STORED)
+        if crc != case.crcs[0]:
+            found = f"the checksum {crc:08x}, as the store says"
+            findings.add(number, Finding("shard-checksum", case.name, found, f"{case.crcs[0]:08x}"))
+
+
+def _look_inside(subject: Subject, options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool) -> None:
+    """Look at every byte."""
+    comparison = None
+    if options.source is not None:
+        from shardtool.verbs.verify.source import Comparison
+
+        comparison = Comparison(subject, options, observer)  # before shards are read, where there is no such source
+    there = chosen_shards(subject.cases, options)
+    _start(subject, observer, there)
+    pool.check(Needs(a_few([subject.cases[number].path for number in there])))
+    checks.check_numbering(subject)
+    surveys = _examine_all(subject, there, options, observer, pool, contents=contents)
+    subject.sums.partial = len(there) < sum(case.size is not None for case in subject.cases)
+    checks.check_together(subject, surveys)
+    from shardtool.verbs.verify.other_tools import check_beside, check_targets
+
+    check_beside(subject, pool)
+    checks.check_finished(subject)
+    if comparison is not None:
+        comparison.run(surveys, pool)
+    if options.target:
+        check_targets(subject, [surveys[number] for number in sorted(surveys)], options.target)
+
+
+def _start(subject: Subject, observer: Observer, numbers: Sequence[int]) -> None:
+    cases = [subject.cases[number] for number in numbers]
+    samples = sum(case.entry.samples for case in cases if case.entry is not None)
+    observer.start(samples, sum(case.size or 0 for case in cases), len(cases))
+
+
+def _examine_all(
+    subject: Subject, there: Sequence[int], options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool
+) -> dict[int, Survey]:
+    """Check each shard as workers read it; return, where they are asked for later, what lies in each."""
+    ahead = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar",), daemon=True)
+    ahead.start()  # while workers read the first shards
+    classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
+    tasks = (
+        Task(case.path, case.name, case.shard.dots, options.decode, classes, contents)
+        for case in (subject.cases[number] for number in there)
+    )
+    surveys = dict[int, Survey]()
+    for place, examined in pool.map(examine, tasks):
+        ahead.join()
+        number, found = there[place], examined.survey
+        case = subject.cases[number]
+        case.examined = examined
+        _check_case(subject.findings, number, case)
+        subject.sums.add(number, examined)
+        case.index = case.data = case.examined = None
+        if found is not None:
+            short = Survey(found.path, found.format, found.size)  # without its columns
+            short.crc, short.error = found.crc, found.error
+            case.examined = ShardExamination(short)
+            if options.source is not None or options.target:
+                surveys[number] = found
+        samples = len(examined.hashes) // HASH_SIZE
+        observer.advance(samples, case.size or 0, 1)
+        observer.log(f"{case.name}: {counted(samples, 'sample')}")
+    ahead.join()
+    for number in sorted({*range(len(subject.cases))}.difference(there)):
+        _check_case(subject.findings, number, subject.cases[number])
+    return surveys
+
+
+def _check_case(findings: Findings, number: int, case: ShardCase) -> None:
+    for check in (checks.read_sidecar, checks.check_shard, checks.check_fact):
+        findings.add(number, *check(case))
+    if case.examined is None:
+        case.data = None
+        return
+    findings.add(number, *checks.read_case_index(case))
+    findings.add(number, *checks.check_records(case), *checks.check_index(case), *checks.check_entry(case))
+    findings.counts.update(case.examined.more)
+
+
+# `verify --sample`: a share of the shards is read, another one with each seed.
+#
+# Whole shards, so that all that is proven of a dataset is proven of them: their checksums, too. Shards stand in the
+# order of a hash of their names; seed N takes the N-th share of their bytes, and goes on from the start at the end. So
+# ten seeds in a row of `10%` read every shard, whatever the first of them is.
+
+
+def chosen_shards(cases: Sequence[ShardCase], options: VerifyOptions) -> list[int]:
+    """Return the numbers of the shards that are read, of those that are there; one at least."""
+    there = [number for number, case in enumerate(cases) if case.size is not None]
+    if options.sample is None or not there:
+        return there
+    wanted = share("sample", options.sample)
+    ordered = sorted(there, key=lambda number: (blake2b(cases[number].name.encode()).digest(), number))
+    ends = list(accumulate((cases[number].size or 0) + 1 for number in ordered))  # + 1: an empty one has its place, too
+    start = wanted * (options.seed or 0) % 1
+    places = [Fraction(before, ends[-1]) for before in [0, *ends[:-1]]]
+    found = [number for number, place in zip(ordered, places, strict=True) if (place - start) % 1 < wanted]
+    if not found:  # the share lies within one large shard
+        found = [ordered[sum(place <= start for place in places) - 1]]
+    return sorted(found)
+
+
+def _report(subject: Subject, options: VerifyOptions) -> Report:
+    """Return what was found, as users get it."""
+    findings, sums, cases, unchecked = subject.findings, subject.sums, subject.cases, [*subject.findings.unchecked]
+    if sums.odd:
+        unchecked.append(f"{counted(sums.odd, 'member')} of tar shards that are no part of a sample")
+    if sums.undecoded:
+        images = f"images over {show_size(IMAGE_LIMIT)}, or over 1 GiB once decoded,"
+        limits = f"{images} and JSON over {show_size(JSON_LIMIT)}"
+        unchecked.append(f"{counted(sums.undecoded, 'payload')} that {flag('decode')} leaves out: {limits}")
+    size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.survey is not None]
+    if sums.partial:
+        seed, left = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
+        what = f"{counted(len(cases) - len(read), 'shard')} of {len(cases):,}, {left:.0f}% of the bytes"
+        seeds = f"{option('sample', options.sample)} {option('seed', seed)}; {option('seed', seed + 1)} reads others"
+        unchecked.append(f"{what}, but for names, sizes and sidecars: {seeds}")
+    checked = ["names and numbering", "sidecars"] if options.quick else ["every byte"]
+    if sums.partial:
+        checked = [f"every byte of {len(read):,} of {counted(len(cases), 'shard')}"]
+    if subject.file is not None:
+        checked.append("sizes against the dataset file" if options.quick else "checksums against the dataset file")
+    if not options.quick:
+        checked += ["framing", "keys across these" if sums.partial else "keys across shards"]
+    checked += ["images, JSON and labels decoded"] if options.decode else []
+    return Report(
+        dataset=without_secrets(output_text(subject.dataset.where)),
+        findings=tuple(one for _, one in sorted(findings.listed, key=lambda one: one[0])),
+        counts={code: count for code, count in sorted(findings.counts.items()) if count},
+        checked=(*checked, *findings.checked),
+        unchecked=(*unchecked, *subject.left),
+        shards=len(cases),
+        samples=sums.samples,
+        size=size,
+        readable=subject.file is not None or options.quick or bool(read),
+        repaired=subject.repaired,
+        seconds=subject.seconds,
+        read=None if options.sample is None else (len(read), sum(read)),
+        quick=options.quick,
+    )
+
+
+# Several datasets at once: each is looked at by itself, then splits of one dataset are held against each other.
+#
+# Datasets are splits of one where one run made them, as their dataset files say, or where their names differ in nothing
+# but a word such as `train` or `val`. A run gives each key to one split only, so a key that two of its splits have is a
+# leak. Of splits that were made apart, whose samples may just be numbered alike, the sample must hold the same, too.
+
+
+def _of_several(givens: Sequence[Any], options: VerifyOptions, look: Callable[..., Subject]) -> Report:
+    """Return what is wrong with several datasets; one that cannot be opened does not keep others from it.
+
+    Raises:
+        InvalidRequest: One of them is not there; then none was read.
+    """
+    opened = [_opened(given) for given in givens]
+    splits = _splits(opened)
+    related = {at for pair in splits for at in pair}
+    compared = {at for pair, recorded in splits.items() if not recorded for at in pair}
+    looked: dict[int, Subject] = {}
+    reports: dict[int, Report] = {}
+    for at, given in enumerate(givens):
+        if isinstance(error := opened[at], CorruptShard):
+            reports[at] = _unreadable(given, error)
+        elif at in related:
+            looked[at] = look(given, contents=at in compared)
+        else:  # of it nothing is kept: they may be many
+            reports[at] = _report(look(given), options)
+    for (first, second), recorded in splits.items():
+        if first in looked and second in looked:
+            _find_leaks(looked[first], looked[second], by_content=not recorded)
+    reports |= {at: _report(subject, options) for at, subject in looked.items()}
+    return _together([reports[at] for at in range(len(givens))])
+
+
+def _opened(given: Any) -> StoredDataset | CorruptShard:
+    try:
+        return read_stored(given)[0]
+    except CorruptShard as error:
+        return error
+
+
+def _splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[int, int], bool]:
+    """Return the pairs of datasets that are splits of one, each with whether their dataset files say so."""
+    found = {}
+    for (at, first), (other, second) in combinations(enumerate(opened), 2):
+        if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):
+            continue
+        recorded = (
+            first.file is not None and second.file is not None and first.file.made.is_split_with(second.file.made)
+        )
+        names = [one.dataset_file or one.paths[0] for one in (first, second)]
+        if recorded or (names[0] != names[1] and _without_split(names[0]) == _without_split(names[1])):
+            found[at, other] = recorded
+    return found
+
+
+def _without_split(path: str) -> str:
+    """Return a path without the numbers in it, and without the words that name splits."""
+    return _WORD.sub(lambda word: "" if word[0].isdigit() or word[0].lower() in SPLIT_NAMES else word[0], path)
+
+
+def _unreadable(given: Any, error: CorruptShard) -> Report:
+    where = without_secrets(output_text(os.fspath(given) if isinstance(given, (str, os.PathLike)) else error.where))
+    finding = finding_of("dataset-file-damaged", os.path.basename(where), error)
+    return Report(where, (finding,), {finding.code: 1}, (), ("all else of it",), 0, 0, 0, readable=False)
+
+
+def _together(reports: Sequence[Report]) -> Report:
+    """Return the report of all datasets."""
+    read = [one.read for one in reports if one.read is not None]
+    return Report(
+        dataset=listing([one.dataset for one in reports], 3),
+        findings=tuple(finding for one in reports for finding in one.findings),
+        counts=dict(sorted(sum((Counter(one.counts) for one in reports), Counter[str]()).items())),
+        checked=tuple(dict.fromkeys(text for one in reports for text in one.checked)),
+        unchecked=tuple(f"{one.dataset}: {text}" for one in reports for text in one.unchecked),
+        shards=sum(one.shards for one in reports),
+        samples=sum(one.samples for one in reports),
+        size=sum(one.size for one in reports),
+        readable=all(one.readable for one in reports),
+        repaired=tuple(text for one in reports for text in one.repaired),
+        read=(sum(shards for shards, _ in read), sum(size for _, size in read)) if read else None,
+        datasets=tuple(reports),
+        quick=any(one.quick for one in reports),
+    )
+
+
+def _find_leaks(first: Subject, second: Subject, *, by_content: bool) -> None:
+    """Find samples that two splits have, and list them with the second one; nothing, if no shard of one was read."""
+    import numpy as np
+
+    if not (first.sums.hashes and second.sums.hashes):
+        return
+    findings, other_name = Findings(), without_secrets(output_text(first.dataset.where))
+    what = f"leaks from {other_name}"
+    if first.sums.partial or second.sums.partial:
+        second.left = (*second.left, f"{what}: not all shards were read")
     else:
-        looked = look(dataset, options, observer, pool, contents=contents)
-    return replace(looked, report=replace(looked.report, seconds=time.time() - begun))
+        second.findings.checked.append(what)
+    ours, theirs = first.sums.pairs(), second.sums.pairs()
+    _, one, other = np.intersect1d(ours["a"], theirs["a"], return_indices=True)
+    same = ours["b"][one] == theirs["b"][other]
+    if by_content:
+        same &= _contents(first)[one] == _contents(second)[other]
+    places = np.stack((one, other), axis=1)[same]
+    numbers = np.array([number for number, _ in second.sums.hashes], np.int64)
+    shards = numbers[np.searchsorted(second.sums.ends(), places[:, 1], "right")]
+    places = places[np.lexsort((places[:, 1], shards))]
+    findings.counts["split-leak"] += max(0, len(places) - _MOST)
+    read: tuple[dict[int, Survey], dict[int, Survey]] = ({}, {})
+    for at, place in places[:_MOST].tolist():
+        there, _ = sample_at(first, read[0], at)
+        here, key = sample_at(second, read[1], place)
+        found = f"also in {other_name}, shard {first.cases[there].name}"
+        findings.add(
+            len(second.cases), Finding("split-leak", second.cases[here].name, found, key=key)
+        )  # after all else
+    second.findings.listed += findings.listed
+    second.findings.counts.update(findings.counts)
+
+
+def _contents(subject: Subject) -> NDArray[Any]:
+    import numpy as np
+
+    return np.frombuffer(b"".join(subject.sums.contents), np.uint64)

@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.shard_file import is_packed, open_shard
-from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
-from shardtool.errors import CorruptShard, OutputFailed, ShardError, StoreFailed, printable
+from shardtool.dataset.shard_file import ShardFile, is_packed, open_shard
+from shardtool.dataset.walk import Survey, SurveyTask, payload_crc, survey, walked_text
+from shardtool.errors import CorruptShard, OutputFailed, ShardError, StoreFailed, is_out_of_memory, printable
+from shardtool.fingerprint import crc32c
+from shardtool.format import zip_read
+from shardtool.source.base import Files, Spans
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
 from shardtool.values import IMAGE_ENDINGS
 from shardtool.verbs.verify.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardtool.dataset.shard_file import PackedFile, ShardFile
+    from shardtool.dataset.shard_file import PackedFile
     from shardtool.values import Dots
 
 HASH_SIZE = 16
@@ -238,3 +242,81 @@ def _number(data: bytes, classes: int | None) -> str:
     if classes is not None and not 0 <= int(text) < classes:
         return f"{printable(text)}, of {classes:,} classes"
     return ""
+
+
+# The checksums of payloads as their source has them: files, shards, and members of archives.
+
+
+_BLOCK = 2**20
+
+
+def sum_task(task: Files | Spans) -> list[int]:
+    """Return the CRC-32C of each payload; -1 for a file that cannot be read. Runs in a worker.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    if isinstance(task, Spans):
+        return _sum_spans(task)
+    return _sum_files(task) if task.reads == 1 else _sum_at_once(task)
+
+
+def _sum_at_once(task: Files) -> list[int]:
+    """Do what `_sum_files` does, several files at a time, for where opening one takes long."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    reads = task.reads
+    parts = [Files(task.paths[at::reads], task.links[at::reads], reads) for at in range(reads)]
+    found = [-1] * len(task.paths)
+    try:
+        with ThreadPoolExecutor(reads) as threads:
+            for at, sums in enumerate(threads.map(_sum_files, parts)):
+                found[at::reads] = sums
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _sum_files(Files(task.paths, task.links))  # without threads, which takes less
+    # By itself, for it may be that too many were open.
+    bad = [at for at, crc in enumerate(found) if crc < 0]
+    again = _sum_files(Files(tuple(task.paths[at] for at in bad), bytes(task.links[at] for at in bad)))
+    for at, crc in zip(bad, again, strict=True):
+        found[at] = crc
+    return found
+
+
+def _sum_files(task: Files) -> list[int]:
+    """Return the CRC-32C of each file, one after the other; -1 for one that cannot be read."""
+    buffer = memoryview(bytearray(_BLOCK // task.reads))
+    found = []
+    for path, link in zip(task.paths, task.links, strict=True):
+        crc = 0
+        try:
+            with open_source(path, READ_FOLLOWING if link else READ_PLAIN) as file:
+                for block in file.blocks(buffer):
+                    crc = crc32c(block, crc)
+        except OSError as error:
+            if is_out_of_memory(error):
+                raise
+            crc = -1
+        found.append(crc)
+    return found
+
+
+def _sum_spans(task: Spans) -> list[int]:
+    offsets, lengths = array("q", task.offsets), array("q", task.lengths)
+    if task.form == "zip":
+        with ShardFile(task.path) as file:
+            return [_member_crc(file, *place) for place in zip(offsets, lengths, strict=True)]
+    with open_shard(task.path) as shard:
+        return [payload_crc(shard, *place) for place in zip(offsets, lengths, strict=True)]
+
+
+def _member_crc(file: ShardFile, offset: int, length: int) -> int:
+    """Return the CRC-32C of the payload of a zip's member; -1 where it is damaged."""
+    crc = 0
+    try:
+        for block in zip_read.payload(file.read, offset, length, file.path):
+            crc = crc32c(block, crc)
+    except CorruptShard:
+        return -1
+    return crc

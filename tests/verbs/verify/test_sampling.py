@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
-from shardtool.verbs.verify.look import chosen_shards
-from shardtool.verbs.verify.subject import ShardCase
+from shardtool.dataset.find import StoredShard
+from shardtool.verbs.verify.checks import ShardCase
+from shardtool.verbs.verify.verify import chosen_shards
 from tests.helpers import flip, shards, typed, write_tree
 
 if TYPE_CHECKING:
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
 
 def _cases(sizes: list[int | None]) -> list[ShardCase]:
-    return [
-        ShardCase(f"{at}.tar", f"{at}.tar", f"{at}.index", f"{at}.index", None, wanted=False, size=size)
-        for at, size in enumerate(sizes)
-    ]
+    return [ShardCase(StoredShard(f"{at}.tar"), wanted=False, size=size) for at, size in enumerate(sizes)]
 
 
 SIZES = st.lists(st.none() | st.integers(0, 10**9), max_size=12)

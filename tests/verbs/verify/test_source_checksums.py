@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from shardtool import create
 from shardtool.fingerprint import crc32c
 from shardtool.request.options import CreateOptions
+from shardtool.source import base
 from shardtool.source.base import Files
-from shardtool.verbs.verify import source_checksums
-from shardtool.verbs.verify.source_checksums import sum_task
+from shardtool.verbs.verify import source as source_side
+from shardtool.verbs.verify.worker import sum_task
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def test_verify_reads_several_files_at_a_time(tmp_path: Path, monkeypatch: pytes
         asked.append(task)
         return sum_task(task)
 
-    monkeypatch.setattr(source_checksums, "opening_s", lambda _: 1.0)
-    monkeypatch.setattr(source_checksums, "sum_task", noted)
+    monkeypatch.setattr(base, "opening_s", lambda _: 1.0)
+    monkeypatch.setattr(source_side, "sum_task", noted)
     (source / "107.txt").write_bytes(b"x" * 6000)
     ran = typed("verify", tmp_path / "out.json", "--source", source, "--workers", "1")
     assert (ran.code, ran.out.count("[source-differs]"), "107" in ran.out) == (3, 1, True)
