@@ -527,8 +527,8 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
 
 
 def _write_pictures(datasets: list[StoredDataset], options: _Looking, how: Running) -> None:
-    from shardtool.verbs.inspect.contact_sheet import write_contact_sheet
     from shardtool.verbs.inspect.page import write_page
+    from shardtool.verbs.inspect.thumbnails import write_contact_sheet
 
     makers = {"--html": (write_page, options.html), "--contact-sheet": (write_contact_sheet, options.contact_sheet)}
     written = []

@@ -35,7 +35,7 @@ from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from shardtool.fetch import FetchOptions
-    from shardtool.transform.steps import Transform
+    from shardtool.transform import Transform
 
 TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
@@ -412,7 +412,7 @@ class CreateOptions(SelectingOptions):
         """Return what is done to samples; None: nothing."""
         if self.resize is None and self.encode is None and not self.probe and not self.map and not self.urls:
             return None
-        from shardtool.transform.steps import Transform
+        from shardtool.transform import Transform
 
         function, fetch = self.map if isinstance(self.map, str) else "", self._of_fetch()
         if self.resize is None and self.encode is None and not self.probe:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode, Skipped
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import DurableFile
-    from shardtool.transform.steps import Transform
+    from shardtool.transform import Transform
     from shardtool.values import Dots, OnError, Oversize, ShardContent, ShardSamples
 
 

@@ -15,7 +15,7 @@ from shardtool.errors import SampleFailed
 from shardtool.fetch import FetchFailed, shown_bytes
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
-from shardtool.transform.steps import BadSample, ChangedSample, Transformer
+from shardtool.transform import BadSample, ChangedSample, Transformer
 from shardtool.values import URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
 from shardtool.write.packer import Field, Packer, ShardRecords, no_report, unreadable

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool.errors import InvalidRequest
+from shardtool.transform import KEY, BadSample, ChangedSample, Transform, Transformer, find_function
 from shardtool.transform.image import ImageOptions
-from shardtool.transform.steps import KEY, BadSample, ChangedSample, Transform, Transformer, find_function
 
 if TYPE_CHECKING:
     from pathlib import Path

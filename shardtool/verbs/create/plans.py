@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from shardtool.interop.readers import NameProblem
     from shardtool.plan.plan import Plan
-    from shardtool.transform.steps import Transform
+    from shardtool.transform import Transform
     from shardtool.verbs.create.run import Output, Run
 
 

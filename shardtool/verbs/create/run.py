@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import Skipped
     from shardtool.source.base import Listing
     from shardtool.storage.staging import Folder
-    from shardtool.transform.steps import Transform
+    from shardtool.transform import Transform
     from shardtool.values import Dots, Number
 
 
