@@ -106,10 +106,10 @@ def test_command(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--decode"], 2, "--decode is for --read-speed"),
-        (["--read-speed", "--keys"], 2, "show different things"),
-        (["--read-speed", "--extract", "x", "--where", "a > 1"], 2, "do not go together"),
-        (["--read-speed", "--where", "a > 1"], 2, "--where is for"),
+        (["--decode"], 2, "--decode: nothing is read; expected --read-speed"),
+        (["--read-speed", "--keys"], 2, "--keys: used with --read-speed"),
+        (["--read-speed", "--extract", "x", "--where", "a > 1"], 2, "--read-speed: used with --extract"),
+        (["--read-speed", "--where", "a > 1"], 2, "--where: nothing to choose for"),
     ],
 )
 def test_what_does_not_go_together(dataset: Path, words: list[str], code: int, message: str) -> None:
