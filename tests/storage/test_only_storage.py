@@ -29,7 +29,7 @@ _ALLOWED = {
     "cli/output.py": {"open"},
     # What a command gives is kept in a temporary file, which goes with the run.
     "cli/piped.py": {"open"},
-    "cli/results_text.py": {"open"},
+    "cli/progress.py": {"open"},
 }
 
 
