@@ -104,6 +104,7 @@ def whole_of(name: str) -> tuple[str, int, int, int] | None:
 SIDECAR_SUFFIX = ".index"
 SKIPPED_SUFFIX = ".skipped"
 DATASET_SUFFIX = ".json"
+TIMM_FILE, OPEN_CLIP_FILE = "_info.json", "sizes.json"  # of other tools, beside shards, and no dataset files
 FORMATS = {".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord"}  # that are written
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}|<(\d+)\.\.(\d*)>|%0?(\d*)d", re.ASCII)

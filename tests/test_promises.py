@@ -31,6 +31,7 @@ from shardtool.format.tar import _LONG_LIMIT as TAR_READ_LONG_LIMIT
 from shardtool.format.tfrecord import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
 from shardtool.format.zip_read import _MOST_A_BYTE as ZIP_READ_MOST_A_BYTE
 from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
+from shardtool.publish.foreign_indexes import LIST_LIMIT as BESIDE_LIST_LIMIT
 from shardtool.read.files import _MOST_OPEN as FILES_MOST_OPEN
 from shardtool.request.options import _WORKERS as REQUEST_WORKERS
 from shardtool.source.archive import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
@@ -46,7 +47,6 @@ from shardtool.storage.remote.retry import POLICY
 from shardtool.table import columns as limits
 from shardtool.transform import image
 from shardtool.values import NAME_LIMIT
-from shardtool.verbs.copy import _LIST_LIMIT as BESIDE_LIST_LIMIT
 from shardtool.verbs.verify import worker
 from shardtool.verbs.verify.findings import _MOST as FINDINGS_MOST
 

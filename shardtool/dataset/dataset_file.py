@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.interop.indexes import SplitShards
 from shardtool.pattern import FORMATS, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.run_record import RunRecord
 from shardtool.storage.places import read_small
@@ -151,10 +150,6 @@ class DatasetFile:
             fingerprint="",
             part_of=len(self.shards),
         )
-
-    def split_shards(self) -> SplitShards:
-        """Return the shards as other tools' index files have them."""
-        return SplitShards(self.made.split, {shard.name: shard.samples for shard in self.shards})
 
     def encode(self) -> bytes:
         """Return the file's bytes."""

@@ -36,13 +36,14 @@ from shardtool.errors import (
     raise_if_machines,
     reason,
 )
-from shardtool.interop.indexes import OPEN_CLIP_FILE, TIMM_FILE
 from shardtool.pattern import (
     DATASET_SUFFIX,
     KNOWN,
     MOST_NAMES,
+    OPEN_CLIP_FILE,
     SIDECAR_SUFFIX,
     SKIPPED_SUFFIX,
+    TIMM_FILE,
     is_shard_name,
     parse_pattern,
     read_name,

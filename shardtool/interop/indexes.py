@@ -1,4 +1,14 @@
-"""What an index of another tool is made of, and how it is made."""
+"""Index files of other tools: what they are made of, which files are such, and whether one fits its shard.
+
+Rows in, bytes out: but for the hashes of a shard, no file is opened here. Each index is held against the tool that
+makes it and the tool that reads it, in tests/clients.
+
+Whoever made one, it leads into the bytes of one shard, which its name says; most readers return what lies at its
+offsets, also in another shard's bytes, and report no error. A file is taken for an index only where its start has the
+form of one: a user's own file of such a name is none.
+
+Source: the tools' own modules, named below; docs/format.md, "Exported indexes".
+"""
 
 from __future__ import annotations
 
@@ -12,19 +22,22 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha1, sha256
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import CorruptShard, InvalidRequest, machine_reads, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import SIDECAR_SUFFIX, format_of, sidecar_name
+from shardtool.pattern import OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, format_of, is_packed_name, sidecar_name
 from shardtool.storage.open_file import BLOCK, open_file
 from shardtool.values import to_bytes
 from shardtool.wording import either, exporting, flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    import pyarrow as pa
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.shard_index import ShardIndex
+
+    Fields = list[tuple[bytes, int, int]]  # of a sample: each one's name, offset and length
 
 
 # The hashes that other tools want of a shard and of every payload in it: one pass over its bytes, in a worker.
@@ -106,76 +119,45 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class IndexedShard:
-    """A shard, as far as its index is made of it.
+    """A shard, as far as its index is made of it: where its samples lie, and its hashes, where these are wanted."""
 
-    Attributes:
-        name: Its name.
-        size: Its bytes.
-        table: Where its samples and fields lie, with the columns of `sidecar.SCHEMA`.
-        digests: Its hashes, where the export wants them.
-    """
-
-    name: str
-    size: int
-    table: pa.Table
+    index: ShardIndex
     digests: Digests | None = None
 
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.index.fact.name
 
-@dataclass(frozen=True, slots=True)
-class SplitShards:
-    """The shards of a dataset, or of one of its splits.
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.index.fact.size
 
-    Attributes:
-        name: The split; empty: the dataset was never split.
-        shards: Each shard's name, in order, to the number of its samples.
-    """
+    def samples(self) -> Iterator[tuple[bytes, Fields]]:
+        """Yield the key and the fields of each sample."""
+        index = self.index
+        names = [name.encode() for name in index.names]
+        columns = [[names[code] for code in index.codes.tolist()], index.offsets.tolist(), index.lengths.tolist()]
+        fields = list(zip(*columns, strict=True))
+        for key, (first, last) in zip(index.all_keys(), pairwise(index.firsts.tolist()), strict=True):
+            yield key, fields[first:last]
 
-    name: str
-    shards: Mapping[str, int]
+    def places(self) -> list[tuple[int, int]]:
+        """Return where each sample starts, and how many bytes it takes."""
+        return list(zip(self.index.starts.tolist(), self.index.sizes.tolist(), strict=True))
 
-
-@dataclass(frozen=True, slots=True)
-class FolderIndex:
-    """Index files of which a folder has one set, shared by all splits of a dataset.
-
-    Attributes:
-        encode: Returns their bytes by their paths in the folder, in the order in which they should appear.
-        info: The one of them that lists the shards.
-        counts: Returns how many samples it gives for each of these shards.
-        lasting: The one that is the user's to change: where it is there, it stays. Empty: there is none.
-    """
-
-    encode: Callable[[Sequence[SplitShards]], dict[str, bytes]]
-    info: str
-    counts: Callable[[bytes], dict[str, int]]
-    lasting: str = ""
+    def limit(self) -> int:
+        """Return how many bytes an index of it may have: more is none of it."""
+        index, fields = self.index, Counter(self.index.codes.tolist())
+        letters = int((index.key_sizes * index.counts).sum())
+        letters += sum(count * len(index.names[code].encode()) for code, count in fields.items())
+        return _HEAD_LIMIT + len(index.codes) * _FIELD_LIMIT + letters * _ESCAPED
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """An index of another tool.
-
-    Attributes:
-        shard_format: `tar` or `tfrecord`: what it is an index of.
-        reader: The tool.
-        suffix: What the name of a shard's index ends with, in place of the shard's ending.
-        encode: Returns the bytes of a shard's index; None: there is none.
-        least: Samples that a shard must hold for the tool to take its index.
-        hashed: Whether it has hashes of payloads: then shards are read.
-        once: What else there is, once a folder.
-        readme: Whether a `README.md` that names the shards comes with it.
-        note: What the user should know.
-    """
-
-    shard_format: str
-    reader: str
-    suffix: str = ""
-    encode: Callable[[IndexedShard], bytes] | None = None
-    least: int = 0
-    hashed: bool = False
-    once: FolderIndex | None = None
-    readme: bool = False
-    note: str = ""
+_HEAD_LIMIT = 4096  # bytes of an index besides those of its fields
+_FIELD_LIMIT = 1024  # bytes of an index that a field takes, its name aside
+_ESCAPED = 6  # bytes that one byte of a name may take in JSON
 
 
 # The indexes of Megatron-Energon: offsets beside each shard, and once a folder what to read as which split.
@@ -183,8 +165,7 @@ class Export:
 # With them energon opens the folder as it is: no `energon prepare`, no question asked. Samples are crude, a dict of
 # bytes and what its decoder makes of them; a `dataset.yaml` of the user's says otherwise, and stays.
 #
-# Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`;
-# docs/format.md, "Exported indexes".
+# Source: NVIDIA/Megatron-Energon, `megatron/energon/flavors/webdataset/{itar,metadata,config,prepare}.py`.
 
 
 _FOLDER = ".nv-meta"
@@ -195,6 +176,8 @@ _CRUDE = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 _SPLITS = ("train", "val", "test")  # `energon lint` wants all of them, empty ones too
 _READ = re.compile(rb"(?!__[^/]*__(?:/|$))(?:.*/|)[^.]+[.][^/]*$")  # what its reader takes for a part of a sample
 _NO_NAME = re.compile(r'[\x00-\x1f\x7f-\x9f"\\{}\u2028\u2029\ud800-\udfff]')  # its YAML reader resolves no escapes
+_TAR_BLOCK = 512
+_FIRST_LIMIT = 2**24  # where a tar's first sample may start: after a global header
 
 
 def offsets_index(shard: IndexedShard) -> bytes:
@@ -203,24 +186,25 @@ def offsets_index(shard: IndexedShard) -> bytes:
     Raises:
         InvalidRequest: A name that energon's reader passes over.
     """
-    import numpy as np
-
-    table = shard.table
-    lists = table.column("__fields__").combine_chunks()
-    counts = np.diff(lists.offsets.to_numpy()).tolist()
-    fields = iter(lists.flatten().field("name").cast("binary").to_pylist())
-    for key, count in zip(table.column("__key__").cast("binary").to_pylist(), counts, strict=True):
-        for _ in range(count):
-            name = b"%b.%b" % (key, next(fields))
+    for key, fields in shard.samples():
+        for field, *_ in fields:
+            name = b"%b.%b" % (key, field)
             if not _READ.match(name):
                 found = f"{printable(name)!r}, which energon passes over"
                 raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag('portable')}.")
-    starts, sizes = (table.column(name).to_numpy().astype("<u8") for name in ("__offset__", "__size__"))
-    end = starts[-1:] + sizes[-1:] if len(starts) else np.zeros(1, "<u8")
-    return bytes(starts.tobytes() + end.tobytes())
+    places = shard.places()
+    ends = [start for start, _ in places] + [sum(places[-1]) if places else 0]
+    return struct.pack(f"<{len(ends)}Q", *ends)
 
 
-def folder_index(splits: Sequence[SplitShards]) -> dict[str, bytes]:
+def _has_offsets(head: bytes, size: int) -> bool:
+    if size % 8 or len(head) < 2 * 8:
+        return False
+    first, second = struct.unpack("<QQ", head[:16])
+    return first < min(second, _FIRST_LIMIT) and not first % _TAR_BLOCK and not second % _TAR_BLOCK
+
+
+def folder_index(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     """Return the files in `.nv-meta` for the splits in a folder, the one by which energon knows it last.
 
     A dataset that was never split is `train`. Shards without a sample are
@@ -231,9 +215,9 @@ def folder_index(splits: Sequence[SplitShards]) -> dict[str, bytes]:
     """
     counts: dict[str, int] = {}
     parts: dict[str, list[str]] = {name: [] for name in _SPLITS}
-    for split in sorted(splits, key=by_split):
-        found = {name: samples for name, samples in split.shards.items() if samples}
-        parts.setdefault(split.name or _SPLITS[0], []).extend(found)
+    for split in sorted(splits, key=_by_split):
+        found = {shard.name: shard.samples for shard in split.shards if shard.samples}
+        parts.setdefault(split.made.split or _TRAIN, []).extend(found)
         counts |= found
     lines = ["split_parts:"]
     for name, shards in parts.items():
@@ -246,33 +230,23 @@ def folder_index(splits: Sequence[SplitShards]) -> dict[str, bytes]:
     }
 
 
-def shard_counts(info: bytes) -> dict[str, int]:
-    """Return how many samples a `.info.json` gives for each shard, as far as it can be read; -1: no number."""
-    try:
-        counts = json.loads(info)["shard_counts"]
-        return {str(name): counts[name] if type(counts[name]) is int else -1 for name in counts}
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
-        return {}
-
-
-def by_split(split: SplitShards) -> tuple[int, str]:
+def _by_split(split: DatasetFile) -> tuple[int, str]:
     """Return a key that sorts the splits of a run: train, val, test, then others by name."""
-    return (_SPLITS.index(split.name) if split.name in _SPLITS else len(_SPLITS), split.name)
+    name = split.made.split
+    return (_SPLITS.index(name) if name in _SPLITS else len(_SPLITS), name)
 
 
 def _quoted(name: str) -> str:
     if _NO_NAME.search(name):
-        raise InvalidRequest(
-            exporting("energon"), f"the name {name!r}", expected="one without quotes, backslashes and braces"
-        )
+        expected = "one without quotes, backslashes and braces"
+        raise InvalidRequest(exporting("energon"), f"the name {name!r}", expected=expected)
     return f'"{name}"'
 
 
 # The indexes that DALI, and the `tfrecord` package, read beside a shard.
 #
 # Source: NVIDIA/DALI, `tools/wds2idx.py`, `tools/tfrecord2idx` and `ParseIndexFile` in
-# `dali/operators/reader/loader/webdataset_loader.cc`; vahidk/tfrecord, `tfrecord/tools/tfrecord2idx.py`;
-# docs/format.md, "Exported indexes".
+# `dali/operators/reader/loader/webdataset_loader.cc`; vahidk/tfrecord, `tfrecord/tools/tfrecord2idx.py`.
 
 
 _SPACE = re.compile(rb"[\x00-\x20\x7f]")
@@ -281,8 +255,7 @@ _UNSAFE = re.compile(rb"[\x00-\x20\x7f%]")
 
 def tfrecord_index(shard: IndexedShard) -> bytes:
     """Return what the `tfrecord2idx` of DALI and that of the `tfrecord` package write: `OFFSET SIZE` of each record."""
-    columns = (shard.table.column(name).to_numpy().tolist() for name in ("__offset__", "__size__"))
-    return b"".join([b"%d %d\n" % row for row in zip(*columns, strict=True)])
+    return b"".join([b"%d %d\n" % place for place in shard.places()])
 
 
 def webdataset_index(shard: IndexedShard) -> bytes:
@@ -294,27 +267,31 @@ def webdataset_index(shard: IndexedShard) -> bytes:
     Raises:
         InvalidRequest: A field has white space in its name.
     """
-    keys = shard.table.column("__key__").cast("binary").to_pylist()
-    lists = shard.table.column("__fields__").combine_chunks()
-    fields = lists.flatten()
-    names = fields.field("name").cast("binary").to_pylist()
-    if unsafe := sorted(name for name in set(names) if _SPACE.search(name)):
+    used = {shard.index.names[code].encode() for code in {*shard.index.codes.tolist()}}
+    if unsafe := sorted(name for name in used if _SPACE.search(name)):
         found = f"white space in the field {printable(unsafe[0])!r}, which DALI's index cannot name"
         raise InvalidRequest(shard.name, found, remedy=f"Pack the samples with {flag('portable')}.")
-    offsets, lengths = (fields.field(part).to_numpy().tolist() for part in ("offset", "length"))
-    lines = [b"v1.2 %d\n" % len(keys)]
-    for key, (first, last) in zip(keys, pairwise(lists.offsets.to_pylist()), strict=True):
-        safe = _UNSAFE.sub(_escape, key)
-        words = [
-            b"%b %d %d %b.%b" % (names[at], offsets[at], lengths[at], safe, names[at].replace(b"%", b"%25"))
-            for at in range(first, last)
-        ]
+    lines = [b"v1.2 %d\n" % len(shard.index)]
+    for key, fields in shard.samples():
+        safe = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], key)
+        words = [b"%b %d %d %b.%b" % (name, at, size, safe, name.replace(b"%", b"%25")) for name, at, size in fields]
         lines.append(b" ".join(words) + b"\n")
     return b"".join(lines)
 
 
-def _escape(match: re.Match[bytes]) -> bytes:
-    return b"%%%02X" % match[0][0]
+def _fields_in_lines(data: bytes) -> list[Fields]:
+    """Return the fields in DALI's index, of any tool: names of members are labels there, and version 1.1 has none."""
+    head, *lines = data.removesuffix(b"\n").split(b"\n")
+    version, count = head.split()
+    step = 3 if version == b"v1.1" else 4
+    if int(count) != len(lines):
+        raise ValueError(count)
+    samples = []
+    for words in map(bytes.split, lines):
+        if len(words) % step:
+            raise ValueError(len(words))
+        samples.append([(words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)])
+    return samples
 
 
 # How many samples each shard has, as trainers read it: timm's `_info.json`, and `sizes.json` of open_clip.
@@ -322,29 +299,24 @@ def _escape(match: re.Match[bytes]) -> bytes:
 # Each is one file a folder, beside the shards. Without it the user has to count the samples for them.
 #
 # Source: huggingface/pytorch-image-models, `timm/data/readers/reader_wds.py`; mlfoundations/open_clip,
-# `get_dataset_size`; docs/format.md, "Exported indexes".
+# `get_dataset_size`.
 
 
-TIMM_FILE = "_info.json"
-OPEN_CLIP_FILE = "sizes.json"
 _TRAIN = "train"  # of a dataset without splits: what timm looks for
 
 
-def timm_info(splits: Sequence[SplitShards]) -> dict[str, bytes]:
+def timm_info(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     """Return `_info.json`: of each split its shards and their samples.
 
     Raises:
         InvalidRequest: timm would take a split's name for the name of shards.
     """
     found = {}
-    check_timm_splits([split.name for split in splits])
-    for split in sorted(splits, key=by_split):
-        found[split.name or _TRAIN] = {
-            "name": split.name or _TRAIN,
-            "num_samples": sum(split.shards.values()),
-            "filenames": [*split.shards],
-            "shard_lengths": [*split.shards.values()],
-        }
+    check_timm_splits([split.made.split for split in splits])
+    for split in sorted(splits, key=_by_split):
+        name, counts = split.made.split or _TRAIN, [shard.samples for shard in split.shards]
+        names = [shard.name for shard in split.shards]
+        found[name] = {"name": name, "num_samples": sum(counts), "filenames": names, "shard_lengths": counts}
     return {TIMM_FILE: json.dumps({"splits": found}, indent=2).encode() + b"\n"}
 
 
@@ -360,31 +332,15 @@ def check_timm_splits(splits: Iterable[str]) -> None:
             raise InvalidRequest(exporting("timm"), what, expected="names of splits without 'tar' and '..'")
 
 
-def timm_counts(info: bytes) -> dict[str, int]:
-    """Return how many samples an `_info.json` gives for each shard, as far as it can be read; -1: no number."""
-    try:
-        splits = json.loads(info)["splits"].values()
-        return _counts(pair for one in splits for pair in zip(one["filenames"], one["shard_lengths"], strict=True))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}
-
-
-def open_clip_sizes(splits: Sequence[SplitShards]) -> dict[str, bytes]:
+def open_clip_sizes(splits: Sequence[DatasetFile]) -> dict[str, bytes]:
     """Return `sizes.json`: each shard of the folder to its samples."""
-    counts = {name: count for split in sorted(splits, key=by_split) for name, count in split.shards.items()}
+    counts = {shard.name: shard.samples for split in sorted(splits, key=_by_split) for shard in split.shards}
     return {OPEN_CLIP_FILE: json.dumps(counts, indent=2).encode() + b"\n"}
 
 
-def open_clip_counts(sizes: bytes) -> dict[str, int]:
-    """Return how many samples a `sizes.json` gives for each shard, as far as it can be read; -1: no number."""
-    try:
-        return _counts(json.loads(sizes).items())
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def _counts(pairs: Iterable[tuple[object, object]]) -> dict[str, int]:
-    return {str(name): count if type(count) is int else -1 for name, count in pairs}
+def _timm_pairs(info: Any) -> Iterator[tuple[object, object]]:
+    for one in info["splits"].values():
+        yield from zip(one["filenames"], one["shard_lengths"], strict=True)
 
 
 # What `load_dataset(folder)` makes of a folder, and the `README.md` that names the files of its data.
@@ -392,8 +348,7 @@ def _counts(pairs: Iterable[tuple[object, object]]) -> dict[str, int]:
 # Without one it takes the most common ending among a folder's files for the data's: a single shard loses to its dataset
 # file, and every name with `.tar` in it, such as `out-000000.tar.idx`, is taken for a tar.
 #
-# Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2; docs/format.md,
-# "Exported indexes".
+# Source: datasets/{load,data_files}.py and datasets/packaged_modules/webdataset of datasets 5.2.
 
 
 README = "README.md"
@@ -415,7 +370,7 @@ def cure() -> str:
     return f"{exporting('huggingface')} mends that"
 
 
-def readme(splits: Sequence[SplitShards], there: Iterable[str]) -> bytes:
+def readme(splits: Sequence[DatasetFile], there: Iterable[str]) -> bytes:
     """Return a `README.md` that names the shards of each split of a dataset.
 
     Args:
@@ -425,12 +380,12 @@ def readme(splits: Sequence[SplitShards], there: Iterable[str]) -> bytes:
     Raises:
         InvalidRequest: Two splits would have the same name there.
     """
-    names = {name for split in splits for name in split.shards} | set(there)
+    names = {shard.name for split in splits for shard in split.shards} | set(there)
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
-    check_splits([split.name for split in splits])
-    for split in sorted(splits, key=by_split):
-        paths = _paths([*split.shards], names)
-        lines.append(f"  - split: {split_name(split.name or _TRAIN)}")
+    check_splits([split.made.split for split in splits])
+    for split in sorted(splits, key=_by_split):
+        paths = _paths([shard.name for shard in split.shards], names)
+        lines.append(f"  - split: {split_name(split.made.split or _TRAIN)}")
         lines += [f"    path: {paths[0]}"] if len(paths) == 1 else ["    path:", *(f"    - {path}" for path in paths)]
     text = "\n".join([*lines, "---", "", ""]).encode()
     sign = b"made by `shardtool index --export huggingface`, and made again by it only while nothing here is changed"
@@ -504,7 +459,7 @@ def misreading(names: Iterable[str]) -> str:
     splits = [[name for name in seen if _has_word(name, words)] for words in _SPLIT_WORDS]
     for group in [one for one in splits if one] or [seen]:
         counts = Counter(ending.lower() for name in group for ending in name.split(".")[1:])
-        known: Mapping[str, int] = {ending: counts[ending] for ending in _ENDINGS if counts[ending]}
+        known = {ending: counts[ending] for ending in _ENDINGS if counts[ending]}
         if not known:
             continue
         most = max(known, key=lambda one: (known[one], _FAVOURITES.index(one) if one in _FAVOURITES else -1, one))
@@ -529,40 +484,140 @@ def hub_index(shard: IndexedShard) -> bytes:
     digests = shard.digests
     if digests is None:
         raise TypeError("a shard that was not hashed")
-    keys = shard.table.column("__key__").to_pylist()
-    lists = shard.table.column("__fields__").combine_chunks()
-    fields = lists.flatten()
-    names, offsets, lengths = (fields.field(part).to_pylist() for part in ("name", "offset", "length"))
     files = {
-        f"{key}.{names[at]}": {"offset": offsets[at], "size": lengths[at], "sha256": digests.payload(at)}
-        for key, (first, last) in zip(keys, pairwise(lists.offsets.to_pylist()), strict=True)
-        for at in range(first, last)
+        name: {"offset": offset, "size": length, "sha256": digests.payload(at)}
+        for at, (name, offset, length) in enumerate(_members(shard))
     }
     document = {"filesize": shard.size, "hash": digests.git, "hash_lfs": digests.sha256, "files": files}
     return json.dumps(document).encode()
 
 
-# Index files of other tools, made from our sidecars: rows in, bytes out, no file opened.
-#
-# Each is held against the tool that makes it and the tool that reads it, in tests/clients.
-#
-# Source: the modules of the tools, which name theirs; docs/format.md, "Exported indexes".
+def _members(shard: IndexedShard) -> Iterator[tuple[str, int, int]]:
+    """Yield each member of a tar: name, offset and length."""
+    for key, fields in shard.samples():
+        for name, offset, length in fields:
+            yield f"{key.decode()}.{name.decode()}", offset, length
 
 
-_NV_META = FolderIndex(folder_index, INFO_FILE, shard_counts, DATASET_YAML)
-_TIMM = FolderIndex(timm_info, TIMM_FILE, timm_counts)
-_OPEN_CLIP = FolderIndex(open_clip_sizes, OPEN_CLIP_FILE, open_clip_counts)
+def _hub_difference(data: bytes, shard: IndexedShard) -> str:
+    document = json.loads(data)
+    wanted = {name: (offset, length) for name, offset, length in _members(shard)}
+    files: dict[str, dict[str, object]] = document["files"]
+    found = {name: (one["offset"], one.get("size", one.get("length"))) for name, one in files.items()}
+    if document.get("filesize", shard.size) != shard.size or found != wanted:
+        return _OTHER
+    if (digests := shard.digests) is None:
+        return ""
+    same = document.get("hash", digests.git) == digests.git
+    same = same and document.get("hash_lfs", digests.sha256) == digests.sha256
+    hashes = [(files[name].get("sha256"), digests.payload(at)) for at, name in enumerate(wanted)]
+    same = same and all(one in (None, other) for one, other in hashes)
+    return "" if same else "the hashes of other bytes"
+
+
+# What exports there are.
+
+
+@dataclass(frozen=True, slots=True)
+class FolderIndex:
+    """Index files of which a folder has one set, shared by all splits of a dataset.
+
+    Attributes:
+        encode: Returns their bytes by their paths in the folder, in the order in which they should appear.
+        info: The one of them that lists the shards.
+        pairs: Returns the shards that its JSON lists, and how many samples each has there.
+        lasting: The one that is the user's to change: where it is there, it stays. Empty: there is none.
+    """
+
+    encode: Callable[[Sequence[DatasetFile]], dict[str, bytes]]
+    info: str
+    pairs: Callable[[Any], Iterable[tuple[object, object]]]
+    lasting: str = ""
+
+    def counts(self, info: bytes) -> dict[str, int]:
+        """Return how many samples such a file gives for each shard, as far as it can be read; -1: no number."""
+        try:
+            return {str(name): count if type(count) is int else -1 for name, count in self.pairs(json.loads(info))}
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An index of another tool.
+
+    Attributes:
+        shard_format: `tar` or `tfrecord`: what it is an index of.
+        reader: The tool.
+        suffix: What the name of a shard's index ends with, in place of the shard's ending.
+        encode: Returns the bytes of a shard's index; None: there is none.
+        form: How such an index starts; or tells, by its start and its size, whether a file has the form of one.
+        differs: Returns how the bytes of one differ from the index of a shard; empty: they do not.
+        least: Samples that a shard must hold for the tool to take its index.
+        hashed: Whether it has hashes of payloads: then shards are read.
+        once: What else there is, once a folder.
+        readme: Whether a `README.md` that names the shards comes with it.
+        note: What the user should know.
+    """
+
+    shard_format: str
+    reader: str
+    suffix: str = ""
+    encode: Callable[[IndexedShard], bytes] | None = None
+    form: re.Pattern[bytes] | Callable[[bytes, int], bool] | None = None
+    differs: Callable[[bytes, IndexedShard], str] = lambda _, __: ""
+    least: int = 0
+    hashed: bool = False
+    once: FolderIndex | None = None
+    readme: bool = False
+    note: str = ""
+
+    def has_form(self, head: bytes, size: int) -> bool:
+        """Tell whether a file, by its first bytes and its size, has the form of such an index."""
+        if isinstance(self.form, re.Pattern):
+            return self.form.match(head) is not None
+        return self.form is not None and self.form(head, size)
+
+
+_OTHER = "the places of other samples"
+_RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
+
+
+def _dali_difference(data: bytes, shard: IndexedShard) -> str:
+    same = webdataset_index(shard) == data or _fields_in_lines(data) == [fields for _, fields in shard.samples()]
+    return "" if same else _OTHER
+
+
+def _energon_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if offsets_index(shard) == data else _OTHER
+
+
+def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
+    return "" if tfrecord_index(shard).split() == data.split() else _OTHER
+
+
+_OF_RECORDS = tfrecord_index, _RECORDS, _tfrecord_difference
 EXPORTS = {
-    "dali-webdataset": Export("tar", "DALI", ".idx", webdataset_index, least=1),
-    "energon": Export("tar", "energon", ".tar.idx", offsets_index, once=_NV_META),
-    "huggingface": Export("tar", "the Hugging Face Hub", ".json", hub_index, hashed=True, readme=True),
-    "timm": Export("tar", "timm", once=_TIMM),
-    "open-clip": Export("tar", "open_clip", once=_OPEN_CLIP),
+    "dali-webdataset": Export(
+        "tar", "DALI", ".idx", webdataset_index, re.compile(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _dali_difference, least=1
+    ),
+    "energon": Export(
+        "tar", "energon", ".tar.idx", offsets_index, _has_offsets, _energon_difference,
+        once=FolderIndex(folder_index, INFO_FILE, lambda info: info["shard_counts"].items(), DATASET_YAML),
+    ),
+    "huggingface": Export(
+        "tar", "the Hugging Face Hub", ".json", hub_index,
+        re.compile(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), _hub_difference, hashed=True, readme=True,
+    ),
+    "timm": Export("tar", "timm", once=FolderIndex(timm_info, TIMM_FILE, _timm_pairs)),
+    "open-clip": Export("tar", "open_clip", once=FolderIndex(open_clip_sizes, OPEN_CLIP_FILE, dict.items)),
     "wids": Export("tar", "wids", note="the dataset file is what wids wants: nothing to write"),
-    "dali-tfrecord": Export("tfrecord", "DALI", ".idx", tfrecord_index, least=1),
-    "tfrecord": Export("tfrecord", "the tfrecord package", ".tfindex", tfrecord_index, least=2),
-}
+    "dali-tfrecord": Export("tfrecord", "DALI", ".idx", *_OF_RECORDS, least=1),
+    "tfrecord": Export("tfrecord", "the tfrecord package", ".tfindex", *_OF_RECORDS, least=2),
+}  # fmt: skip
 ONCE = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
+HEAD_SIZE = 64  # bytes from the start of a file that show its form
+_SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 
 
 def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, Export]:
@@ -585,37 +640,16 @@ def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
     return {name: EXPORTS[name] for name in formats}
 
 
-# Index files of other tools that lie beside shards: which files are such, and do they fit their shard?
-#
-# Whoever made one, it leads into the bytes of one shard, which its name says; most readers return what lies at its
-# offsets, also in another shard's bytes, and report no error. A file is taken for an index only where its start has the
-# form of one: a user's own file of such a name is none. No file is opened here.
-#
-# Source: docs/format.md, "Exported indexes".
-
-
-_LEAST_OFFSETS = 16  # bytes of the offsets of a sample and of the end
-HEAD_SIZE = 64  # bytes from the start of a file that show its form
-_RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
-_TEXTS = {  # how an index that is text starts
-    "dali-webdataset": re.compile(rb"v1\.\d{1,3} \d{1,20}\r?\n"),
-    "dali-tfrecord": _RECORDS,
-    "tfrecord": _RECORDS,
-    "huggingface": re.compile(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'),
-}
-_SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
-_TAR_BLOCK = 512
-_FIRST_LIMIT = 2**24  # where a tar's first sample may start: after a global header
-_OTHER = "the places of other samples"
-_HEAD_LIMIT = 4096  # bytes of an index besides those of its fields
-_FIELD_LIMIT = 1024  # bytes of an index that a field takes, its name aside
-_ESCAPED = 6  # bytes that one byte of a name may take in JSON
-
-
 def index_name(shard: str, export: Export) -> str:
     """Return the name of a shard's index: `out-000000.idx` for `out-000000.tar`."""
     name = sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix
     return os.fsdecode(to_bytes(name))
+
+
+def names_beside(shard: str, names: Collection[str]) -> list[str]:
+    """Return those of `names` that may be indexes of a shard."""
+    wanted = {index_name(shard, export) for export in EXPORTS.values() if export.suffix}
+    return [] if is_packed_name(shard) else sorted(wanted.intersection(names))
 
 
 def stems_of(name: str) -> list[str]:
@@ -632,30 +666,9 @@ def form_of(name: str, head: bytes, size: int) -> str:
         size: How many it has.
     """
     for export, kind in EXPORTS.items():
-        suffix = kind.suffix
-        if suffix and name.endswith(suffix) and _has_form(export, head, size):
+        if kind.suffix and name.endswith(kind.suffix) and kind.has_form(head, size):
             return export
     return ""
-
-
-def _has_form(export: str, head: bytes, size: int) -> bool:
-    if export != "energon":
-        return _TEXTS[export].match(head) is not None
-    if size % 8 or len(head) < _LEAST_OFFSETS:
-        return False
-    first, second = struct.unpack("<QQ", head[:16])
-    return first < min(second, _FIRST_LIMIT) and not first % _TAR_BLOCK and not second % _TAR_BLOCK
-
-
-def index_limit(shard: IndexedShard) -> int:
-    """Return how many bytes the index of a shard may have: more is none of it."""
-    import pyarrow.compute as pc
-
-    lists = shard.table.column("__fields__").combine_chunks()
-    keys, names = shard.table.column("__key__").cast("binary"), lists.flatten().field("name").cast("binary")
-    letters = pc.sum(pc.multiply(pc.binary_length(keys), lists.value_lengths())).as_py() or 0
-    letters += pc.sum(pc.binary_length(names)).as_py() or 0
-    return _HEAD_LIMIT + len(names) * _FIELD_LIMIT + letters * _ESCAPED
 
 
 def difference(export: str, data: bytes, shard: IndexedShard) -> str:
@@ -667,85 +680,11 @@ def difference(export: str, data: bytes, shard: IndexedShard) -> str:
         shard: Its hashes are compared only where it has some.
     """
     found = EXPORTS[export]
-    if found.encode is None or found.shard_format != _format_of(shard):
+    if found.encode is None or found.shard_format != (format_of(shard.name) or "tfrecord"):  # names need not tell
         return f"an index of {found.shard_format} shards"
-    compare = _DIFFERENCES[export]
     try:
-        return compare(data, shard)
+        return found.differs(data, shard)
     except InvalidRequest as error:
         return error.found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):
         return _OTHER
-
-
-def _dali_difference(data: bytes, shard: IndexedShard) -> str:
-    same = webdataset_index(shard) == data or _places_of_lines(data) == _places(shard)
-    return "" if same else _OTHER
-
-
-def _energon_difference(data: bytes, shard: IndexedShard) -> str:
-    return "" if offsets_index(shard) == data else _OTHER
-
-
-def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
-    return "" if tfrecord_index(shard).split() == data.split() else _OTHER
-
-
-def _format_of(shard: IndexedShard) -> str:
-    return format_of(shard.name) or "tfrecord"  # TensorFlow's names need not tell
-
-
-def _places(shard: IndexedShard) -> list[list[tuple[bytes, int, int]]]:
-    """Return each sample's fields: name, offset and length."""
-    lists = shard.table.column("__fields__").combine_chunks()
-    fields = lists.flatten()
-    columns = [fields.field("name").cast("binary").to_pylist()]
-    columns += [fields.field(part).to_pylist() for part in ("offset", "length")]
-    rows = list(zip(*columns, strict=True))
-    return [rows[first:last] for first, last in pairwise(lists.offsets.to_pylist())]
-
-
-def _places_of_lines(data: bytes) -> list[list[tuple[bytes, int, int]]]:
-    """Return the same of DALI's index, of any tool: names of members are labels there, and version 1.1 has none."""
-    head, *lines = data.removesuffix(b"\n").split(b"\n")
-    version, count = head.split()
-    step = 3 if version == b"v1.1" else 4
-    if int(count) != len(lines):
-        raise ValueError(count)
-    samples = []
-    for words in map(bytes.split, lines):
-        if len(words) % step:
-            raise ValueError(len(words))
-        samples.append([(words[at], int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), step)])
-    return samples
-
-
-def _hub_difference(data: bytes, shard: IndexedShard) -> str:
-    document = json.loads(data)
-    keys = shard.table.column("__key__").to_pylist()
-    wanted = {
-        f"{key}.{name.decode()}": (offset, length)
-        for key, fields in zip(keys, _places(shard), strict=True)
-        for name, offset, length in fields
-    }
-    files: dict[str, dict[str, object]] = document["files"]
-    found = {name: (one["offset"], one.get("size", one.get("length"))) for name, one in files.items()}
-    if document.get("filesize", shard.size) != shard.size or found != wanted:
-        return _OTHER
-    if shard.digests is None:
-        return ""
-    digests = shard.digests
-    whole = {"hash": digests.git, "hash_lfs": digests.sha256}
-    same = all(document.get(name, value) == value for name, value in whole.items())
-    parts = zip(wanted, range(len(wanted)), strict=True)
-    same = same and all(files[name].get("sha256", digests.payload(at)) == digests.payload(at) for name, at in parts)
-    return "" if same else "the hashes of other bytes"
-
-
-_DIFFERENCES = {  # every export of an index has one
-    "dali-webdataset": _dali_difference,
-    "energon": _energon_difference,
-    "huggingface": _hub_difference,
-    "dali-tfrecord": _tfrecord_difference,
-    "tfrecord": _tfrecord_difference,
-}

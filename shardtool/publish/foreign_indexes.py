@@ -1,4 +1,7 @@
-"""The index files of other tools beside a dataset that is written: none of them outlives the bytes that it leads into.
+"""The index files of other tools: written, renewed, copied, and none outlives the bytes that it leads into.
+
+They are made from a dataset file and its sidecars; only where they hold hashes of payloads, shards are read, by
+workers. Nothing is visible before all of it is written.
 
 A reader that is given the index of a shard as it was before returns other bytes, most without an error. So what no
 longer fits its shard is removed before the shard changes: a crash in between leaves a missing index, never a wrong one.
@@ -10,12 +13,12 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import check_below
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, reason
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists, listing, reason
 from shardtool.interop.indexes import (
     EXPORTS,
     HEAD_SIZE,
@@ -27,30 +30,29 @@ from shardtool.interop.indexes import (
     difference,
     digest,
     form_of,
-    index_limit,
     index_name,
     is_ours,
     listed,
     misreading,
+    names_beside,
     readme,
     split_name,
     stems_of,
     wanted_exports,
-)
+)  # fmt: skip
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
+from shardtool.publish.records import read_listed
 from shardtool.storage.folders import open_folder, write_whole
 from shardtool.storage.open_file import READ_PLAIN
-from shardtool.storage.places import join, read_head
+from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import export_call, exporting, flag, made_again, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    import pyarrow as pa
-    from typing_extensions import Self
-
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import Export, FolderIndex
     from shardtool.pattern import ShardPattern
@@ -59,55 +61,45 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import DurableFile
 
 
-# Index files of which a folder has one set, such as energon's .nv-meta, shared by all splits of a dataset.
-
-
-@dataclass(frozen=True, slots=True)
-class OnceFiles:
-    """The index files that are to be in a folder.
-
-    Attributes:
-        files: Bytes by path, in the order in which they should appear.
-        lasting: The one that stays where it is there.
-        renewed: Whether what is there now is our own, of fewer splits, or of fewer shards since samples were appended:
-            it may be replaced without a word.
-    """
-
-    files: dict[str, bytes]
-    lasting: str
-    renewed: bool
-
-
-def once_files(once: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder) -> OnceFiles:
-    """Return the files that cover these datasets.
+def folder_below(folder: OutputFolder, names: str) -> OutputFolder:
+    """Return a folder below another.
 
     Raises:
-        InvalidRequest: A name cannot stand in them.
-        OutputExists: The ones that are there cover other shards that are there.
+        OutputExists: There is something else of its name, or a link to a folder, which would lead elsewhere.
     """
-    files = once.encode([one.split_shards() for one in datasets])
-    ours = {shard.name for dataset in datasets for shard in dataset.shards}
-    listed = listed_shards(once, target)
-    if listed is None:
-        return OnceFiles(files, once.lasting, renewed=False)
-    refuse_others(once, target, listed - ours)
-    earlier = [found for one in datasets if (found := _as_listed(one, listed)) is not None]
-    was = once.encode([one.split_shards() for one in earlier])
-    return OnceFiles(files, once.lasting, all(_read(target, one) == was[one] for one in was if one != once.lasting))
+    for name in names.split("/") if names else ():
+        fact = folder.facts([name]).get(name)
+        if fact is not None and not fact.is_folder:
+            raise OutputExists(folder.full_path(name), "no folder", remedy="Move it away.")
+        folder = open_folder(folder.full_path(name))
+    return folder
 
 
-def _as_listed(dataset: DatasetFile, listed: set[str]) -> DatasetFile | None:
-    """Return a dataset as it was when all of its shards were listed: now, or before samples were appended."""
-    for shards in (len(dataset.shards), *reversed(dataset.appends)):
-        if listed.issuperset(shard.name for shard in dataset.shards[:shards] if shard.samples):
-            return replace(dataset, shards=dataset.shards[:shards])
-    return None
+def _local(name: str) -> str:
+    """Return what the file system calls a file, by its name in a dataset file."""
+    return os.fsdecode(to_bytes(name))
 
 
-def listed_shards(once: FolderIndex, target: OutputFolder) -> set[str] | None:
-    """Return the shards that the files which are there cover; None: there are no such files."""
-    counts = sample_counts(once, target)
-    return None if counts is None else set(counts)
+# An index file beside a shard.
+
+
+def misfit(path: str, form: str, shard: IndexedShard) -> str:
+    """Return what is wrong with a shard's index file; empty: readers find by it what lies there.
+
+    Args:
+        path: Where it is.
+        form: What it is, as `form_of` returns it.
+        shard: Its hashes are compared only where it has some.
+    """
+    limit = shard.limit()
+    try:
+        data, size = read_head(path, limit)
+    except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
+        data, size = b"", 0
+    return f"{size:,} bytes" if size > limit else difference(form, data, shard)
+
+
+# Index files of which a folder has one set, such as energon's .nv-meta, shared by all splits of a dataset.
 
 
 def sample_counts(once: FolderIndex, target: OutputFolder) -> dict[str, int] | None:
@@ -116,6 +108,35 @@ def sample_counts(once: FolderIndex, target: OutputFolder) -> dict[str, int] | N
     apart = below and not all(fact.is_folder for fact in target.facts([below]).values())
     info = None if apart else _read(target, once.info)
     return None if info is None else once.counts(info)
+
+
+def _once_files(
+    once: FolderIndex, datasets: Sequence[DatasetFile], target: OutputFolder
+) -> tuple[dict[str, bytes], bool]:
+    """Return the files that cover these datasets, by their paths, in the order in which they should appear.
+
+    And whether what is there now is our own, of fewer splits, or of fewer shards since samples were appended: it may be
+    replaced without a word.
+
+    Raises:
+        InvalidRequest: A name cannot stand in them.
+        OutputExists: The ones that are there cover other shards that are there.
+    """
+    files, counts = once.encode(datasets), sample_counts(once, target)
+    if counts is None:
+        return files, False
+    refuse_others(once, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})
+    earlier = [found for one in datasets if (found := _as_listed(one, counts)) is not None]
+    was = once.encode(earlier)
+    return files, all(_read(target, one) == was[one] for one in was if one != once.lasting)
+
+
+def _as_listed(dataset: DatasetFile, listed: Collection[str]) -> DatasetFile | None:
+    """Return a dataset as it was when all of its shards were listed: now, or before samples were appended."""
+    for shards in (len(dataset.shards), *reversed(dataset.appends)):
+        if all(shard.name in listed for shard in dataset.shards[:shards] if shard.samples):
+            return replace(dataset, shards=dataset.shards[:shards])
+    return None
 
 
 def refuse_others(once: FolderIndex, target: OutputFolder, others: Iterable[str]) -> None:
@@ -132,12 +153,10 @@ def refuse_others(once: FolderIndex, target: OutputFolder, others: Iterable[str]
         raise OutputExists(target.full_path(once.info), found, expected=expected, remedy=remedy)
 
 
-def other_splits(dataset: DatasetFile, name: str, folder: OutputFolder) -> list[DatasetFile]:
+def _other_splits(dataset: DatasetFile, name: str, folder: OutputFolder) -> list[DatasetFile]:
     """Return the datasets in a folder that the same run made as `dataset`, called `name`, for other splits."""
-    if not dataset.made.split:
-        return []
     found = []
-    for other in sorted(folder.names()):
+    for other in sorted(folder.names()) if dataset.made.split else ():
         if other.endswith(DATASET_SUFFIX) and other != name:
             with suppress(OSError, CorruptShard):
                 read = read_dataset(folder.read(other), other)
@@ -148,9 +167,7 @@ def other_splits(dataset: DatasetFile, name: str, folder: OutputFolder) -> list[
 
 def has_own_readme(folder: OutputFolder) -> bool:
     """Tell whether there is a `README.md` of ours, which names the shards."""
-    with suppress(OSError):
-        return is_ours(folder.read(README))
-    return False
+    return is_ours(_read(folder, README) or b"")
 
 
 def _read(folder: OutputFolder, path: str) -> bytes | None:
@@ -223,12 +240,23 @@ class StaleIndexes:
             sidecar: The bytes of its sidecar, as it will be.
             written: Whether the shard is written, too; otherwise the one that is there stays.
         """
-        files = self._files.pop(shard, [])
-        for name in files:
-            if self._differs(name, shard, sidecar, written=written):
-                self._stale.append(name)
-        if self._counts and not self._appends:
-            self._compare_count(shard, sidecar)
+        files, counts = self._files.pop(shard, []), {} if self._appends else self._counts
+        unread = [name for name in files if written and EXPORTS[self._forms[name]].hashed]
+        self._stale += unread  # hashes that were not taken yet
+        if len(files) == len(unread) and not counts:
+            return
+        from shardtool.dataset.sidecar import read_sidecar
+
+        try:
+            indexed = IndexedShard(read_sidecar(sidecar, shard, None, metadata=False))
+        except CorruptShard:
+            self._stale += [name for name in files if name not in unread]
+            if counts:
+                raise
+            return
+        paths = {name: self.folder.full_path(name) for name in files if name not in unread}
+        self._stale += [name for name, path in paths.items() if misfit(path, self._forms[name], indexed)]
+        self._drop_infos([form for form, listed in counts.items() if listed.pop(shard, 0) != len(indexed.index)])
 
     def drop(self, shard: str) -> None:
         """Have all index files of a shard removed, and what lists its samples: it will be another one.
@@ -239,27 +267,6 @@ class StaleIndexes:
         self._stale += self._files.pop(shard, [])
         if not self._appends:
             self._drop_infos([form for form, counts in self._counts.items() if shard in counts])
-
-    def _differs(self, name: str, shard: str, sidecar: bytes, *, written: bool) -> bool:
-        from shardtool.dataset.sidecar import read_sidecar
-
-        form = self._forms[name]
-        if written and EXPORTS[form].hashed:
-            return True  # hashes that were not taken yet
-        try:
-            found = read_sidecar(sidecar, shard, None, metadata=False)
-            indexed = IndexedShard(output_text(shard), found.fact.size, found.plain_table())
-            if self.folder.facts([name])[name].size > index_limit(indexed):
-                return True
-            return bool(difference(form, self.folder.read(name), indexed))
-        except (OSError, KeyError, CorruptShard):
-            return True
-
-    def _compare_count(self, shard: str, sidecar: bytes) -> None:
-        from shardtool.dataset.sidecar import read_sidecar
-
-        samples = len(read_sidecar(sidecar, shard, None, metadata=False))
-        self._drop_infos([form for form, counts in self._counts.items() if counts.pop(shard, 0) != samples])
 
     def _drop_infos(self, forms: Iterable[str]) -> None:
         """Have the files removed that list the folder's shards: without them, the folder is none of their readers'."""
@@ -274,22 +281,15 @@ class StaleIndexes:
         Args:
             shards: The names of all shards of the dataset.
         """
-        wanted = {os.fsdecode(to_bytes(name)) for name in shards}
+        wanted = {*map(_local, shards)}
         for shard in sorted(set(self._files) - wanted):
             self._stale += self._files.pop(shard)
         self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
-        self._compare_readme(wanted)
-
-    def _compare_readme(self, shards: set[str]) -> None:
-        """Have a `README.md` of ours removed that names other shards of this dataset than there are."""
         there = set(self.folder.names())
-        if README not in there:
-            return
-        with suppress(OSError):
-            data = self.folder.read(README)
-            names = {name for name in there if not self.pattern.owns(name)} | shards
+        if README in there and is_ours(data := _read(self.folder, README) or b""):
+            names = {name for name in there if not self.pattern.owns(name)} | wanted
             named = {name for name in listed(data, names) if self.pattern.owns(name)}
-            if is_ours(data) and named and named != shards:
+            if named and named != wanted:  # other shards of this dataset than there are
                 self._stale.append(README)
                 self._forms[README] = "huggingface"
 
@@ -306,49 +306,138 @@ class StaleIndexes:
         self._stale = []
 
 
-# The indexes of other tools for one dataset, made from its dataset file and its sidecars.
+# The indexes of other tools that lie beside a dataset: they are copied with it where they are right.
 #
-# Only where they hold hashes of payloads, shards are read, by workers. Nothing is visible before all of it is written.
+# No checksum covers them, so each is held against what the sidecars say of the shards, which were copied and checked.
+# What has the name of an index at the destination already stays. On the web nothing is listed, and so none is found.
 
 
-# Files that appear together: written under temporary names, then published, in a folder and in folders below it.
+LIST_LIMIT = 2**28  # bytes of a file that lists a folder's shards
+
+
+def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, notes: Notes) -> int:
+    """Copy the index files that lead into a shard, where they are right; return how many were.
+
+    Args:
+        dataset_file: Where the dataset file is that the files lie beside.
+        dataset: What it says.
+        folder: The folder that they are copied to.
+        notes: Gets what was not copied.
+
+    Raises:
+        OutputFailed: One cannot be written.
+    """
+    source = folder_of(dataset_file)
+    if is_web(source) or dataset.shards_folder:
+        return 0
+    try:
+        names, copied, wrong = {*names_in(source, needed=True)} - {base_name(dataset_file)}, 0, list[str]()
+    except AccessRefused:
+        notes.add("indexes of other tools were not looked for: the store does not let us list")
+        return 0
+    for shard in dataset.shards:
+        for name in names_beside(_local(shard.name), names):
+            data = _index_data(join(source, name), join(source, _local(shard.sidecar)))
+            if data is None:
+                wrong.append(output_text(name))
+            else:
+                copied += _put(folder, name, data)
+    if wrong:
+        found = f"{counted(len(wrong), 'index file')} of other tools"
+        notes.add(f"{found} not copied, for they are not those of their shards: {listing(sorted(wrong), 3)}")
+    return copied
+
+
+def _index_data(path: str, sidecar: str) -> bytes | None:
+    """Return the bytes of a shard's index; empty: the file is something else; None: it is not that of this shard."""
+    from shardtool.dataset.sidecar import read_sidecar
+
+    try:
+        if not (form := form_of(base_name(path), *read_head(path, HEAD_SIZE))):
+            return b""
+        shard = IndexedShard(read_sidecar(read_small(sidecar), sidecar, None, metadata=False))
+        return None if misfit(path, form, shard) else read_small(path)
+    except (OSError, CorruptShard):
+        return None
+
+
+def copy_lists(datasets: Sequence[DatasetFile], source: str, folder: OutputFolder) -> None:
+    """Copy the files of other tools that list the shards of a folder, where all of those are copied.
+
+    Args:
+        datasets: The datasets of one folder that were copied.
+        source: That folder.
+        folder: The folder that they were copied to.
+
+    Raises:
+        OutputFailed: One cannot be written.
+    """
+    if is_web(source) or any(dataset.shards_folder for dataset in datasets):
+        return
+    shards, paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
+    for once in ONCE.values():
+        counts = once.counts(_read_list(join(source, once.info)))
+        if counts and counts == {name: shards[name] for name in counts if name in shards}:
+            with suppress(InvalidRequest):
+                paths += once.encode(datasets)
+    data = _read_list(join(source, README))
+    if is_ours(data) and listed(data, [*map(output_text, names_in(source))]) == {*shards}:
+        paths.append(README)
+    for path in paths:
+        _put(folder, path, _read_list(join(source, path)))
+
+
+def _read_list(path: str) -> bytes:
+    """Return a whole file; nothing where there is none, or it cannot be read, which a store may say of none, too."""
+    try:
+        return read_small(path, LIST_LIMIT) if is_file(path) else b""
+    except (OSError, AccessRefused):
+        return b""
+
+
+def _put(folder: OutputFolder, path: str, data: bytes) -> bool:
+    """Write a file where there is none of its name; return whether that was done."""
+    below, name = os.path.split(path)
+    try:
+        folder = folder_below(folder, below)
+    except OutputExists:
+        return False
+    if not data or folder.facts([name]):
+        return False
+    folder.ready()
+    folder.publish(write_whole(folder, name, data))
+    return True
+
+
+# The indexes are made.
 
 
 class Outbox:
-    """Files that appear together, to be used in a `with` block; leaving it removes what was not published.
+    """Files that appear together.
 
     Args:
         folder: Where they go.
-        names: Paths in `folder` of what may be written: what a killed run has left of them is removed.
+        paths: What may be written, in `folder` and in folders below it: what a killed run has left is removed.
         overwrite: Replace other files of their names.
     """
 
-    def __init__(self, folder: OutputFolder, names: list[str], *, overwrite: bool) -> None:
-        self.kept = 0
-        self._overwrite = overwrite
-        self._folders = {"": folder}
-        self._names: dict[str, list[str]] = {"": []}
-        self._staged: dict[str, list[DurableFile]] = {}
-        for path in names:
+    def __init__(self, folder: OutputFolder, paths: list[str], *, overwrite: bool) -> None:
+        self.kept, self._overwrite = 0, overwrite
+        self._names: dict[str, list[str]] = {"": []}  # by folder
+        for path in paths:
             below, _, name = path.rpartition("/")
-            if below not in self._folders:
-                self._folders[below] = _below(folder, below)
             self._names.setdefault(below, []).append(name)
+        self._folders = {below: folder_below(folder, below) for below in self._names}
+        self._staged: dict[str, list[DurableFile]] = {}
+        self.discard()
 
-    def __enter__(self) -> Self:
-        self._discard()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._discard()
-
-    def add(self, path: str, data: bytes, *, replace: bool = False, lasting: bool = False) -> None:
+    def add(self, path: str, data: bytes, *, replaces: bool = False, lasting: bool = False) -> None:
         """Stage a file, unless it is there with the same bytes.
 
         Args:
             path: Where in the folder.
             data: Its bytes.
-            replace: Whether what is there may be replaced even without `overwrite`.
+            replaces: Whether it may take the place of what is there even without `overwrite`.
             lasting: Whether it stays where it is there, whatever it holds.
 
         Raises:
@@ -357,7 +446,7 @@ class Outbox:
         """
         below, _, name = path.rpartition("/")
         folder = self._folders[below]
-        if (lasting and folder.facts([name])) or _is_there(folder, name, data, overwrite=self._overwrite or replace):
+        if (lasting and folder.facts([name])) or _is_there(folder, name, data, overwrite=self._overwrite or replaces):
             self.kept += 1
             return
         if below:
@@ -373,16 +462,10 @@ class Outbox:
         for below, staged in self._staged.items():
             self._folders[below].publish(*staged)
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
+        """Remove what is staged."""
         for below, folder in self._folders.items():
             folder.discard_staged(self._names[below])
-
-
-def _below(folder: OutputFolder, name: str) -> OutputFolder:
-    fact = folder.facts([name]).get(name)
-    if fact is not None and not fact.is_folder:  # a link to one would lead elsewhere
-        raise OutputExists(folder.full_path(name), "no folder", remedy="Move it away.")
-    return open_folder(folder.full_path(name))
 
 
 def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
@@ -397,20 +480,13 @@ def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) 
     where, remedy = folder.full_path(name), f"choose another folder with {option('output')}."
     if fact.special:
         raise OutputExists(where, fact.special, remedy=remedy.capitalize())
-    if fact.size == len(data):
-        with suppress(OSError):
-            if folder.read(name) == data:
-                return True
+    if fact.size == len(data) and _read(folder, name) == data:
+        return True
     if not overwrite:
-        raise OutputExists(
-            where,
-            "a file there already, with other bytes",
-            remedy=f"Replace it with {flag('overwrite')}, or {remedy}",
-        )
-    if name.endswith(DATASET_SUFFIX):
-        with suppress(OSError):
-            if shard_names(folder.read(name)) is not None:
-                raise OutputExists(where, "a dataset file", remedy=remedy.capitalize())
+        remedy = f"Replace it with {flag('overwrite')}, or {remedy}"
+        raise OutputExists(where, "a file there already, with other bytes", remedy=remedy)
+    if name.endswith(DATASET_SUFFIX) and shard_names(_read(folder, name) or b"") is not None:
+        raise OutputExists(where, "a dataset file", remedy=remedy.capitalize())
     return False
 
 
@@ -442,7 +518,7 @@ def check_exports(
     names = index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
     for export in wanted.values():
         if export.once is not None:
-            listed = listed_shards(export.once, folder) or ()
+            listed = sample_counts(export.once, folder) or ()
             refuse_others(export.once, folder, [name for name in listed if not any(one.owns(name) for one in patterns)])
             names.append(export.once.info)
     if not overwrite and (found := [*folder.facts(names)]):
@@ -479,16 +555,15 @@ class Exporter:
             InvalidRequest: They cannot.
             CorruptShard: It is damaged.
         """
+        where = self.folder.full_path(self.name)
         if not self.name.endswith(DATASET_SUFFIX):
-            where = self.folder.full_path(self.name) or "the dataset"
-            raise InvalidRequest(where, "no dataset file", expected="its name, such as out.json")
+            raise InvalidRequest(where or "the dataset", "no dataset file", expected="its name, such as out.json")
         try:
             data = self.folder.read(self.name)
         except OSError as error:
-            found = reason(error)
-            raise InvalidRequest(self.folder.full_path(self.name), found, expected="a dataset file") from None
-        dataset = read_dataset(data, self.folder.full_path(self.name))
-        check_below(self.folder.full_path(self.name), {dataset.shards_folder})
+            raise InvalidRequest(where, reason(error), expected="a dataset file") from None
+        dataset = read_dataset(data, where)
+        check_below(where, {dataset.shards_folder})
         wanted_exports([*self.wanted], dataset.format)
         if packed := [shard.name for shard in dataset.shards if is_packed_name(shard.name)]:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
@@ -505,36 +580,40 @@ class Exporter:
         Returns:
             Their names, and how many were there already.
         """
-        dataset = self.check()  # again: only under the lock does no other run replace it
+        dataset, wanted = self.check(), self.wanted.values()  # again: only under the lock does no other run replace it
         self._note_limits(dataset, target)
         own = self.name if target == self.folder else ""
         names = index_names([shard.name for shard in dataset.shards], self.wanted, own)
+        readmes = any(export.readme for export in wanted)
         with ExitStack() as stack:
-            if any(export.once or export.readme for export in self.wanted.values()):
+            if readmes or any(export.once for export in wanted):
                 stack.enter_context(target.lock(_FOLDER_LOCK))
-            shared = [
-                once_files(once, self._covered(export, dataset, target), target)
-                for export in self.wanted.values()
-                if (once := export.once) is not None
-            ]
-            names += [path for files in shared for path in files.files]
-            made = [self._readme(export, dataset) for export in self.wanted.values() if export.readme and own]
-            readmes = [data for data in made if data is not None]
-            names += [README] * len(readmes)
-            if own and self._advises and not any(export.readme for export in self.wanted.values()):
+            shared = self._of_folder(dataset, target)
+            names += [path for path, *_ in shared]
+            if own and self._advises and not readmes:
                 self._note_folder(names)
-            box = stack.enter_context(Outbox(target, names, overwrite=overwrite))
+            box = Outbox(target, names, overwrite=overwrite)
+            stack.callback(box.discard)
             for shard in self._indexed(dataset, pool):
-                for export in self.wanted.values():
+                for export in wanted:
                     if export.encode is not None:
                         box.add(index_name(shard.name, export), export.encode(shard))
-            for files in shared:
-                for path, data in files.files.items():
-                    box.add(path, data, replace=files.renewed, lasting=path == files.lasting)
-            for data in readmes:
-                box.add(README, data, replace=True)
+            for path, data, replaces, lasting in shared:
+                box.add(path, data, replaces=replaces, lasting=lasting)
             box.publish()
         return tuple(names), box.kept
+
+    def _of_folder(self, dataset: DatasetFile, target: OutputFolder) -> list[tuple[str, bytes, bool, bool]]:
+        """Return files of which a folder has one set: path, bytes, whether it replaces another, whether that stays."""
+        found, wanted = list[tuple[str, bytes, bool, bool]](), self.wanted.values()
+        for export in wanted:
+            if (once := export.once) is not None:
+                files, renewed = _once_files(once, self._covered(export, dataset, target), target)
+                found += [(path, data, renewed, path == once.lasting) for path, data in files.items()]
+        for export in wanted if target == self.folder else ():
+            if export.readme and (data := self._readme(export, dataset)) is not None:
+                found.append((README, data, True, False))
+        return found
 
     def _note_limits(self, dataset: DatasetFile, target: OutputFolder) -> None:
         """Say what the tools will not like."""
@@ -557,7 +636,7 @@ class Exporter:
             self._note(f"Hugging Face load_dataset(folder) {wrong}: {cure()}")
 
     def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexedShard]:
-        """Yield each shard with its index; where there is a pool, with its hashes, as they come."""
+        """Yield each shard with its index; where hashes are wanted, with these, as they come."""
         shards, wanted = dataset.shards, self.wanted.values()
         if all(export.encode is None for export in wanted):
             return
@@ -566,44 +645,39 @@ class Exporter:
         self.observer.start(sum(shard.samples for shard in shards), size, len(shards))
         if pool is None or not hashed:
             for shard in shards:
-                yield IndexedShard(shard.name, shard.size, self._index(shard))
+                yield IndexedShard(read_listed(self.folder, shard))
                 self._done(shard, shard.sidecar_size)
             return
-        tables: dict[int, pa.Table] = {}
+        indexes: dict[int, ShardIndex] = {}
 
         def tasks() -> Iterator[DigestTask]:
             for number, shard in enumerate(shards):
-                tables[number] = self._index(shard)
-                yield self._digest_task(dataset, shard, tables[number])
+                indexes[number] = read_listed(self.folder, shard)
+                yield self._digest_task(dataset, shard, indexes[number])
 
         for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
             shard = shards[number]
             if shard.crc is not None and shard.crc != digests.crc:
                 where, remedy = self.folder.full_path(shard.name), "`shardtool verify` shows what is damaged."
                 raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=remedy)
-            yield IndexedShard(shard.name, shard.size, tables.pop(number), digests)
+            yield IndexedShard(indexes.pop(number), digests)
             self._done(shard, 0)
 
     def _done(self, shard: ShardEntry, size: int) -> None:
         self.observer.advance(shard.samples, size, 1)
         self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
 
-    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, table: pa.Table) -> DigestTask:
-        import numpy as np
-
-        fields = table.column("__fields__").combine_chunks().flatten()
-        starts, lengths = (fields.field(part).to_numpy().astype(np.int64) for part in ("offset", "length"))
-        stops = starts + lengths
-        if np.any(starts[1:] < stops[:-1]):
+    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex) -> DigestTask:
+        stops = index.offsets + index.lengths
+        if (index.offsets[1:] < stops[:-1]).any():
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
-        folder, name = (os.fsdecode(to_bytes(one)) for one in (dataset.shards_folder, shard.name))
-        path = join(join(self.folder.path, folder), name)
-        return DigestTask(path, shard.size, starts.tobytes(), stops.tobytes())
+        path = join(join(self.folder.path, _local(dataset.shards_folder)), _local(shard.name))
+        return DigestTask(path, shard.size, index.offsets.tobytes(), stops.tobytes())
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
         """Return this dataset, and its other splits that have an index."""
         others = []
-        for other in other_splits(dataset, self.name, self.folder):
+        for other in _other_splits(dataset, self.name, self.folder):
             names = {index_name(shard.name, export) for shard in other.shards if export.encode is not None}
             if len(target.facts(names)) == len(names):
                 others.append(other)
@@ -611,17 +685,13 @@ class Exporter:
 
     def _readme(self, export: Export, dataset: DatasetFile) -> bytes | None:
         """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
-        datasets, there = self._covered(export, dataset, self.folder), self.folder.names()
+        datasets, there = self._covered(export, dataset, self.folder), {*map(output_text, self.folder.names())}
         for one in datasets:
             if (split := one.made.split) and (name := split_name(split)) != split:
                 self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
         if README in there:
-            try:
-                old = self.folder.read(README)
-            except OSError:
-                old = b""
-            ours = {shard.name for one in datasets for shard in one.shards}
-            others = sorted(listed(old, [*map(output_text, there)]).intersection(map(output_text, there)) - ours)
+            old = _read(self.folder, README) or b""
+            others = sorted(listed(old, there) & there - {shard.name for one in datasets for shard in one.shards})
             if not is_ours(old) or others:
                 whose = f"names other shards ({listing(others, 3)})" if is_ours(old) else "is not ours"
                 self._note(
@@ -629,29 +699,7 @@ class Exporter:
                     "load_dataset(folder) takes the JSON files for the data (docs/format.md has the lines)"
                 )
                 return None
-        return readme([one.split_shards() for one in datasets], [*map(output_text, there)])
-
-    def _index(self, shard: ShardEntry) -> pa.Table:
-        """Return a shard's index, if its sidecar is the one that the dataset file lists."""
-        from shardtool.dataset.sidecar import check_listed, read_sidecar
-
-        where, name = self.folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
-        fact = self.folder.facts([name]).get(name)
-        found = "no such file" if fact is None else f"{fact.size:,} bytes"
-        if fact is not None and fact.size == shard.sidecar_size:  # a size that is right may be held in memory
-            try:
-                data = self.folder.read(name)
-            except OSError as error:
-                raise CorruptShard(where, reason(error), remedy=made_again()) from None
-            check_listed(data, where, shard)
-            known = read_sidecar(data, where, shard.size, metadata=False)
-            said, table = known.fact, known.plain_table()
-            listed = (shard.name, shard.size, shard.crc, shard.samples)
-            if (said.name, said.size, said.crc, table.num_rows) == listed:
-                return table
-            found = f"the index of {said.name}, {said.size:,} bytes, {counted(table.num_rows, 'sample')}"
-        expected = f"the index of {shard.name}, as the dataset file lists it"
-        raise CorruptShard(where, found, expected=expected, remedy=made_again())
+        return readme(datasets, there)
 
 
 def index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
@@ -689,7 +737,7 @@ def exports_beside(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
     ours, found = {shard.name for shard in old.shards}, []
     for name, export in EXPORTS.items():
         if export.once is not None:  # a list of the folder's shards: it may be of others
-            is_there = not ours.isdisjoint(listed_shards(export.once, folder) or ())
+            is_there = not ours.isdisjoint(sample_counts(export.once, folder) or ())
         else:
             is_there = export.encode is not None and bool(folder.facts([stem + export.suffix]))
         if is_there and export.shard_format == old.format:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shardtool.dataset.dataset_file import ShardEntry
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
 
@@ -285,3 +288,28 @@ def check_divided_alike(folder: OutputFolder, pattern: ShardPattern, part: Part)
         expected = f"parts of {part.parts:,}, such as {option('part', str(part))}"
         remedy = "Divide it as before; or end those parts and remove their records: shards that are right stay."
         raise OutputExists(where, found, expected=expected, remedy=remedy)
+
+
+def read_listed(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
+    """Return what a sidecar beside records says, if it is the one that the dataset file lists.
+
+    Raises:
+        CorruptShard: It is another, or cannot be read.
+    """
+    from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_sidecar
+
+    where, name = folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
+    fact = folder.facts([name]).get(name)
+    if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
+        found = "no such file" if fact is None else f"{fact.size:,} bytes"
+        expected = f"{shard.sidecar_size:,} bytes, as the dataset file says"
+        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+    try:
+        data = folder.read(name)
+    except OSError as error:
+        raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
+    check_listed(data, where, shard)
+    index = read_sidecar(data, where, shard.size, metadata=False)
+    check_shard(index.fact, where, shard.name, shard.size)
+    check_samples(index, where, shard)
+    return index

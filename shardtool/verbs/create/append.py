@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 
 from shardtool.dataset.dataset_file import Feature, features_of, numbers_in
 from shardtool.dataset.shard_index import SCHEMA, SHARD, types_of
-from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_sidecar
 from shardtool.entries.classes import joined_classes
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
+from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.names import Names
 from shardtool.publish.destination import EndedAppend
+from shardtool.publish.records import read_listed
 from shardtool.table.columns import among, hashes, places_among
 from shardtool.values import INLINE, counted, to_bytes, to_text
 from shardtool.wording import option
@@ -200,30 +200,7 @@ def existing_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> Names:
     Raises:
         CorruptShard: A sidecar is not the one that the dataset file lists, or cannot be read.
     """
-    return Names.parse(b"".join([keys_of(read_old(folder, shard)) for shard in shards]))
-
-
-def read_old(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
-    """Return the index of a shard of a dataset that is appended to.
-
-    Raises:
-        CorruptShard: The sidecar is not the one that the dataset file lists, or cannot be read.
-    """
-    where, name = folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
-    fact = folder.facts([name]).get(name)
-    if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
-        found = "no such file" if fact is None else f"{fact.size:,} bytes"
-        expected = f"{shard.sidecar_size:,} bytes, as the dataset file says"
-        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
-    try:
-        data = folder.read(name)
-    except OSError as error:
-        raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
-    check_listed(data, where, shard)
-    sidecar = read_sidecar(data, where, shard.size, metadata=False)
-    check_shard(sidecar.fact, where, shard.name, shard.size)
-    check_samples(sidecar, where, shard)
-    return sidecar
+    return Names.parse(b"".join([keys_of(read_listed(folder, shard)) for shard in shards]))
 
 
 def keys_of(index: ShardIndex) -> bytes:
@@ -435,7 +412,7 @@ def _read(destinations: Sequence[Destination], numbers: dict[bytes, int]) -> _Da
     keys, counts, names, sizes, written = [], [], [], [], []
     for output in destinations:
         for shard in output.old.shards if output.old else ():
-            index = read_old(output.folder, shard)
+            index = read_listed(output.folder, shard)
             known = [numbers.setdefault(name, len(numbers)) for name in map(str.encode, index.names)]
             keys.append(keys_of(index))
             counts.append(index.counts)

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
-from shardtool.interop.indexes import (
+from shardtool.interop.indexes import (  # fmt: skip
     EXPORTS,
     HEAD_SIZE,
     ONCE,
     README,
     IndexedShard,
-    difference,
     form_of,
-    index_limit,
     index_name,
     is_ours,
     listed,
     misreading,
+    names_beside,
 )
-from shardtool.pattern import is_packed_name, is_shard_name
+from shardtool.pattern import is_shard_name
+from shardtool.publish.foreign_indexes import misfit
 from shardtool.storage.places import (
     base_name,
     folder_of,
@@ -198,9 +198,8 @@ def check_beside(subject: Subject, pool: Pool) -> None:
     tasks: dict[int, BesideTask] = {}
     for number, case in enumerate(subject.cases):
         name = base_name(case.path)
-        wanted = {index_name(name, export) for export in EXPORTS.values() if export.suffix} & names
-        files = tuple(sorted(wanted - {base_name(subject.dataset.dataset_file or "")}))
-        if files and case.survey is not None and is_shard_name(name) and not is_packed_name(name):
+        files = tuple(names_beside(name, names - {base_name(subject.dataset.dataset_file or "")}))
+        if files and case.survey is not None and is_shard_name(name):
             tasks[number] = BesideTask(case.path, name, files, case.shard.dots)
     numbers = [*tasks]
     for place, found in pool.map(compare_beside, iter(tasks.values())):
@@ -231,9 +230,7 @@ def compare_beside(task: BesideTask) -> BesideFound:
         return BesideFound((), unknown)  # a damaged shard, which other checks report
     findings = []
     for name, form in forms.items():
-        limit = index_limit(shard)
-        data, size = _read(join(folder, name), limit)
-        wrong = f"{size:,} bytes" if size > limit else difference(form, data, shard)
+        wrong = misfit(join(folder, name), form, shard)
         if wrong:
             expected = f"an index of {output_text(task.name)}, for {EXPORTS[form].reader}"
             findings.append(Finding(CODE, output_text(name), wrong, expected))
@@ -257,7 +254,7 @@ def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
         digests = digest(
             DigestTask(task.path, found.size, found.offsets.tobytes(), stops.tobytes()), lambda _, __: None
         )
-    return IndexedShard(task.name, found.size, walked_index(found).plain_table(), digests)
+    return IndexedShard(walked_index(found), digests)
 
 
 def _read(path: str, limit: int) -> tuple[bytes, int]:
