@@ -312,4 +312,7 @@ def read_listed(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
     index = read_sidecar(data, where, shard.size, metadata=False)
     check_shard(index.fact, where, shard.name, shard.size)
     check_samples(index, where, shard)
+    if index.fact.crc not in (None, shard.crc):
+        found, expected = f"the checksum {index.fact.crc:08x} of its shard", "that in the dataset file"
+        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
     return index

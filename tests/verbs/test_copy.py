@@ -28,7 +28,7 @@ from shardtool import (
 from shardtool.pattern import sidecar_name
 from shardtool.storage.open_file import file_crc
 from shardtool.storage.staging import Folder, StagedFile
-from shardtool.verbs.copy import copy as run
+from shardtool.verbs import copy as run
 from tests.helpers import flip, identity, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
