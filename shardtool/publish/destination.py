@@ -211,7 +211,7 @@ def _find_append(found: Destination) -> Append:
         check_skipped_file(encode_skipped(found.listed_skipped()), old, found.skipped_file)
     if isinstance(before, EndedAppend):
         return before
-    return KilledAppend(old, data, len(old.shards)) if later else NewAppend(old, data, len(old.shards))
+    return Append(old, data, len(old.shards))
 
 
 # The dataset that samples are appended to: is it whole, as far as a listing shows, and which names are left?
@@ -236,18 +236,6 @@ class Append:
     old: DatasetFile
     data: bytes
     first: int
-
-
-class NewAppend(Append):
-    """Nothing of it is there."""
-
-    __slots__ = ()
-
-
-class KilledAppend(Append):
-    """It was killed: some of its shards are there, and the dataset file does not list them."""
-
-    __slots__ = ()
 
 
 class EndedAppend(Append):

@@ -40,7 +40,7 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.publish.destination import Destination, EndedAppend, NewAppend, later_files, look, names_left
+from shardtool.publish.destination import Append, Destination, EndedAppend, later_files, look, names_left
 from shardtool.publish.foreign_indexes import export_notes, exports_beside
 from shardtool.publish.records import encode_skipped, merged, read_skipped, unmerged
 from shardtool.skipped import Skipped
@@ -817,7 +817,7 @@ def test_killed_between_two_splits(new: Path, tmp_path: Path) -> None:
     added = members(*shards(tmp_path / "train")[1:])
     done = [*dict.fromkeys(name.partition(".")[0].encode() for name, _ in added)]
     begun = [one.append for one in _begun(patterns, [*done, b"other"], told)]
-    assert [(type(one), one and one.first) for one in begun] == [(EndedAppend, 1), (NewAppend, 1)]
+    assert [(type(one), one and one.first) for one in begun] == [(EndedAppend, 1), (Append, 1)]
     with pytest.raises(InvalidRequest, match=r"train/out\.json: all 1 key there already: new/000"):
         _begun(patterns, [*done, done[0]], told)
 
