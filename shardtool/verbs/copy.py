@@ -43,9 +43,9 @@ from shardtool.errors import (  # fmt: skip
 from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, is_shard_name, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.records import check_skipped_file
-from shardtool.request.settings import given_options
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
+from shardtool.request.settings import given_options
 from shardtool.storage.folders import Original, check_there, checked_copy, open_folder, write_whole
 from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
