@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import click
 
 from shardtool._version import __version__
-from shardtool.cli.output import say, show_json
 from shardtool.cli.signals import Signals
+from shardtool.cli.terminal import say, show_json
 from shardtool.errors import (
     FILES_REMEDY,
     MEMORY_REMEDY,

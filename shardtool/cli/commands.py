@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
 from shardtool.cli.options import PLACE, VERBS, DryRunning, Output, Running, verb
-from shardtool.errors import InvalidRequest, ShardError, printable
+from shardtool.errors import InvalidRequest, OutputFailed, ShardError, printable, reason
 from shardtool.pattern import is_shard_name
 from shardtool.request.options import (
     CopyOptions,
@@ -29,7 +31,7 @@ from shardtool.values import counted, output_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardtool.cli.progress import Terminal
+    from shardtool.cli.terminal import Terminal
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.results import IndexResult, Observer
     from shardtool.values import Given
@@ -40,6 +42,12 @@ __all__ = ["VERBS"]
 _FOUND, _UNREADABLE = 3, 4  # exit codes
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
+_PIPE = "pipe:"
+_HEAD = 512
+_BLOCK = 2**20
+_MAGIC = ((257, b"ustar", ".tar"), (0, b"\x1f\x8b", ".tar.gz"), (0, b"\x28\xb5\x2f\xfd", ".tar.zst"),
+          (0, b"PK\x03\x04", ".zip"))  # fmt: skip
+_BRACES = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
 _PATTERN = re.compile(r"[{<%]")
 _MARKS = re.compile(r"[{<%*?[]")  # of patterns and globs: each may mean several shards
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
@@ -92,7 +100,6 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
-    from shardtool.cli.piped import in_files
     from shardtool.verbs.create.create import create as run
     from shardtool.verbs.create.create import dry_run
 
@@ -125,7 +132,6 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
       shardtool reshard more.json 'out-{000000..}.tar' --append
       shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
-    from shardtool.cli.piped import in_files
     from shardtool.verbs.create.create import reshard as run
     from shardtool.verbs.create.create import reshard_dry_run
 
@@ -140,7 +146,7 @@ def _write_shards(work: Callable[..., Any], how: Running, *, dry: bool) -> None:
 
 
 def _terminal(how: Running) -> Terminal:
-    from shardtool.cli.progress import Terminal
+    from shardtool.cli.terminal import Terminal
 
     return Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress)
 
@@ -161,7 +167,7 @@ def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str
 
 def _print(how: Output, document: Callable[[], object], text: Callable[[], str], *, always: bool = False) -> None:
     """Print a result, for programs or for people."""
-    from shardtool.cli.output import show, show_json
+    from shardtool.cli.terminal import show, show_json
 
     if how.as_json:
         show_json(document())
@@ -272,9 +278,8 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
       shardtool verify out.json --source list.csv --root ./imgs
       shardtool verify all.json --source crawl1/ --source crawl2/
     """
-    from shardtool.cli.output import show
-    from shardtool.cli.piped import in_files
-    from shardtool.cli.report import junit_error, rendered
+    from shardtool.cli.terminal import show
+    from shardtool.cli.text import junit_error, rendered
     from shardtool.verbs.verify.verify import verify as run
 
     style = "json" if how.as_json else how.style
@@ -488,7 +493,6 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
       shardtool inspect out.json --html report.html --contact-sheet sheet.png
       shardtool inspect out.json --read-speed --decode
     """
-    from shardtool.cli.piped import in_files
     from shardtool.cli.text import encodable, read_speed_text, summary_text, width
 
     options = asked()
@@ -518,7 +522,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
     elif options.keys:
         _print_keys(opened, options.where, how)
     elif options.field is not None:
-        from shardtool.cli.output import show_bytes
+        from shardtool.cli.terminal import show_bytes
         from shardtool.verbs.inspect.samples import field_bytes
 
         show_bytes(field_bytes(find_sample(opened, options.samples[0]), options.field))
@@ -551,7 +555,7 @@ def _write_table(opened: list[StoredDataset], path: str, options: _Looking, how:
 
 def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) -> None:
     """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
-    from shardtool.cli.output import show_json
+    from shardtool.cli.terminal import show_json
     from shardtool.cli.text import encodable, show_each
     from shardtool.verbs.inspect.samples import keys
 
@@ -565,7 +569,7 @@ def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) ->
 
 def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running) -> None:
     """Print samples, and write their fields where that was asked for, one after the other."""
-    from shardtool.cli.output import show_json
+    from shardtool.cli.terminal import show_json
     from shardtool.cli.text import encodable, sample_line, sample_text, show_each, width
     from shardtool.verbs.inspect.samples import extract, find_sample, first_samples, view
 
@@ -623,3 +627,86 @@ def cache(action: str, folder: str, how: Output) -> int:
     change = cache_verify(folder) if action == "verify" else cache_clear(folder)
     _print(how, change.to_json, lambda: change_text(change))
     return _FOUND if action == "verify" and (change.removed or change.held) else 0
+
+
+# `pipe:COMMAND`, and a tar on standard input: what a user types where a file is meant.
+#
+# What comes out is kept in a temporary file for as long as the command runs, because it is read more than once, and by
+# several processes. No file can name a command: only what is typed gets here.
+
+
+def in_files(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
+    """Return names with temporary files in place of commands and of standard input; they go when the command ends.
+
+    Args:
+        names: What was typed.
+        table: Whether `-` may be a table or a list: then it stays, unless it is a tar or a zip.
+
+    Raises:
+        InvalidRequest: A command fails, or gives something else than a tar or zip.
+        OutputFailed: There is no room for it.
+    """
+    if not any(name == "-" or name.startswith(_PIPE) for name in names):
+        return (*names,)
+    return tuple(_in_file(name, number, table=table) for number, name in enumerate(names))
+
+
+def _in_file(name: str, number: int, *, table: bool) -> str:
+    if name == "-":
+        stdin: IO[bytes] = sys.stdin.buffer
+        head = stdin.peek(_HEAD) if hasattr(stdin, "peek") else b""
+        if table and not _ending(head[:_HEAD]):
+            return name
+        return click.get_current_context().with_resource(_kept(stdin, "standard input", number))
+    if name.startswith(_PIPE):
+        if braces := _BRACES.search(name):
+            found = f"a range ({braces[0]}) in a command, which gives one shard"
+            remedy = "Give the pattern itself, such as s3://bucket/out-{000..041}.tar."
+            raise InvalidRequest(name, found, expected="a command for each shard", remedy=remedy)
+        return click.get_current_context().with_resource(_run(name, number))
+    return name
+
+
+@contextmanager
+def _run(name: str, number: int) -> Iterator[str]:
+    """Give a file with what a command writes."""
+    import subprocess
+
+    command = name.removeprefix(_PIPE)
+    with subprocess.Popen(command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as run:  # noqa: S602 - the user typed it
+        if run.stdout is None:
+            raise InvalidRequest(name, "no output")
+        with _kept(run.stdout, name, number) as path:
+            if status := run.wait():
+                raise InvalidRequest(name, f"the command ends with the status {status}", expected="0")
+            yield path
+
+
+@contextmanager
+def _kept(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
+    """Give a file with what a stream holds."""
+    import tempfile
+
+    head = b""
+    while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
+        head += more
+    ending = _ending(head)
+    if not ending:
+        found = "nothing" if not head else "no tar, and no zip"
+        raise InvalidRequest(where, found, expected="a tar, perhaps packed by gzip or zstd, or a zip")
+    with tempfile.TemporaryDirectory(prefix="shardtool-") as folder:
+        path = os.path.join(folder, f"piped-{number:03}{ending}")
+        try:
+            with open(path, "wb") as file:
+                file.write(head)
+                while data := stream.read(_BLOCK):
+                    file.write(data)
+        except OSError as error:
+            remedy = "TMPDIR names another folder."
+            raise OutputFailed(path, f"cannot keep {where}: {reason(error)}", remedy=remedy) from None
+        yield path
+
+
+def _ending(head: bytes) -> str:
+    """Return what a file is called that starts so; empty for no tar or zip."""
+    return next((ending for at, magic, ending in _MAGIC if head[at : at + len(magic)] == magic), "")

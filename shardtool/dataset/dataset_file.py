@@ -23,7 +23,7 @@ from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import FORMATS, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
-from shardtool.request.run_record import RunRecord
+from shardtool.request.results import RunRecord
 from shardtool.storage.places import read_small
 from shardtool.values import source_text, to_bytes
 from shardtool.wording import made_again, option

@@ -43,7 +43,8 @@ _LEAST_MEMORY = 16 * 10**6  # bytes: what the buffers of a shuffle take
 _MOST_SAMPLES = 10**15  # so that sums of a few stay within 64 bits
 _COUNT = (1, _MOST_SAMPLES)
 _SEED = (-(2**63), 2**63 - 1)
-_WORKERS = (1, 1024)  # a process each
+MOST_WORKERS = 1024  # a process each
+_WORKERS = (1, MOST_WORKERS)
 _RESUMES = {"if_exists=resume": "nothing to resume"}
 _FETCHES = {"urls": "no URLs to fetch"}
 _CHANGES = {"resize|encode|probe": "nothing to do to images"}

@@ -43,7 +43,7 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
-from shardtool.request.run_record import differing_options
+from shardtool.request.results import differing_options
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label

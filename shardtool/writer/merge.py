@@ -21,8 +21,7 @@ from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, ch
 from shardtool.publish.destination import check_old
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
 from shardtool.publish.records import find_parts as find_records
-from shardtool.request.results import IndexResult, Observer
-from shardtool.request.run_record import RunRecord
+from shardtool.request.results import IndexResult, Observer, RunRecord
 from shardtool.storage.folders import open_folder, write_whole
 from shardtool.storage.staging import local_folder
 from shardtool.table.columns import repeated

@@ -30,7 +30,7 @@ from shardtool.plan.plan import count_rounded
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.request.options import CreateOptions
-from shardtool.request.run_record import RunRecord
+from shardtool.request.results import RunRecord
 from shardtool.request.settings import Settings, described, like, setting
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import write_whole

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.cli import progress as plain_progress
-from shardtool.cli.progress import Terminal
+from shardtool.cli import terminal as plain_progress
+from shardtool.cli.terminal import Terminal
 from tests.helpers import typed
 
 if TYPE_CHECKING:

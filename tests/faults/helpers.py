@@ -30,7 +30,7 @@ _ENDINGS = (".tar", ".tfrecord")
 HOOKED = """
 import sys
 from shardtool.cli import main
-from shardtool.cli.progress import Terminal
+from shardtool.cli.terminal import Terminal
 hooked_one = Terminal.{hook}
 def hooked(self, *sizes):
     {code}

@@ -12,7 +12,7 @@ from shardtool.cli.commands import divide_datasets
 from shardtool.execute.local import LocalPool, cores
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.request.options import IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
+from shardtool.request.options import MOST_WORKERS, IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
 from shardtool.request.settings import facts
 from shardtool.request.texts import parse_shares
 from shardtool.select.order import sample_by_key
@@ -27,7 +27,7 @@ KINDS: dict[str, type] = {
 PARTNERS: dict[str, dict[str, object]] = {  # what is given, too, where an option needs it
     "urls": {"urls": ("jpg=url",)}, "sample": {"sample": "10%"}, "resize|encode|probe": {"resize": 8},
 }  # fmt: skip
-_MOST_WORKERS = 1024
+
 ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "9" * 400, "9" * 5000, "nan", "inf",
        "1e999GB", "²", "٣", "0x10", "1_0", "", " ")  # fmt: skip
 
@@ -132,8 +132,8 @@ def test_no_more_workers_than_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many workers may be used, beyond the cores there is one for a task that waits, and no more."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1}, raising=False)
     for tasks in (1, cores() + 2):
-        with LocalPool(_MOST_WORKERS) as pool:
-            assert len(pool._workers) == min(_MOST_WORKERS, cores())  # noqa: SLF001 - no process tells
+        with LocalPool(MOST_WORKERS) as pool:
+            assert len(pool._workers) == min(MOST_WORKERS, cores())  # noqa: SLF001 - no process tells
             found = [pid for _, pid in pool.map(_pid, range(tasks))]
             assert len(found) == tasks
             assert len(pool._workers) == max(tasks, cores())  # noqa: SLF001

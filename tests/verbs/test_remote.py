@@ -20,7 +20,7 @@ from shardtool import (  # fmt: skip
     reshard,
     verify,
 )
-from shardtool.cli.report import rendered
+from shardtool.cli.text import rendered
 from shardtool.storage.remote import retry
 from shardtool.wording import command_line_words
 from tests.helpers import flip, read_tree, shards

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.request.run_record import RunRecord
+    from shardtool.request.results import RunRecord
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import Kind, Number
     from shardtool.verbs.create.run import Output, Run

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from shardtool.names import Texts
     from shardtool.pattern import ShardPattern
     from shardtool.plan.plan import Plan
-    from shardtool.request.results import Notes, Observer
-    from shardtool.request.run_record import RunRecord
+    from shardtool.request.results import Notes, Observer, RunRecord
     from shardtool.request.texts import Part
     from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.publish.destination import Destination
     from shardtool.publish.publisher import Publisher
-    from shardtool.request.results import Changes
-    from shardtool.request.run_record import RunRecord
+    from shardtool.request.results import Changes, RunRecord
     from shardtool.skipped import Skipped
     from shardtool.verbs.create.run import Output, Run, Totals
 

@@ -20,8 +20,7 @@ from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
-from shardtool.request.results import Changes
-from shardtool.request.run_record import differing_options
+from shardtool.request.results import Changes, differing_options
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, counted, output_text, to_bytes
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
     from shardtool.publish.destination import Destination
-    from shardtool.request.run_record import RunRecord
+    from shardtool.request.results import RunRecord
     from shardtool.values import ShardSamples
     from shardtool.verbs.create.run import Output, Run
 

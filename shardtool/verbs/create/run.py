@@ -26,7 +26,7 @@ from shardtool.publish.destination import Destination, look
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Publisher, clean
 from shardtool.publish.records import PartShare, check_divided_alike
-from shardtool.request.run_record import RunRecord
+from shardtool.request.results import RunRecord
 from shardtool.request.texts import parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import is_url, read_small

@@ -32,8 +32,7 @@ from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.request.options import ExportOptions, IndexOptions
-from shardtool.request.results import ExportResult, IndexResult, Notes, Observer
-from shardtool.request.run_record import RunRecord
+from shardtool.request.results import ExportResult, IndexResult, Notes, Observer, RunRecord
 from shardtool.request.settings import given_options
 from shardtool.storage.folders import open_folder, write_whole
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small

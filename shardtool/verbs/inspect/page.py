@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, printable
-from shardtool.request.run_record import command_line
+from shardtool.request.results import command_line
 from shardtool.storage.places import base_name
 from shardtool.values import counted, show_size
 from shardtool.verbs.inspect.table import check_report, write_target

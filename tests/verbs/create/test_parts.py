@@ -33,7 +33,7 @@ from shardtool import (
 from shardtool.fingerprint import crc32c
 from shardtool.publish.destination import Destination
 from shardtool.publish.records import PartShare, find_parts, read_record
-from shardtool.request.run_record import RunRecord
+from shardtool.request.results import RunRecord
 from shardtool.request.texts import Part, parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.verbs.create import parts
