@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from shardtool.dataset.shard_file import PackedFile, ShardFile
-from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, listing, printable
+from shardtool.entries.entries import FieldSpans
+from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, printable
 from shardtool.format import tar, zip_read
-from shardtool.names import Names
 from shardtool.pattern import is_packed_name
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.folder import FolderSource, left_behind_notes
-from shardtool.source.scan import ScanPart, ScanRules, pass_over
+from shardtool.source.folder_samples import NamedFiles, collect, without_torn
+from shardtool.source.scan import ScanPart, ScanRules
 from shardtool.storage.places import file_stat, identity
-from shardtool.values import SPAN, SpanFile, counted, is_utf8, split_name, to_bytes, to_text
+from shardtool.values import SPAN, SpanFile, is_utf8, to_bytes, to_text
 from shardtool.wording import flag, option, typed_option
 
 if TYPE_CHECKING:
@@ -62,25 +63,10 @@ class _Member(NamedTuple):
     problem: tuple[SkipCode, str] | None
 
 
-@dataclass
-class ArchiveListing:
-    """What an archive holds.
-
-    Attributes:
-        part: Its samples, in the order of their keys, of which nothing is known but names and sizes.
-        offsets: int64[fields], where each payload, or the header of a zip's member, starts.
-        skipped: What is no part of a sample.
-    """
-
-    part: ScanPart = field(default_factory=ScanPart)
-    offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    skipped: list[Skipped] = field(default_factory=list)
-
-
 def list_members(
     file: ShardFile | PackedFile, folder: bytes, rules: ScanRules, *, is_zip: bool, size: int
-) -> ArchiveListing:
-    """Return what an archive holds below one of its folders.
+) -> tuple[ScanPart, NDArray[np.int64]]:
+    """Return what an archive holds below one of its folders, and where each payload, or a zip's member, starts.
 
     Args:
         file: The archive.
@@ -93,9 +79,8 @@ def list_members(
         CorruptShard: It is damaged, or claims more than there is.
         InvalidRequest: It holds a file twice.
     """
-    found, folders = ArchiveListing(), dict[bytes, bool]()
-    names, starts, offsets, sizes = bytearray(), array("q", [0]), array("q"), array("q")
-    kept, most = 0, max(_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE * size)
+    files, kept, most = NamedFiles(rules), 0, max(_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE * size)
+    skipped = files.part.skipped
     for member in _zip_members(file) if is_zip else _tar_members(file):
         kept += _KEPT_A_MEMBER + len(member.name)
         if kept > most:
@@ -106,64 +91,27 @@ def list_members(
         if not name.startswith(folder) or len(name) == len(folder):
             continue
         name = name[len(folder) :]
-        above, slash, last = name.rpartition(b"/")
         if is_unsafe(name) or len(name) > _LONGEST:
             path = to_text(name[:_LONGEST])
-            found.skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
+            skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
             continue
-        known = len(folders)
-        is_wanted = _takes(above + slash, last, rules, found.part, folders)
-        kept += (len(folders) - known) * (_KEPT_A_MEMBER + len(above))
-        if not is_wanted:
-            continue
-        split = split_name(last, rules.dots)
+        known = len(files.folders)
+        split = files.split(name, member.size)
+        kept += (len(files.folders) - known) * (_KEPT_A_MEMBER + name.rfind(b"/"))
         if split is None:
-            what = "the name has no ending that could name a field"
-            found.skipped.append(Skipped("", to_text(name), "no-field", what))
             continue
-        key = above + slash + split[0]
-        if member.problem is not None:
-            if member.problem != _link() or rules.symlinks != "skip":
-                found.skipped.append(Skipped(to_text(key), to_text(name), *member.problem))
-            continue
-        names += key + b"\0" + split[1] + b"\0"
-        starts.append(len(names))
-        offsets.append(member.offset)
-        sizes.append(member.size)
-    _arrange(found, Names(bytes(names), np.array(starts, np.int64)), np.array(offsets), np.array(sizes), file.path)
-    return found
+        if member.problem is None:
+            files.add(split, member.size, member.offset, 0)
+        elif member.problem != _link() or rules.symlinks != "skip":
+            skipped.append(Skipped(to_text(split[0]), to_text(name), *member.problem))
+    sizes, offsets, _ = files.in_order(file.path)
+    files.part.kinds, files.part.sizes = bytearray([SPAN]) * len(sizes), array("q", sizes.tobytes())
+    return files.part, offsets
 
 
 def is_unsafe(name: bytes) -> bool:
     """Tell whether a name is no path of a file below a folder."""
     return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
-
-
-def _takes(above: bytes, last: bytes, rules: ScanRules, part: ScanPart, folders: dict[bytes, bool]) -> bool:
-    """Tell whether a file is wanted; `above` is its folder, `folders` what is known of such."""
-    if not _takes_folder(above, rules, part, folders):
-        return False
-    if rules.hides(last):
-        pass_over(rules, above, last, part)
-        return False
-    return rules.takes_file(above, last)
-
-
-def _takes_folder(folder: bytes, rules: ScanRules, part: ScanPart, folders: dict[bytes, bool]) -> bool:
-    """Tell whether files of a folder may be wanted; `folder` is empty, or ends in a slash."""
-    unknown = []
-    while folder and folder not in folders:
-        unknown.append(folder)
-        folder = folder[: folder.rfind(b"/", 0, -1) + 1]
-    taken = folders.get(folder, True)
-    for below in reversed(unknown):
-        name = below[len(folder) : -1]
-        taken = taken and rules.takes_folder(folder, name)
-        if taken and rules.hides(name):
-            pass_over(rules, folder, name, part)
-            taken = False
-        folders[below], folder = taken, below
-    return taken
 
 
 def _link() -> tuple[SkipCode, str]:
@@ -206,37 +154,6 @@ def _tar_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
         if not one.is_file:
             problem = _link() if one.kind in _LINKS else ("special-file", "no plain file")
         yield _Member(one.name, one.data, one.size, problem)
-
-
-def _arrange(
-    found: ArchiveListing, names: Names, offsets: NDArray[np.int64], sizes: NDArray[np.int64], where: str
-) -> None:
-    """Put what was found into the order of keys and fields; `names` has both of each, with a NUL between them.
-
-    Raises:
-        InvalidRequest: A file is there twice.
-    """
-    order, part = names.sorted_order(), found.part
-    keys, last, field_before, twice = bytearray(), None, None, list[bytes]()
-    for first in range(0, len(order), _CHUNK):
-        both = names.gather(order[first : first + _CHUNK]).split(b"\0")
-        for key, ending in zip(both[:-1:2], both[1::2], strict=True):
-            if key != last:
-                keys += key + b"\0"
-                part.counts.append(1)
-            elif ending == field_before:
-                twice.append(key + b"." + ending)
-            else:
-                part.counts[-1] += 1
-            part.codes.append(part.fields.setdefault(ending, len(part.fields)))
-            last, field_before = key, ending
-    if twice:
-        problem = f"{counted(len(twice), 'name')} of several members: {listing([printable(name) for name in twice])}"
-        raise InvalidRequest(where, problem, expected="each file once", remedy="Make the archive anew.")
-    part.keys = [bytes(keys)]
-    part.kinds = bytearray([SPAN]) * len(order)
-    found.offsets = offsets[order]
-    part.sizes = array("q", sizes[order].tobytes())
 
 
 _BLOCK = 2**20
@@ -289,32 +206,24 @@ class ArchiveSource(FolderSource):
             raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
 
     def _list(self, pool: Pool, observer: Observer) -> Found:  # noqa: ARG002 - one process reads one file
-        import numpy as np
-
-        from shardtool.entries.entries import FieldSpans
-        from shardtool.source.folder_samples import collect
-
         options = self._options
         dots = options.dots or "first"
         rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
         size, is_zip = self._fact.st_size, self._form == "zip"
         with PackedFile(self._path) if self._packed else ShardFile(self._path) as file:
-            found = list_members(file, self._folder, rules, is_zip=is_zip, size=size)
+            part, offsets = list_members(file, self._folder, rules, is_zip=is_zip, size=size)
+        skipped, part.skipped = part.skipped, []
         changed = max(self._fact.st_ctime_ns, self._fact.st_mtime_ns)
-        found.part.mtimes = array("q", bytes(8 * len(found.offsets)))
-        found.part.changed = array("q", [changed]) * len(found.offsets)
-        entries, _ = collect(b"", [found.part])
+        part.mtimes, part.changed = array("q", bytes(8 * len(offsets))), array("q", [changed]) * len(offsets)
+        entries, _ = collect(b"", [part])
         observer.listed(len(entries))
-        file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(found.offsets))
+        file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
         files = () if self._packed else (SpanFile(os.fsencode(self._path), size, self._fact.st_mtime_ns, self._form),)
-        spans = FieldSpans(files, file_of, found.offsets, unknown)
+        spans = FieldSpans(files, file_of, offsets, unknown)
         entries = replace(entries, spans=spans, identity=identity(os.fsencode(self._path)))
-        lost = {to_bytes(one.key) for one in found.skipped if one.key}
-        if lost:  # a sample that lost a field is left out whole
-            kept = [at for at in range(len(entries)) if entries.keys[at] not in lost]
-            entries = entries.take(np.array(kept, np.int64))
-        skipped = tuple(sorted(found.skipped, key=lambda one: (to_bytes(one.path), to_bytes(one.key))))
-        return entries, skipped, [*left_behind_notes([found.part]), *self._notes(entries.keys.data)]
+        skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
+        notes = [*left_behind_notes([part]), *self._notes(entries.keys.data)]
+        return without_torn(entries, skipped), tuple(skipped), notes
 
     def _notes(self, keys: bytes) -> list[str]:
         """Note that all files lie in one folder, where folders are asked what they say."""
@@ -327,8 +236,6 @@ class ArchiveSource(FolderSource):
 
     def _with_places_in_copy(self, listed: Listing) -> Listing:
         """Return the samples with the places that their payloads get in the temporary file."""
-        import numpy as np
-
         entries, spans = listed.entries, listed.entries.known_spans
         rows = np.flatnonzero(entries.rows.kind == SPAN)
         rows = rows[np.argsort(spans.offset[rows], kind="stable")]

@@ -18,7 +18,7 @@ from shardtool.pattern import is_shard_name
 from shardtool.request.options import TOP_FOLDER
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
-from shardtool.source.scan import ObjectTree, ScanPart, ScanRules, scan, share_out
+from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.storage.places import base_name, folder_of, identity, inside, is_file, is_url, join, source_root
 from shardtool.values import counted, output_text, to_bytes, to_text
 from shardtool.wording import either, flag, option
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
+    from shardtool.source.folder_samples import ObjectTree
     from shardtool.source.naming import Groups
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
@@ -161,7 +162,11 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
     own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
     dots = options.dots or "first"
     rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own)
-    return ObjectTree(root, rules) if is_remote else Tree(root, rules)
+    if not is_remote:
+        return Tree(root, rules)
+    from shardtool.source.folder_samples import ObjectTree
+
+    return ObjectTree(root, rules)
 
 
 def _name_of(source: str) -> str:
@@ -204,7 +209,7 @@ class FoldersSource(FolderSource):
 
     def _list(self, pool: Pool, observer: Observer) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
-        from shardtool.source.folder_samples import check_torn, collect
+        from shardtool.source.folder_samples import check_torn, collect, without_torn
         from shardtool.source.naming import find_groups, grouped
 
         trees, skipped = [], list[Skipped]()
@@ -230,10 +235,7 @@ class FoldersSource(FolderSource):
             skipped += lacking
         elif lacking:
             notes.append(self._lacking_note(lacking, has))
-        lost = {to_bytes(one.key) for one in skipped if one.key}
-        if lost:  # a sample that lost a field is left out whole
-            kept = [at for at in range(len(entries)) if entries.keys[at] not in lost]
-            entries = entries.take(_numbers(kept))
+        entries = without_torn(entries, skipped)
         return entries, tuple(sorted(skipped, key=lambda one: (to_bytes(one.path), to_bytes(one.key)))), notes
 
     def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:

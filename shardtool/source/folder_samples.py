@@ -7,6 +7,8 @@ silence: it is returned beside them, and `create` decides what that means.
 from __future__ import annotations
 
 import re
+from array import array
+from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,19 +19,23 @@ from shardtool.entries.entries import Entries, FieldRows
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.fields import Field, with_fields
-from shardtool.values import INLINE, SPLIT_NAMES, counted, to_bytes, to_text
+from shardtool.source.scan import ALWAYS, ScanPart, no_field, pass_over
+from shardtool.storage.places import objects_below
+from shardtool.values import FILE, INLINE, SPLIT_NAMES, counted, split_name, to_bytes, to_text
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
+    from shardtool.execute.pool import Pool
+    from shardtool.request.results import Observer
     from shardtool.skipped import Skipped
-    from shardtool.source.scan import ScanPart
+    from shardtool.source.scan import ScanRules
+    from shardtool.storage.remote.stores import BucketEntry
 
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
@@ -59,7 +65,6 @@ def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped,
         for part in parts
         if part.fields
     ]
-    torn = {to_bytes(one.key) for one in skipped if one.key}
     counts = _joined((part.counts for part in parts), np.uint32).astype(np.int64)
     entries = Entries(
         root=root,
@@ -74,10 +79,15 @@ def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped,
             changed_ns=_joined((part.changed for part in parts), np.int64),
         ),
     )
-    if torn:  # a sample that lost a field is left out whole
-        whole = [sample for sample in range(len(entries)) if entries.keys[sample] not in torn]
-        entries = entries.take(np.array(whole, np.int64))
-    return entries, tuple(skipped)
+    return without_torn(entries, skipped), tuple(skipped)
+
+
+def without_torn(entries: Entries, skipped: Iterable[Skipped]) -> Entries:
+    """Return the samples that lost no field: the others are left out whole."""
+    torn = {to_bytes(one.key) for one in skipped if one.key}
+    if not torn:
+        return entries
+    return entries.take(np.array([at for at in range(len(entries)) if entries.keys[at] not in torn], np.int64))
 
 
 def _joined(parts: Iterable[array[int]], kind: type[Number]) -> NDArray[Number]:
@@ -265,3 +275,146 @@ def _first_paths(entries: Entries, keys: list[bytes], rows: NDArray[np.int64]) -
         return entries.rows.paths.gather(rows)[:-1].split(b"\0")
     endings = [b"." + to_bytes(name) for name in entries.fields]
     return [key + endings[code] for key, code in zip(keys, entries.rows.code[rows].tolist(), strict=True)]
+
+
+# Files of a store or an archive: the same samples as of a folder, by the same rules and in the same order.
+
+
+_LISTED = 1000  # objects between two reports
+_CHUNK = 2**16  # files at a time
+
+
+class NamedFiles:
+    """Files that are named in any order.
+
+    Attributes:
+        part: What is left out and passed over, and in the end the files in the order of keys and fields.
+        folders: The folders that were met, and whether each is looked into.
+    """
+
+    def __init__(self, rules: ScanRules) -> None:
+        self._rules, self.part, self.folders = rules, ScanPart(), {b"": True}
+        self._names, self._starts, self._facts = bytearray(), array("q", [0]), array("q")
+        self._no_field: dict[bytes, int] = {}
+
+    def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
+        """Return the key and the field of a file; None where it is not wanted, or its name has no field."""
+        rules, start = self._rules, path.rfind(b"/") + 1
+        above, name = path[:start], path[start:]
+        if not self._looks_into(above):
+            return None
+        if rules.hides(name):
+            pass_over(rules, above, name, self.part)
+            return None
+        if not rules.takes_file(above, name):
+            return None
+        split = split_name(name, rules.dots)
+        if split is None:
+            self._no_field[path] = size
+            return None
+        return above + split[0], split[1]
+
+    def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
+        """Note a file: its key and field, its bytes, and two more facts."""
+        self._names += b"%b\0%b\0" % name
+        self._starts.append(len(self._names))
+        self._facts.extend((size, second, third))
+
+    def in_order(self, where: str) -> NDArray[np.int64]:
+        """Put the files into `part`; return int64[3, files], the facts of each.
+
+        Empty files that stand for folders in a store are none.
+
+        Raises:
+            InvalidRequest: A file is there twice.
+        """
+        part, names = self.part, Names(bytes(self._names), np.array(self._starts, np.int64))
+        for path, size in self._no_field.items():
+            if size or path + b"/" not in self.folders:
+                part.skipped.append(no_field(b"", path))
+        facts, order = np.array(self._facts, np.int64).reshape(-1, 3), names.sorted_order()
+        empty = order[facts[order, 0] == 0].tolist()
+        markers = [at for at in empty if names[at].replace(b"\0", b".") + b"/" in self.folders]
+        order = order[~np.isin(order, markers)]
+        keys, last, field_before, twice = bytearray(), None, None, list[bytes]()
+        for first in range(0, len(order), _CHUNK):
+            both = names.gather(order[first : first + _CHUNK]).split(b"\0")
+            for key, ending in zip(both[:-1:2], both[1::2], strict=True):
+                if key != last:
+                    keys += key + b"\0"
+                    part.counts.append(1)
+                elif ending == field_before:
+                    twice.append(key + b"." + ending)
+                else:
+                    part.counts[-1] += 1
+                part.codes.append(part.fields.setdefault(ending, len(part.fields)))
+                last, field_before = key, ending
+        if twice:
+            shown = listing([printable(name) for name in twice])
+            problem = f"{counted(len(twice), 'name')} of several members: {shown}"
+            raise InvalidRequest(where, problem, expected="each file once", remedy="Make the archive anew.")
+        part.keys = [bytes(keys)]
+        found: NDArray[np.int64] = facts[order].T
+        return found
+
+    def _looks_into(self, folder: bytes) -> bool:
+        """Tell whether a folder, empty or ending in a slash, is looked into, and all that it lies in."""
+        unknown = []
+        while folder not in self.folders:  # no recursion: a path may have a thousand parts
+            unknown.append(folder)
+            folder = folder[: folder.rfind(b"/", 0, -1) + 1]
+        taken = self.folders[folder]
+        for below in reversed(unknown):
+            name = below[len(folder) : -1]
+            if taken and self._rules.hides(name):
+                pass_over(self._rules, folder, name, self.part)
+                taken = False
+            taken = taken and self._rules.takes_folder(folder, name)
+            self.folders[below], folder = taken, below
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTree:
+    """A prefix to list; `root` is its address, ending in a slash.
+
+    A listing is one stream of names, in the order of the store. So the parent reads it; no object is asked for.
+    """
+
+    root: bytes
+    rules: ScanRules
+
+    def scan(self, _pool: Pool, observer: Observer) -> list[ScanPart]:
+        """Return what lies below, in key order.
+
+        Raises:
+            InvalidRequest: Nothing does.
+            AccessRefused: We may not list it.
+            StoreFailed: The store fails time and again.
+        """
+        where, total = to_text(self.root), 0
+
+        def reported() -> Iterator[BucketEntry]:
+            nonlocal total
+            for total, one in enumerate(objects_below(where), 1):
+                yield one
+                if total % _LISTED == 0:
+                    observer.listed(_LISTED)
+
+        part = part_of(reported(), self.rules)
+        observer.listed(total % _LISTED)
+        if not total:
+            raise InvalidRequest(where, "nothing lies there", expected="a prefix with samples below it")
+        return [part]
+
+
+def part_of(objects: Iterable[BucketEntry], rules: ScanRules) -> ScanPart:
+    """Return the files that objects are, in key order, as far as the rules take them."""
+    files = NamedFiles(rules)
+    for one in objects:
+        if name := files.split(to_bytes(one.key), one.size):
+            files.add(name, one.size, one.version, one.changed_ns if one.version else ALWAYS)
+    part, facts = files.part, files.in_order("")
+    part.sizes, part.mtimes, part.changed = (array("q", fact.tobytes()) for fact in facts)
+    part.kinds = bytearray([FILE]) * len(part.sizes)
+    return part

@@ -21,19 +21,16 @@ from fnmatch import translate
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import InvalidRequest, printable, reason
+from shardtool.errors import printable, reason
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.storage.places import file_fact, objects_below, together
-from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_bytes, to_text
+from shardtool.storage.places import file_fact, together
+from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_text
 from shardtool.wording import typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
-    from shardtool.request.results import Observer
-    from shardtool.storage.remote.stores import BucketEntry
 
 
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
@@ -420,132 +417,6 @@ def no_field(prefix: bytes, name: bytes) -> Skipped:
 def _failure(key: bytes, path: bytes, error: OSError) -> Skipped:
     code: SkipCode = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
     return _skip(key, path, code, reason(error))
-
-
-# List what lies below an address of a store: what `scan` does for a folder, by the same rules and in the same order.
-#
-# A listing is one stream of names, page after page, in the order of the store. So the parent reads it; no object is
-# asked for.
-
-
-_PAGE = 1000  # objects between two reports
-_OBJECTS_A_CHUNK = 2**15  # files whose columns are made at a time
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectTree:
-    """A prefix to list; `root` is its address, ending in a slash."""
-
-    root: bytes
-    rules: ScanRules
-
-    def scan(self, _pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return what lies below, in key order.
-
-        Raises:
-            InvalidRequest: Nothing does.
-            AccessRefused: We may not list it.
-            StoreFailed: The store fails time and again.
-        """
-        where, total = to_text(self.root), 0
-
-        def counted() -> Iterator[BucketEntry]:
-            nonlocal total
-            for one in objects_below(where):
-                yield one
-                total += 1
-                if total % _PAGE == 0:
-                    observer.listed(_PAGE)
-            observer.listed(total % _PAGE)
-
-        parts = parts_of(counted(), self.rules)
-        if not total:
-            raise InvalidRequest(where, "nothing lies there", expected="a prefix with samples below it")
-        return parts
-
-
-def parts_of(objects: Iterable[BucketEntry], rules: ScanRules) -> list[ScanPart]:
-    """Return the files that objects are, in key order, as far as the rules take them."""
-    found = _Found(rules)
-    for one in objects:
-        found.add(one)
-    return list(found.parts())
-
-
-@dataclass(slots=True)
-class _Found:
-    """The objects that are files, as columns; `names` are `folder/stem NUL field`."""
-
-    rules: ScanRules
-    left_out: ScanPart = field(default_factory=ScanPart)
-    names: list[bytes] = field(default_factory=list)
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    versions: array[int] = field(default_factory=lambda: array("q"))
-    changed: array[int] = field(default_factory=lambda: array("q"))
-    folders: dict[bytes, bool] = field(default_factory=lambda: {b"": True})  # whether each is looked into
-    no_field: dict[bytes, int] = field(default_factory=dict)  # paths that name no field, and their sizes
-
-    def add(self, one: BucketEntry) -> None:
-        """Note an object, if the rules take it."""
-        path = to_bytes(one.key)
-        prefix, name = path[: path.rfind(b"/") + 1], path[path.rfind(b"/") + 1 :]
-        rules = self.rules
-        if not self._looks_into(prefix):
-            return
-        if rules.hides(name):
-            pass_over(rules, prefix, name, self.left_out)
-            return
-        if not rules.takes_file(prefix, name):
-            return
-        split = split_name(name, rules.dots)
-        if split is None:
-            self.no_field[path] = one.size
-            return
-        self.names.append(prefix + b"\0".join(split))
-        self.sizes.append(one.size)
-        self.versions.append(one.version)
-        self.changed.append(one.changed_ns if one.version else ALWAYS)
-
-    def parts(self) -> Iterator[ScanPart]:
-        """Yield all of them, in key order, without the empty objects that stand for folders; what is left out first."""
-        for path, size in self.no_field.items():
-            if size or path + b"/" not in self.folders:
-                self.left_out.skipped.append(no_field(b"", path))
-        yield self.left_out.packed()
-        some: list[int] = []
-        for at in sorted(range(len(self.names)), key=self.names.__getitem__):
-            name = self.names[at]
-            if not self.sizes[at] and name.replace(b"\0", b".") + b"/" in self.folders:
-                continue
-            if len(some) >= _OBJECTS_A_CHUNK and name.partition(b"\0")[0] != self.names[some[-1]].partition(b"\0")[0]:
-                yield self._part(some)
-                some = []
-            some.append(at)
-        yield self._part(some)
-
-    def _part(self, places: list[int]) -> ScanPart:
-        """Return some files as columns; their names are held no longer."""
-        part, names = ScanPart(), [self.names[at] for at in places]
-        add_names(part, b"", names)
-        columns = (part.sizes, self.sizes), (part.mtimes, self.versions), (part.changed, self.changed)
-        for column, values in columns:
-            column.extend([values[at] for at in places])
-        part.kinds += bytes([FILE]) * len(places)
-        for at in places[:-1]:
-            self.names[at] = b""
-        return part.packed()
-
-    def _looks_into(self, prefix: bytes) -> bool:
-        """Tell whether a folder, and all that it lies in, is looked into."""
-        if (known := self.folders.get(prefix)) is not None:
-            return known
-        above = prefix[: prefix.rfind(b"/", 0, -1) + 1]
-        name, taken = prefix[len(above) : -1], self._looks_into(above)
-        if taken and self.rules.hides(name):
-            pass_over(self.rules, above, name, self.left_out)
-            taken = False
-        taken = self.folders[prefix] = taken and self.rules.takes_folder(above, name)
-        return taken
 
 
 # Look at the files that a manifest lists: the half of that source that runs in workers.
