@@ -227,12 +227,7 @@ _Kinds = tuple[type[Exception], ...]
 _MEANINGS: tuple[tuple[_Kinds, SkipCode, str, bool], ...] = (  # the first that fits; whether it may pass
     ((aiohttp.InvalidURL,), "bad-url", "a host that is no name and no address", False),
     ((aiohttp.ClientConnectorDNSError,), "no-host", "no address is known for the host", False),
-    (
-        (aiohttp.ClientSSLError,),
-        "bad-certificate",
-        "its certificate, or its TLS, is refused",
-        False,
-    ),
+    ((aiohttp.ClientSSLError,), "bad-certificate", "its certificate, or its TLS, is refused", False),
     ((aiohttp.ClientPayloadError,), "cut-short", "the body ended too early", True),
     ((OSError, aiohttp.ServerConnectionError), "no-connection", "no connection, or one that ended early", True),
 )
@@ -627,7 +622,7 @@ class Fetcher:
         self._next = 0
         self._urls: Sequence[str] = ()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns = Turns(options, self._begin_later)
+        self._turns = Turns(options, lambda: self._loop.call_soon(self._begin_more))
         self._client: Client | None = None
         self._lack: MemoryError | None = None
         self._loop.set_exception_handler(self._broken)
@@ -637,7 +632,7 @@ class Fetcher:
     @property
     def held(self) -> int:
         """Bytes that were read, and not taken yet."""
-        return asyncio.run_coroutine_threadsafe(self._held(), self._loop).result()
+        return self._turns.held
 
     @property
     def ended(self) -> bool:
@@ -687,9 +682,6 @@ class Fetcher:
                 self._lack = error
                 self._ready.notify()
 
-    async def _held(self) -> int:
-        return self._turns.held
-
     async def _close(self) -> None:
         await self._begin(())
         if self._client is not None:
@@ -705,7 +697,11 @@ class Fetcher:
             self._client = Client(self._options)
         with self._ready:
             self._found.clear()
-        self._urls, self._next, self._turns = urls, 0, Turns(self._options, self._begin_later)
+        self._urls, self._next, self._turns = (
+            urls,
+            0,
+            Turns(self._options, lambda: self._loop.call_soon(self._begin_more)),
+        )
         self._begin_more()
 
     def _begin_more(self) -> None:
@@ -716,9 +712,6 @@ class Fetcher:
             self._tasks.add(task)
             task.add_done_callback(self._ended)
             self._next += 1
-
-    def _begin_later(self) -> None:
-        self._loop.call_soon(self._begin_more)
 
     def _has_room(self) -> bool:
         begun, most = len(self._tasks), self._options.connections

@@ -42,7 +42,7 @@ from shardtool.interop.indexes import (
 )  # fmt: skip
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
 from shardtool.publish.records import read_listed
-from shardtool.storage.folders import open_folder, write_whole
+from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
 from shardtool.values import counted, output_text, to_bytes
@@ -405,7 +405,7 @@ def _put(folder: OutputFolder, path: str, data: bytes) -> bool:
     if not data or folder.facts([name]):
         return False
     folder.ready()
-    folder.publish(write_whole(folder, name, data))
+    folder.publish(folder.stage_whole(name, data))
     return True
 
 
@@ -451,7 +451,7 @@ class Outbox:
             return
         if below:
             folder.ready()
-        self._staged.setdefault(below, []).append(write_whole(folder, name, data))
+        self._staged.setdefault(below, []).append(folder.stage_whole(name, data))
 
     def publish(self) -> None:
         """Let all appear, folder by folder, each in the order in which they were added.

@@ -25,7 +25,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.publish.destination import EndedAppend, later_files
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, record_name, remove_records, unmerged
-from shardtool.storage.folders import check_there, write_whole
+from shardtool.storage.folders import check_there
 from shardtool.values import show_size, to_bytes
 from shardtool.wording import option
 
@@ -145,7 +145,7 @@ class Publisher:
         staged = [] if shard is None else [shard]
         index = sidecar_name(name)
         if shard is not None or not self._has(index, sidecar):
-            staged.append(write_whole(self.folder, index, sidecar))
+            staged.append(self.folder.stage_whole(index, sidecar))
         self.beside.compare(name, sidecar, written=shard is not None)
         if self._waits:
             self._waiting += staged
@@ -172,7 +172,7 @@ class Publisher:
         Raises:
             OutputFailed: The file system refuses.
         """
-        staged = [write_whole(self.folder, sidecar_name(shard), data) for shard, data in sidecars.items()]
+        staged = [self.folder.stage_whole(sidecar_name(shard), data) for shard, data in sidecars.items()]
         if staged and not self._waits:  # there, they wait under the same names
             self._withdraw_dataset_file()
             self.folder.publish(*staged)
@@ -209,13 +209,13 @@ class Publisher:
         if old is not None:
             stale = later_files(self.pattern, self._existing, self.destination.first + len(shards))
         if rows and not self._has(self.pattern.skipped_file, rows):
-            self._waiting.append(write_whole(self.folder, self.pattern.skipped_file, rows))
+            self._waiting.append(self.folder.stage_whole(self.pattern.skipped_file, rows))
         self.beside.keep_only([*shards, *(() if old is None else (one.name for one in old.shards))])
         self.beside.remove()
         if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
             remove_records(self.folder, self.pattern)
             return
-        last = write_whole(self.folder, self.pattern.dataset_file, dataset_file)
+        last = self.folder.stage_whole(self.pattern.dataset_file, dataset_file)
         if self._waiting or stale:
             self._withdraw_dataset_file()
         if self._waiting:
@@ -245,7 +245,7 @@ class Publisher:
         Raises:
             OutputFailed: The file system refuses.
         """
-        staged = write_whole(self.folder, record_name(self.pattern, record.part), record.encode())
+        staged = self.folder.stage_whole(record_name(self.pattern, record.part), record.encode())
         if not stays:
             self._withdraw_dataset_file()
         self.folder.publish(staged)

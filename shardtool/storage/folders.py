@@ -43,17 +43,6 @@ def open_folder(path: str) -> OutputFolder:
     return RemoteFolder(path)
 
 
-def write_whole(folder: OutputFolder, name: str, data: bytes) -> DurableFile:
-    """Stage a whole file.
-
-    Raises:
-        OutputFailed: It cannot be written.
-    """
-    with folder.stage(name) as file:
-        file.write(data)
-        return file.finish()
-
-
 def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:
     """See, by a listing, that a store still has what it was given: others may have removed something meanwhile.
 

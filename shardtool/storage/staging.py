@@ -58,7 +58,7 @@ class SpoolFile:
 
     def __init__(self, spool: Spool) -> None:
         self._folder = spool.folder
-        with _writing(self._folder, _spool_failed):
+        with written(self._folder, _spool_failed):
             self._fd = os.open(spool.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -67,7 +67,7 @@ class SpoolFile:
         Raises:
             OutputFailed: The disk is full, or fails.
         """
-        with _writing(self._folder, _spool_failed):
+        with written(self._folder, _spool_failed):
             write_all(self._fd, data, offset)
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
     def __init__(self, path: str, name: str) -> None:
         self.path, self._name = path, name
-        with _writing(path):
+        with written(path):
             self._fd = _create(path)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -156,7 +156,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         Raises:
             OutputFailed: The disk is full, or refuses.
         """
-        with _writing(self._name):
+        with written(self._name):
             write_all(self._fd, data)
 
     def sync(self) -> None:
@@ -165,12 +165,12 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         Raises:
             OutputFailed: The disk refuses.
         """
-        with _writing(self._name):
+        with written(self._name):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
-        with _writing(self._name):
+        with written(self._name):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
@@ -211,7 +211,7 @@ class Folder:
             OutputFailed: It cannot be made, or is no folder.
         """
         path = Path(self.path or ".")
-        with _writing(self.path):
+        with written(self.path):
             missing = [one for one in (path, *path.parents) if not os.path.isdir(one)]
             os.makedirs(path, exist_ok=True)
             for one in missing:
@@ -223,7 +223,7 @@ class Folder:
         Raises:
             OutputFailed: It cannot be listed.
         """
-        with _writing(self.path), suppress(FileNotFoundError):
+        with written(self.path), suppress(FileNotFoundError):
             return list_folder(self.path)
         return []
 
@@ -245,6 +245,17 @@ class Folder:
         """
         check_replaceable(self.full_path(name))
         return StagedFile(staged_path(self, name), name)
+
+    def stage_whole(self, name: str, data: bytes) -> DurableFile:
+        """Stage a small file.
+
+        Raises:
+            OutputExists: Something is called so that no file takes the place of.
+            OutputFailed: It cannot be written.
+        """
+        with self.stage(name) as file:
+            file.write(data)
+            return file.finish()
 
     def write(
         self, name: str, fill: Callable[[Sink], Made], _size: int | None, mtime_ns: int, /
@@ -270,7 +281,7 @@ class Folder:
             OutputFailed: The folder cannot be written to, or may not hold a file so large.
         """
         path = staged_path(self, name)
-        with _writing(self.path, _spool_failed):
+        with written(self.path, _spool_failed):
             fd = _create(path)
             try:
                 os.ftruncate(fd, size)
@@ -287,7 +298,7 @@ class Folder:
         """
         for file in staged:
             check_replaceable(self.full_path(file.name))
-        with _writing(staged[0].name):
+        with written(staged[0].name):
             for file in staged:
                 os.rename(file.token, self.full_path(file.name))
             _sync_folder(self.path or ".")
@@ -315,7 +326,7 @@ class Folder:
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""
-        with _writing(names[0] if names else self.path):
+        with written(names[0] if names else self.path):
             for name in names:
                 with suppress(FileNotFoundError):
                     _unlink(self.full_path(name))
@@ -338,7 +349,7 @@ class Folder:
             OutputFailed: It cannot be written.
         """
         check_replaceable(self.full_path(name))
-        with _writing(name):
+        with written(name):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 write_all(fd, data)
@@ -371,7 +382,7 @@ class Folder:
 
     def free_bytes(self) -> int:
         """Return how many more bytes fit."""
-        with _writing(self.path):
+        with written(self.path):
             fact = os.statvfs(self.path or ".")
         return fact.f_bavail * fact.f_frsize
 
@@ -388,7 +399,7 @@ class Folder:
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # it is removed in the end
-        with _writing(path):
+        with written(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
             found = "another run is writing this dataset"
@@ -556,7 +567,7 @@ def _failed(where: str, error: OSError) -> OutputFailed:
 
 
 @contextmanager
-def _writing(where: str, failed: Callable[[str, OSError], OutputFailed] = _failed) -> Iterator[None]:
+def written(where: str, failed: Callable[[str, OSError], OutputFailed] = _failed) -> Iterator[None]:
     """Say of what the system refuses inside of the block that `where` cannot be written."""
     try:
         yield

@@ -46,7 +46,7 @@ from shardtool.publish.records import check_skipped_file
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
 from shardtool.request.settings import given_options
-from shardtool.storage.folders import Original, check_there, checked_copy, open_folder, write_whole
+from shardtool.storage.folders import Original, check_there, checked_copy, open_folder
 from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
     base_name,
@@ -613,10 +613,10 @@ class _Carrier:
         goal, source = self.goal, self.goal.source
         first: list[DurableFile] = []
         if source.skipped and not _has(goal, source.skipped_name, source.skipped):
-            first.append(write_whole(goal.folder, source.skipped_name, source.skipped))
+            first.append(goal.folder.stage_whole(source.skipped_name, source.skipped))
         if goal.data == source.data and not first:
             return
-        last = write_whole(goal.folder, source.name, source.data)
+        last = goal.folder.stage_whole(source.name, source.data)
         if not goal.has_grown and goal.folder.hides:
             goal.folder.remove([source.name])
             self._remove_old()

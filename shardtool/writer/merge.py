@@ -22,7 +22,7 @@ from shardtool.publish.destination import check_old
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
 from shardtool.publish.records import find_parts as find_records
 from shardtool.request.results import IndexResult, Observer, RunRecord
-from shardtool.storage.folders import open_folder, write_whole
+from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder
 from shardtool.table.columns import repeated
 from shardtool.values import counted, output_text, to_bytes
@@ -241,8 +241,8 @@ class _Merge:
         rows = encode_skipped(skipped)
         dataset = replace(dataset, skipped=len(skipped), skipped_crc=crc32c(rows) if rows else None)
         if found:
-            staged = [write_whole(self._folder, self._pattern.skipped_file, rows)] if rows else []
-            self._folder.publish(*staged, write_whole(self._folder, self._pattern.dataset_file, dataset.encode()))
+            staged = [self._folder.stage_whole(self._pattern.skipped_file, rows)] if rows else []
+            self._folder.publish(*staged, self._folder.stage_whole(self._pattern.dataset_file, dataset.encode()))
         self._folder.remove([name for part in self.parts.values() for name in self._left_of(part)])
         return dataset
 

@@ -33,7 +33,6 @@ from shardtool.request.options import CreateOptions
 from shardtool.request.results import RunRecord
 from shardtool.request.settings import Settings, described, like, setting
 from shardtool.skipped import Skipped
-from shardtool.storage.folders import write_whole
 from shardtool.storage.staging import local_folder
 from shardtool.values import (
     FILE,
@@ -204,7 +203,7 @@ class Journal:
         """
         lines = [self._asked, *map(asdict, noted)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        self._folder.publish(write_whole(self._folder, self.name, data))
+        self._folder.publish(self._folder.stage_whole(self.name, data))
         self.started = True
 
     def add(self, noted: JournalEntry) -> None:

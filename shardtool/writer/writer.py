@@ -27,7 +27,6 @@ from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.publish.destination import check_old
 from shardtool.request.results import Notes, Observer
 from shardtool.skipped import Skipped
-from shardtool.storage.folders import write_whole
 from shardtool.storage.open_file import file_crc
 from shardtool.values import ShardContent, counted, parse_size, show_size, to_text
 from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
@@ -480,7 +479,7 @@ class ShardWriter:
         if not self._tag:
             raise InvalidRequest(where, "no samples", expected="one at least")
         if not output.destination.existing:
-            output.folder.publish(write_whole(output.folder, self._pattern.base + EMPTY_SUFFIX, b""))
+            output.folder.publish(output.folder.stage_whole(self._pattern.base + EMPTY_SUFFIX, b""))
 
     def _say(self) -> None:
         output, shards = self._output, len(self._output.totals.shards)

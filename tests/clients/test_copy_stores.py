@@ -102,9 +102,7 @@ def test_a_trusted_size_reads_no_shard(
     monkeypatch.undo()
     _use(proxy.server, monkeypatch)
     folder = open_folder(second)
-    with folder.stage("out-001.tar") as file:
-        file.write(bytes(folder.facts(["out-001.tar"])["out-001.tar"].size))
-        folder.publish(file.finish())
+    folder.publish(folder.stage_whole("out-001.tar", bytes(folder.facts(["out-001.tar"])["out-001.tar"].size)))
     assert copy(first, second, asked).datasets[0].copied == 1
 
 
@@ -131,9 +129,7 @@ def test_damage_does_not_arrive(server: Server, packed: Path, tmp_path: Path) ->
     folder = open_folder(prefix)
     data = bytearray(folder.read(bad.name))
     data[3000] ^= 1
-    with folder.stage(bad.name) as file:
-        file.write(bytes(data))
-        folder.publish(file.finish())
+    folder.publish(folder.stage_whole(bad.name, bytes(data)))
     with pytest.raises(CorruptShard, match=bad.name):
         copy(prefix, tmp_path / "back")
     assert {bad.name, "out.json"}.isdisjoint(read_tree(tmp_path / "back"))
@@ -155,9 +151,7 @@ def test_another_dataset_is_replaced_when_asked_for(server: Server, packed: Path
     prefix = server.new_prefix()
     copy(packed, prefix)
     folder = open_folder(prefix)
-    with folder.stage("notes.txt") as file:
-        file.write(b"mine")
-        folder.publish(file.finish())
+    folder.publish(folder.stage_whole("notes.txt", b"mine"))
     source = _dataset(tmp_path / "source", {f"{at}.txt": b"other" * at for at in range(6)})
     with pytest.raises(OutputExists, match=r"out-000\.tar"):
         copy(source, prefix)
@@ -257,9 +251,7 @@ def test_verify_quick_reads_no_shard(
     assert not [path for path in asked if ".tar" in path]
     folder = open_folder(prefix)
     for name, data in (("out-001.tar", b"x"), ("out-012.tar", b"x")):
-        with folder.stage(name) as file:
-            file.write(data)
-            folder.publish(file.finish())
+        folder.publish(folder.stage_whole(name, data))
     folder.remove(["out-002.tar"])
     assert {*verify(prefix, quick).counts} == {"shard-size", "shard-extra", "shard-missing", "sidecar-stale"}
 
@@ -273,9 +265,7 @@ def test_verify_quick_compares_what_a_store_says(gcs: Server, packed: Path, monk
     assert report.sound
     assert report.checked[-1] == "the store's own checksums of 4 shards"
     folder = open_folder(prefix)
-    with folder.stage("out-001.tar") as file:
-        file.write(folder.read("out-001.tar")[::-1])
-        folder.publish(file.finish())
+    folder.publish(folder.stage_whole("out-001.tar", folder.read("out-001.tar")[::-1]))
     assert verify(prefix, quick).counts == {"shard-checksum": 1}
 
 

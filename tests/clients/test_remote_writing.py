@@ -14,7 +14,7 @@ import pytest
 from shardtool import CreateOptions, IndexOptions, ReshardOptions, create, export, index, merge, reshard, verify
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.storage import places
-from shardtool.storage.folders import open_folder, write_whole
+from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import lock, stores
 from shardtool.verbs.create import parts
 from tests.clients.remote import start, tool
@@ -186,12 +186,12 @@ def test_stopped_holder(store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         with folder.lock("out"):  # taken over, and given back
             pass
         with pytest.raises(OutputExists, match="the lock"):
-            folder.publish(write_whole(folder, "out.json", b"{}"))
+            folder.publish(folder.stage_whole("out.json", b"{}"))
         assert folder.names() == []
     with folder.lock("late"):
         (lease,) = lock._held[folder.path]  # noqa: SLF001 - nothing else stops a process for minutes
         lease._renewed -= 2 * lock.LEASE_S  # noqa: SLF001
-        folder.publish(write_whole(folder, "late.json", b"{}"))
+        folder.publish(folder.stage_whole("late.json", b"{}"))
         assert lease._renewals == 1  # noqa: SLF001
 
 

@@ -38,6 +38,10 @@ _END_S = 10  # that a renewal which is under way is waited for
 _SUFFIX = ".lock"
 _MOST = 4096  # bytes of a lock that are looked at
 _TRIES = 3
+_STAYS = (
+    "%s: the lock of this run stays there: %s. Remove it (that needs permission to read and delete), or let %d seconds "
+    "pass before the next run."
+)
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while the machine sleeps
 
 _held: dict[str, list[Lease]] = {}  # by folder; of this process
@@ -172,8 +176,11 @@ class Lease:
                 _remove(self._address)
         except RequestStopped:  # a signal: the next run on this machine takes it over
             pass
-        except (ShardError, OSError) as error:
-            _say_left(self._address, error)
+        except (ShardError, OSError) as error:  # the work is done all the same
+            from logging import getLogger
+
+            why = error.found if isinstance(error, ShardError) else reason(error)
+            getLogger("shardtool").warning(_STAYS, shown(self._address), why, LEASE_S)
 
     def _keep(self) -> None:
         with suppress(RequestStopped):
@@ -327,15 +334,6 @@ def _refused(address: str, found: _Found) -> OutputExists:
     left = LEASE_S if found.age_s is None else max(1, LEASE_S - int(found.age_s))
     remedy = f"Wait for it to end, or write elsewhere. If it was killed, its lock ends by itself in {left} seconds."
     return OutputExists(shown(address), what, remedy=remedy)
-
-
-def _say_left(address: str, error: ShardError | OSError) -> None:
-    """Say that a lock stays: the work is done all the same."""
-    from logging import getLogger
-
-    why = error.found if isinstance(error, ShardError) else reason(error)
-    cure = f"Remove it (that needs permission to read and delete), or let {LEASE_S} seconds pass before the next run."
-    getLogger("shardtool").warning("%s: the lock of this run stays there: %s. %s", shown(address), why, cure)
 
 
 def _remove(address: str) -> None:

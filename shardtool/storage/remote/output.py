@@ -10,7 +10,7 @@ import hashlib
 import http.client
 import re
 import shutil
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -31,10 +31,10 @@ from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, writing
 from shardtool.storage.remote.stores import delete, listed, put, signed
 from shardtool.storage.shared import write_all
-from shardtool.storage.staging import DurableFile, FileFact, Folder
+from shardtool.storage.staging import DurableFile, FileFact, Folder, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from urllib3.connection import HTTPConnection
 
@@ -314,9 +314,9 @@ class RemoteFolder:
                 found[name] = FileFact(Blob(self.full_path(name)).size, 0)
         return found
 
-    def stage(self, name: str) -> StagedObject:
-        """Start a small file that will be called `name`."""
-        return StagedObject(name)
+    def stage_whole(self, name: str, data: bytes) -> DurableFile:
+        """Hold a small file that will be called `name`."""
+        return DurableFile(name, "", data)
 
     def write(
         self, name: str, fill: Callable[[Sink], Made], size: int | None, _mtime_ns: int, /
@@ -403,8 +403,7 @@ class RemoteFolder:
         """Return how many more bytes fit: any number."""
         return None
 
-    @contextmanager
-    def lock(self, base: str, *, shared: bool = False) -> Iterator[None]:
+    def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
         """Hold the lock of the dataset `base` under this prefix.
 
         Args:
@@ -417,8 +416,7 @@ class RemoteFolder:
             InvalidRequest: The store does not keep conditions.
             StoreFailed: It fails, or does not let us.
         """
-        with locked(self.path, base, shared=shared):
-            yield
+        return locked(self.path, base, shared=shared)
 
     def _listed(self) -> dict[str, FileFact]:
         """Return what lies directly under the prefix."""
@@ -445,29 +443,6 @@ def _put(where: str, data: bytes) -> None:
     retried(shown(where), once)
 
 
-class StagedObject(AbstractContextManager["StagedObject"]):
-    """A small file that is held until it is published."""
-
-    def __init__(self, name: str) -> None:
-        self._name, self._parts = name, list[bytes]()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.abandon()
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Append `data`."""
-        self._parts.append(bytes(data))
-
-    def finish(self) -> DurableFile:
-        """Return what was written."""
-        return DurableFile(self._name, "", b"".join(self._parts))
-
-    def abandon(self) -> None:
-        """Forget what was written."""
-        self._parts.clear()
-
-
 class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
     """What a shard of an unknown size is packed into, in a `with` block; it has no name, and ends with the process.
 
@@ -479,10 +454,8 @@ class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
         from tempfile import TemporaryFile
 
         self.size = 0
-        try:
+        with written("a temporary file", _no_room):
             self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - `close` ends it
-        except OSError as error:
-            raise _no_room(error) from None
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -493,10 +466,8 @@ class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
         Raises:
             OutputFailed: The disk is full, or refuses.
         """
-        try:
+        with written("a temporary file", _no_room):
             write_all(self._file.fileno(), data)
-        except OSError as error:
-            raise _no_room(error) from None
         self.size += len(data)
 
     def copy(self, to: Sink) -> None:
@@ -505,8 +476,8 @@ class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
         shutil.copyfileobj(self._file, to, BLOCK)
 
 
-def _no_room(error: OSError) -> OutputFailed:
-    found = f"cannot write a temporary file: {reason(error)}"
+def _no_room(what: str, error: OSError) -> OutputFailed:
     from tempfile import gettempdir
 
+    found = f"cannot write {what}: {reason(error)}"
     return OutputFailed(gettempdir(), found, remedy="Set TMPDIR to a folder with room for a shard per worker.")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from shardtool.dataset.sidecar import read_bytes, read_facts
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputFailed, reason
 from shardtool.pattern import sidecar_name
-from shardtool.storage.folders import Original, write_whole
+from shardtool.storage.folders import Original
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import entries_in, file_fact, is_url, names_in, read_small
 from shardtool.storage.shared import NO_LOCKS, Lock, take_lock
@@ -176,7 +176,7 @@ def all_counts(folder: str) -> tuple[Counts, list[int]]:
             lock.close()
     if ended:
         with suppress(OutputFailed):
-            place.publish(write_whole(place, TOTAL, json.dumps(asdict(total)).encode()))
+            place.publish(place.stage_whole(TOTAL, json.dumps(asdict(total)).encode()))
             place.remove(ended)
     living.add(total)
     return living, sorted({*pids})
@@ -487,7 +487,7 @@ def prepare(space: Space) -> list[str]:
                 second.close()
                 raise _without_locks(space.folder, "two processes can hold one lock at once")
             if not os.path.lexists(folder.full_path(MARK)):
-                folder.publish(write_whole(folder, MARK, b'{"shardtool-cache": %d}\n' % VERSION))
+                folder.publish(folder.stage_whole(MARK, b'{"shardtool-cache": %d}\n' % VERSION))
             all_counts(space.folder)
             return look(space.folder).foreign
     except OSError as error:

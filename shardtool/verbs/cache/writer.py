@@ -15,7 +15,6 @@ from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
 from shardtool.request.settings import check_choice
-from shardtool.storage.folders import write_whole
 from shardtool.storage.shared import take_lock
 from shardtool.storage.staging import Folder
 from shardtool.values import parse_size, show_size
@@ -164,7 +163,7 @@ class CacheWriter:
             table = self._columns.table(packed.rows, packed.columns)
             index = index_of(WrittenShard(self._grown.format, packed.content, table, packed.crcs, ()))
             data, _ = encode(index, ShardFact(packed.name, packed.size, packed.crc, packed.plan))
-            self._folder.publish(packed.staged, write_whole(self._folder, sidecar_name(packed.name), data))
+            self._folder.publish(packed.staged, self._folder.stage_whole(sidecar_name(packed.name), data))
         except BaseException:
             shard.abandon()
             raise

@@ -34,7 +34,7 @@ from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.request.options import ExportOptions, IndexOptions
 from shardtool.request.results import ExportResult, IndexResult, Notes, Observer, RunRecord
 from shardtool.request.settings import given_options
-from shardtool.storage.folders import open_folder, write_whole
+from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.values import counted, output_text, to_bytes
 from shardtool.wording import either, flag, option
@@ -562,7 +562,7 @@ class Indexer:
         return found
 
     def _publish(self, name: str, data: bytes) -> None:
-        self.target.folder.publish(write_whole(self.target.folder, name, data))
+        self.target.folder.publish(self.target.folder.stage_whole(name, data))
 
     def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
         path, samples = self.target.folder.full_path(self.target.dataset_file), sum(one.samples for one in shards)

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from shardtool.dataset.shard_index import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.storage.folders import write_whole
 from shardtool.storage.staging import Folder, check_target
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import is_plain
@@ -72,7 +71,7 @@ def write_target(path: str, data: bytes) -> None:
     """
     folder = Folder(os.path.dirname(path))
     folder.ready()
-    folder.publish(write_whole(folder, os.path.basename(path), data))
+    folder.publish(folder.stage_whole(os.path.basename(path), data))
 
 
 SHARD = "__shard__"

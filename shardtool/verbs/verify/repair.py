@@ -25,7 +25,6 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import Observer
-from shardtool.storage.folders import write_whole
 from shardtool.storage.places import is_url, read_small
 from shardtool.storage.staging import KeptFiles, local_folder
 from shardtool.wording import option
@@ -222,11 +221,11 @@ class _Repair:
             try:
                 for case in proven:
                     data = self._sidecar_of(case)
-                    staged.append(write_whole(self.folder, case.sidecar, data))
+                    staged.append(self.folder.stage_whole(case.sidecar, data))
                     entry = entries[case.name]
                     entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
                 new = replace(file, shards=tuple(entries[one.name] for one in file.shards))
-                staged.append(write_whole(self.folder, self._base() + DATASET_SUFFIX, new.encode()))
+                staged.append(self.folder.stage_whole(self._base() + DATASET_SUFFIX, new.encode()))
                 self.folder.publish(*staged)
             finally:
                 self.folder.discard_staged(names)
