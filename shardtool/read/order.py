@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -85,54 +85,6 @@ def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
         return max(1, buffer // parts)
     room = max(1, min(_MOST_IN_WINDOW, _ROUND_BYTES // parts // mean_size))
     return 1 << (room * room).bit_length() // 2  # the nearest power of two: it is permuted faster
-
-
-class Order(Protocol):
-    """An order of an epoch: its positions are 0 to `length` - 1."""
-
-    @property
-    def length(self) -> int:
-        """Samples in an epoch."""
-        ...
-
-    @property
-    def round(self) -> int:
-        """Positions that are best read together."""
-        ...
-
-    def numbers(self, positions: Numbers) -> Numbers:
-        """Return the sample at each position.
-
-        Args:
-            positions: int64 [n], each below `length`.
-
-        Returns:
-            int64 [n].
-        """
-        ...
-
-
-class OrderedSamples(Protocol):
-    """Samples that an epoch takes in some order: of a catalog, or of several that are mixed."""
-
-    @property
-    def span(self) -> int:
-        """How many numbers there are: those of the samples are below."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """What is equal for equal samples."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Samples in an epoch."""
-        ...
-
-    def order(self, options: OrderOptions) -> Order:
-        """Return the order of an epoch."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -463,6 +415,10 @@ class MixedOrder:
     def _order_of(self, number: int, epoch: int) -> Order:
         seed = random_start("mixed", self.options.seed, number)  # alike datasets are not shuffled alike
         return self.sources[number].order(replace(self.options, seed=seed, epoch=epoch))
+
+
+Order = ChosenOrder | InOrder | ShuffledOrder | FullShuffle | MixedOrder  # its positions are 0 to `length` - 1
+OrderedSamples = SampleView | MixedSamples
 
 
 def _counts(weights: Sequence[int], position: Position) -> list[Position]:

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,39 +40,18 @@ Result = TypeVar("Result")
 
 
 def read_ahead(
-    jobs: Iterable[Job], read: Callable[[Job], Result], ahead: int = 1, threads: int = 1
-) -> Generator[tuple[Job, Result]]:
-    """Yield each job and what `read` makes of it in a thread, in order; close it, and the threads have ended.
-
-    An error of `read` is raised where its result would be, behind all earlier ones.
+    jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int = 1, *, threads: int = 1, name: str = "read"
+) -> Generator[tuple[Job, Future[Result]]]:
+    """Yield each job, in order, and what `function` makes of it in a thread; close it, and the threads have ended.
 
     Args:
         jobs: What to read; asked for in the caller's thread, and not further ahead than is read.
-        read: Reads a job.
-        ahead: How many results are made before they are wanted.
-        threads: How many call `read`.
+        function: Reads a job.
+        ahead: How many results are made, or on their way, before they are wanted.
+        threads: How many call `function`.
+        name: Of the threads.
     """
-    with closing(_begun(jobs, read, ahead, ("shardtool-read", threads))) as begun:
-        for job, result in begun:
-            yield job, result.result()
-
-
-def expected(jobs: Iterable[Job], expect: Callable[[Job], object], ahead: int) -> Generator[Job]:
-    """Yield jobs, and call `expect` with each, in a thread, so many jobs before; close it, and the thread has ended.
-
-    Nothing waits for `expect`, and an error of it is left to who reads the job.
-    """
-    with closing(_begun(jobs, expect, ahead, ("shardtool-copy", 1))) as begun:
-        for job, _ in begun:
-            yield job
-
-
-def _begun(
-    jobs: Iterable[Job], function: Callable[[Job], Result], ahead: int, named: tuple[str, int]
-) -> Generator[tuple[Job, Future[Result]]]:
-    """Yield each job, and what a thread of a name makes of it, of so many, when so many more jobs have been given."""
-    name, threads = named
-    thread = ThreadPoolExecutor(threads, name)
+    thread = ThreadPoolExecutor(threads, f"shardtool-{name}")
     ending = sys.is_finalizing  # the end of the program has waited for the thread, and taken modules away
     waiting: deque[tuple[Job, Future[Result]]] = deque()
     try:
@@ -155,14 +134,14 @@ class Stream(Chain):
     """
 
     def __init__(self, fetcher: Reader, source: OrderedSamples, options: OrderOptions, share: Share) -> None:
-        self._fetcher, self._source, self._options, self._share = fetcher, source, options, share
+        self.reader, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = SkippedSamples()
         self._pass = _Pass(0)
 
     def with_stages(self, stages: Stages) -> Self:
         """Return a copy with other stages, which reads no more fields than these look at."""
         found = super().with_stages(stages)
-        vars(found)["_fetcher"] = self._fetcher.reading_only(stages.wanted)
+        vars(found)["reader"] = self.reader.reading_only(stages.wanted)
         return found
 
     def __len__(self) -> int:
@@ -171,7 +150,7 @@ class Stream(Chain):
 
     def __iter__(self) -> Iterator[Any]:
         current = _Pass(0)
-        return self.stages.run(self._samples(current), lambda error: current.place().left_out(error))
+        return self.stages.run(self._samples(current), lambda error: self._place(current).left_out(error))
 
     def __repr__(self) -> str:
         options, share = self._options, self._share
@@ -181,35 +160,45 @@ class Stream(Chain):
 
     def place(self) -> StreamPosition:
         """Return the place of the sample that was given out last."""
-        return self._pass.place()
+        return self._place(self._pass)
+
+    def _place(self, current: _Pass) -> StreamPosition:
+        """Return the place of the sample that an iterator gave out last: the same for those that took it."""
+        if current.place is None or current.place.position != current.positions[current.taken - 1]:
+            current.place = StreamPosition(self, current)
+        return current.place
 
     def _samples(self, current: _Pass) -> Iterator[Sample]:
         order, share, options = self._source.order(self._options), self._share, self._options
-        current.start, current.refill = (
-            self._position,
-            _Substitutes(self._fetcher, self.skipped, order, options, share.ends),
-        )
+        current.start, current.order, current.options = self._position, order, options
         self._pass = current
-        at_once = self._fetcher.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self._fetcher.reads_at_once)
+        at_once = self.reader.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self.reader.reads_at_once)
         together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
         step = self._step or order.round * together
         jobs = self._expected(order, _jobs(share, current.start, order.length, step))
         ahead = max(at_once, _STEPS_AHEAD) if self._step else 1
-        with closing(jobs), closing(read_ahead(jobs, partial(self._read, order), ahead, at_once)) as rounds:
-            for positions, (numbers, batch) in rounds:
+        coming = read_ahead(jobs, partial(self._read, order), ahead, threads=at_once)
+        with closing(jobs), closing(coming) as rounds:
+            for positions, read in rounds:
+                numbers, batch = read.result()
                 current.positions, current.numbers, current.taken = positions, numbers, 0
                 for current.taken, sample in enumerate(batch, 1):
                     if isinstance(sample, dict):
                         yield sample
                     else:
                         self._refuse(sample, int(numbers[current.taken - 1]), current)
-                        if (other := current.place().other(sample)) is not None:
+                        if (other := self._place(current).other(sample)) is not None:
                             yield other
-                del batch  # not to hold it while the next one is waited for
+                del batch, read  # not to hold it while the next one is waited for
                 if len(positions):
                     current.start, current.positions = share.after(int(positions[-1])), positions[:0]
         if self._pass is current:
             self.set_epoch(options.epoch + 1)
+
+    @property
+    def ends(self) -> Ends:
+        """What becomes of the last samples where they are no multiple of the ranks."""
+        return self._share.ends
 
     @property
     def world_size(self) -> int:
@@ -255,7 +244,7 @@ class Stream(Chain):
             position: The position of the epoch that this worker goes on from: this one, or a later one.
         """
         share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
-        divided = Stream(self._fetcher, self._source, self._options, share)
+        divided = Stream(self.reader, self._source, self._options, share)
         divided._pass = _Pass(position)
         return divided.with_stages(self.stages)
 
@@ -279,33 +268,36 @@ class Stream(Chain):
         """Positions that are read together where samples are not shuffled among themselves; None: a round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self._fetcher.mean_size)
+        share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self.reader.mean_size)
         return max(1, most) * share.world_size * share.workers
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self._fetcher.read_late(numbers)
+        batch = self.reader.read_late(numbers)
         if self._share.ends == "pad":
             return numbers, _padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
     def _expected(self, order: Order, jobs: Iterator[Numbers]) -> Generator[Numbers]:
         """Yield jobs, whose shards are copied into a cache meanwhile, where there is one."""
-        if not self._fetcher.copies or self._options.shuffle == "full":  # which wants all shards at once
+        if not self.reader.copies or self._options.shuffle == "full":  # which wants all shards at once
             yield from jobs
             return
         seen, share = set[str](), self._share
-        size = self._fetcher.mean_size * (self._step or order.round) // (share.world_size * share.workers)
-        yield from expected(
-            jobs,
-            lambda positions: self._fetcher.expect(order.numbers(positions % max(1, order.length)), seen),
-            min(_MOST_EXPECTED, 1 + _EXPECTED // max(1, size)),
-        )
+        size = self.reader.mean_size * (self._step or order.round) // (share.world_size * share.workers)
+        most = min(_MOST_EXPECTED, 1 + _EXPECTED // max(1, size))
+
+        def expect(positions: Numbers) -> None:
+            self.reader.expect(order.numbers(positions % max(1, order.length)), seen)
+
+        with closing(read_ahead(jobs, expect, most, name="copy")) as coming:
+            for positions, _ in coming:  # nothing waits for the copies; what is wrong, reading says
+                yield positions
 
     def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
         """Count a damaged sample, or raise its error, and stay in front of it."""
         try:
-            self._fetcher.refuse(error, number, self.skipped)
+            self.reader.refuse(error, number, self.skipped)
         except ShardError:
             current.taken -= 1
             raise
@@ -328,55 +320,49 @@ def _padded(batch: Samples, padding: list[bool]) -> Iterator[Sample | ShardError
         yield sample
 
 
-@dataclass(frozen=True)
-class _Substitutes:
-    """What takes the places of samples that are left out in an epoch; which they are, `order.others` says."""
-
-    fetcher: Reader
-    skipped: SkippedSamples
-    order: Order
-    options: OrderOptions
-    ends: Ends
-
-    def others(self, position: int, number: int, error: ShardError) -> Iterator[Sample]:
-        """Yield the samples that take the place of one, in turn; with `ends="uneven"`, none.
-
-        Raises:
-            SampleFailed: All of them were left out, too.
-        """
-        if self.ends == "uneven":
-            return
-        for at in others(self.order, self.options, position):
-            found = self.order.numbers(np.array([at]))
-            (sample,) = self.fetcher.read(found) if found[0] != number else (None,)
-            if isinstance(sample, dict):
-                if self.ends == "pad":
-                    sample["__padding__"] = True
-                yield sample
-        tried = counted(min(MOST_OTHERS, self.order.length), "sample")
-        why = f"{tried} in a row are left out, first {error.where}: {error.found}"
-        raise SampleFailed("the stream", why, remedy="Choose those that can be read with where(...).") from error
-
-
 class StreamPosition:
-    """A position of an epoch, which another sample takes where its own, and those that took it, are left out."""
+    """A position of an epoch, which another sample takes where its own, and those that took it, are left out.
 
-    def __init__(self, refill: _Substitutes, position: int, number: int) -> None:
-        self.position = position
-        self._refill, self._number = refill, number
+    Attributes:
+        position: Which one; which samples take it in turn, `order.others` says.
+    """
+
+    def __init__(self, stream: Stream, current: _Pass) -> None:
+        self.position, self._number = int(current.positions[current.taken - 1]), int(current.numbers[current.taken - 1])
+        self._stream, self._order, self._options = stream, current.order, current.options
         self._others: Iterator[Sample] | None = None
 
     def left_out(self, error: ShardError) -> Sample | None:
         """Return the sample that comes instead of the last one, as `other` does; count the place's own."""
         if self._others is None:
-            self._refill.fetcher.leave_out(error, self._number, self._refill.skipped)
+            self._stream.reader.leave_out(error, self._number, self._stream.skipped)
         return self.other(error)
 
     def other(self, error: ShardError) -> Sample | None:
         """Return the sample that comes instead of the last one of this place; None: nothing."""
         if self._others is None:
-            self._others = self._refill.others(self.position, self._number, error)
+            self._others = self._each_other(error)
         return next(self._others, None)
+
+    def _each_other(self, error: ShardError) -> Iterator[Sample]:
+        """Yield the samples that take the place, in turn; with `ends="uneven"`, none.
+
+        Raises:
+            SampleFailed: All of them were left out, too.
+        """
+        order, ends = self._order, self._stream.ends
+        if ends == "uneven":
+            return
+        for at in others(order, self._options, self.position):
+            found = order.numbers(np.array([at]))
+            (sample,) = self._stream.reader.read(found) if found[0] != self._number else (None,)
+            if isinstance(sample, dict):
+                if ends == "pad":
+                    sample["__padding__"] = True
+                yield sample
+        tried = counted(min(MOST_OTHERS, order.length), "sample")
+        why = f"{tried} in a row are left out, first {error.where}: {error.found}"
+        raise SampleFailed("the stream", why, remedy="Choose those that can be read with where(...).") from error
 
 
 class _Pass:
@@ -387,20 +373,14 @@ class _Pass:
         positions: int64 [n]: what is read now.
         numbers: int64 [n]: their samples.
         taken: How many of these were given out.
-        refill: What takes the place of those that are left out.
+        order: In which the epoch takes its samples.
+        options: What the order depends on.
     """
 
-    refill: _Substitutes
+    order: Order
+    options: OrderOptions
 
     def __init__(self, start: int) -> None:
         self.start, self.taken = start, 0
         self.positions = self.numbers = np.zeros(0, np.int64)
-        self._place: StreamPosition | None = None
-
-    def place(self) -> StreamPosition:
-        """Return the place of the sample that was given out last."""
-        at = self.taken - 1
-        position = int(self.positions[at])
-        if self._place is None or self._place.position != position:
-            self._place = StreamPosition(self.refill, position, int(self.numbers[at]))
-        return self._place
+        self.place: StreamPosition | None = None  # of the sample that was given out last, where it was asked for

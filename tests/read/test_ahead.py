@@ -7,13 +7,14 @@ from itertools import count
 
 import pytest
 
-from shardtool.read.stream import expected, read_ahead
+from shardtool.read.stream import read_ahead
 
 
 def test_results_come_in_order() -> None:
     """Each job comes with what was made of it, in order, however many are made ahead; and none without jobs."""
     for ahead in (1, 3, 50):
-        assert list(read_ahead(range(20), lambda job: job * job, ahead)) == [(at, at * at) for at in range(20)]
+        made = read_ahead(range(20), lambda job: job * job, ahead)
+        assert [(job, result.result()) for job, result in made] == [(at, at * at) for at in range(20)]
     assert list(read_ahead([], str)) == []
 
 
@@ -34,7 +35,7 @@ def test_an_error_comes_behind_the_results_before_it() -> None:
     got = []
     with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the results before it, too
         for _, result in read_ahead([3, 2, 1, 0, 5], lambda job: 6 // job, ahead=3):
-            got.append(result)
+            got.append(result.result())
     assert got == [2, 3, 6]
 
 
@@ -57,10 +58,10 @@ def test_what_is_expected() -> None:
             raise ZeroDivisionError
 
     before, jobs = threading.active_count(), count()
-    coming = expected(jobs, expect, 5)
-    assert [next(coming) for _ in range(7)] == [*range(7)]
+    coming = read_ahead(jobs, expect, 5)
+    assert [next(coming)[0] for _ in range(7)] == [*range(7)]
     assert next(jobs) == 12
     coming.close()
     assert threading.active_count() == before
     assert seen == [*range(12)][: len(seen)]
-    assert list(expected(range(4), expect, 9)) == [*range(4)]
+    assert [job for job, _ in read_ahead(range(4), expect, 9)] == [*range(4)]
