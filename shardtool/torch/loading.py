@@ -20,7 +20,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
     from shardtool.read.fetch import SkippedSamples
-    from shardtool.read.stream import Stream, StreamPosition
+    from shardtool.read.stream import StreamPosition
 
     Samples = list[Any]
+    State = dict[str, object]
 
 _LEFT_OUT = object()
 
@@ -87,7 +88,8 @@ class Loader(Streaming):
         stream.load_state_dict(self._state)
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         work = SampleWork(self._changed, _LEFT_OUT, self.batch_size, self.drop_last, self.collate, pin, _key)
-        passing = batches(_PlacedStream(stream), work, self.threads or cores(), self.depth)
+        samples = ((sample, stream.place()) for sample in stream)
+        passing = batches(samples, stream.state_dict, work, self.threads or cores(), self.depth)
         try:
             for handed in passing:
                 self._state = handed.pop()
@@ -125,20 +127,6 @@ class Loader(Streaming):
         return next(self._stages.run((sample,), place.left_out), _LEFT_OUT)
 
 
-@dataclass(frozen=True)
-class _PlacedStream:
-    """A stream whose samples come with their places."""
-
-    stream: Stream
-
-    def __iter__(self) -> Iterator[tuple[object, StreamPosition]]:
-        for sample in self.stream:
-            yield sample, self.stream.place()
-
-    def state_dict(self) -> dict[str, object]:
-        return self.stream.state_dict()
-
-
 def _key(given: tuple[dict[str, object], StreamPosition]) -> object:
     return given[0]["__key__"]
 
@@ -157,37 +145,14 @@ loader = Loader
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 
 
-class _RowValue:
-    """Stands for a value that lies in its row."""
+_PLACED: Any = object()  # stands for a value that lies in its row
 
 
-_PLACED = _RowValue()
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a sample is made of, which is the same for all samples of a batch.
-
-    Attributes:
-        kind: dict, tuple, or object: a value alone.
-        names: The fields of a dict, in any order, and the places of a tuple.
-    """
-
-    kind: type
-    names: tuple[object, ...]
-
-    def is_like(self, other: Form) -> bool:
-        """Tell whether two samples can be of one batch."""
-        return self == other or (self.kind is other.kind is dict and set(self.names) == set(other.names))
-
-
-def _parts(sample: object) -> tuple[Form, list[tuple[object, object]]]:
+def _parts(sample: object) -> tuple[type, Mapping[object, object]]:
+    """Return the form of a sample, which is the same for all of a batch, and its fields, or its values by place."""
     if isinstance(sample, dict):
-        return Form(dict, tuple(sample)), list(sample.items())
-    if isinstance(sample, tuple):
-        parts = list(enumerate(sample))
-        return Form(tuple, tuple(range(len(sample)))), parts  # type: ignore[return-value]
-    return Form(object, (0,)), [(0, sample)]
+        return dict, sample
+    return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
 
 
 class BatchRows:
@@ -200,19 +165,19 @@ class BatchRows:
 
     def __init__(self, count: int, *, pin: bool) -> None:
         self._count, self._pin, self._lock = count, pin, Lock()
-        self._forms: list[Form | None] = [None] * count  # None: the sample is left out
+        self._forms: list[tuple[type, list[object]] | None] = [None] * count  # None: the sample is left out
         self._fields: dict[object, _Field] = {}
 
     def put(self, row: int, sample: object) -> None:
         """Put a sample into its row."""
-        form, parts = _parts(sample)
-        for name, value in parts:
+        kind, parts = _parts(sample)
+        for name, value in parts.items():
             field = self._fields.get(name)
             if field is None:
                 with self._lock:
                     field = self._fields.setdefault(name, _Field(self._count, pin=self._pin))
             field.put(row, value)
-        self._forms[row] = form
+        self._forms[row] = kind, [*parts]
 
     def batch(self, keys: list[object]) -> object:
         """Return the batch; None: all of its samples were left out.
@@ -223,22 +188,18 @@ class BatchRows:
         Raises:
             SampleFailed: A sample has other fields than the first.
         """
-        kept = [row for row, form in enumerate(self._forms) if form is not None]
-        if not kept:
+        there = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
+        if not there:
             return None
-        form = self._form(kept, keys)
-        fields = {name: self._fields[name].batch(kept) for name in form.names}
-        if form.kind is object:
+        _, kind, names = there[0]
+        for row, other, found in there:
+            if other is not kind or {*found} != {*names}:
+                raise _unlike(keys[row], found if other is kind else None, names)
+        kept = [row for row, *_ in there]
+        fields = {name: self._fields[name].batch(kept) for name in names}
+        if kind is object:
             return fields[0]
-        return fields if form.kind is dict else tuple(fields.values())
-
-    def _form(self, kept: list[int], keys: list[object]) -> Form:
-        """Return what all samples are made of."""
-        forms = [form for form in self._forms if form is not None]
-        for row, form in zip(kept, forms, strict=True):
-            if not form.is_like(forms[0]):
-                raise _unlike(form, forms[0], keys[row])
-        return forms[0]
+        return fields if kind is dict else tuple(fields.values())
 
 
 class _Field:
@@ -266,7 +227,7 @@ class _Field:
                     and array.dtype == self._array.dtype
                 ):
                     self._array[row] = array
-                    array = _PLACED  # type: ignore[assignment]
+                    array = _PLACED
                 else:
                     tensor = torch.from_numpy(array.copy())  # as the others of its list
                     array = tensor.pin_memory() if self._pin else tensor
@@ -307,10 +268,11 @@ def _numbers(values: list[Any], *, pin: bool) -> object:
     return numbers.pin_memory() if pin else numbers
 
 
-def _unlike(found: Form, first: Form, key: object) -> SampleFailed:
-    if found.kind is not first.kind:
+def _unlike(key: object, found: list[object] | None, first: list[object]) -> SampleFailed:
+    """Return the error of a sample with other fields than the first of its batch; None: it has another form."""
+    if found is None:
         return SampleFailed(f"sample {key}", "not of the same form as the first of its batch")
-    there, expected = (listing([str(name) for name in form.names if str(name)[:2] != "__"]) for form in (found, first))
+    there, expected = (listing([str(name) for name in names if str(name)[:2] != "__"]) for names in (found, first))
     return SampleFailed(
         f"sample {key}",
         f"fields {there}",
@@ -320,16 +282,6 @@ def _unlike(found: Form, first: Form, key: object) -> SampleFailed:
 
 
 _CHUNKS = 4  # of a batch, for each thread: small ones keep all threads busy to the end, large ones cost less
-
-
-class Source(Protocol):
-    """An ordered source of samples that knows where it is."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield samples from where the source is."""
-
-    def state_dict(self) -> dict[str, object]:
-        """Return where it is: after the last sample that it yielded."""
 
 
 @dataclass(frozen=True)
@@ -355,18 +307,27 @@ class SampleWork:
     key: Callable[[Any], object]
 
 
-def batches(source: Source, work: SampleWork, threads: int, depth: int) -> Generator[list[Any], None, None]:
-    """Yield each batch, and the source's state after it, as a list: who empties it holds the only reference."""
-    stop, samples = Event(), iter(source)
-    feeder, decoders = ThreadPoolExecutor(1, "shardtool-feed"), ThreadPoolExecutor(threads, "shardtool-decode")
+def batches(
+    samples: Generator[Any], state_of: Callable[[], State], work: SampleWork, threads: int, depth: int
+) -> Generator[list[Any]]:
+    """Yield each batch, and the samples' state after it, as a list: who empties it holds the only reference.
 
+    Args:
+        samples: In order; closed at the end.
+        state_of: Returns where they are: after the last one that was taken.
+        work: What becomes of them.
+        threads: That decode.
+        depth: How many batches are under way beside the one that was handed out last.
+    """
+    stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
+    decoders = ThreadPoolExecutor(threads, "shardtool-decode")
     ending = sys.is_finalizing  # where this pass is left to the program's end, all threads have been waited for
 
     def feed() -> _Batch | None:
         some = list(islice(samples, work.batch_size))
         if not some or (work.drop_last and len(some) < work.batch_size):
             return None
-        batch = _Batch(some, source.state_dict(), work, stop)
+        batch = _Batch(some, state_of(), work, stop)
         batch.start(decoders, -(-len(some) // (_CHUNKS * threads)))
         return batch
 
@@ -383,26 +344,22 @@ def batches(source: Source, work: SampleWork, threads: int, depth: int) -> Gener
         if not ending():
             feeder.shutdown(cancel_futures=True)
             decoders.shutdown(cancel_futures=True)
-        close = getattr(samples, "close", None)
-        if close:
-            close()
+        samples.close()
 
 
 class _Batch:
     """A batch under way.
 
     Attributes:
-        state: The source's after it.
+        state: The samples' after it.
         done: The batch; None: all of its samples were left out.
     """
 
-    def __init__(self, samples: Samples, state: dict[str, object], work: SampleWork, stop: Event) -> None:
+    def __init__(self, samples: Samples, state: State, work: SampleWork, stop: Event) -> None:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
         self._keys = [*map(work.key, samples)]
-        self._into: BatchRows | _ListedSamples = (
-            _ListedSamples(len(samples), work.collate) if work.collate else BatchRows(len(samples), pin=work.pin)
-        )
+        self._rows = None if work.collate else BatchRows(len(samples), pin=work.pin)
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
 
@@ -419,9 +376,9 @@ class _Batch:
                 if self._stop.is_set() or row > self._failed:
                     break
                 value = self._work.function(self._samples[row])
-                self._samples[row] = None
-                if value is not self._work.left_out:
-                    self._into.put(row, value)
+                self._samples[row] = None if self._rows else value
+                if self._rows and value is not self._work.left_out:
+                    self._rows.put(row, value)
         except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
             self._fail(row, error)
         with self._lock:
@@ -439,7 +396,7 @@ class _Batch:
     def _end(self) -> None:
         error = self._error
         try:
-            value = None if error or self._stop.is_set() else self._into.batch(self._keys)
+            value = None if error or self._stop.is_set() else self._collated()
         except BaseException as caught:  # noqa: BLE001 - as above
             error = caught
         if error is None:
@@ -448,17 +405,8 @@ class _Batch:
             self._error = None
             self.done.set_exception(error)
 
-
-class _ListedSamples:
-    """The samples of a batch as a list, for a function that makes the batch of it."""
-
-    def __init__(self, count: int, collate: Callable[[Samples], Any]) -> None:
-        self._samples: Samples = [None] * count
-        self._there, self._collate = [False] * count, collate
-
-    def put(self, row: int, sample: Any) -> None:
-        self._samples[row], self._there[row] = sample, True
-
-    def batch(self, keys: list[object]) -> Any:  # noqa: ARG002 - as for `BatchRows`
-        kept = [sample for sample, there in zip(self._samples, self._there, strict=True) if there]
-        return self._collate(kept) if kept else None
+    def _collated(self) -> object:
+        if self._rows is not None:
+            return self._rows.batch(self._keys)
+        kept = [value for value in self._samples if value is not self._work.left_out]
+        return self._work.collate(kept) if kept and self._work.collate else None

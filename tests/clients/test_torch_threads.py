@@ -17,10 +17,11 @@ import torch
 from PIL import Image
 
 from shardtool import SampleFailed
-from shardtool.torch.loading import BatchRows, SampleWork, batches
+from shardtool.torch import loading
+from shardtool.torch.loading import BatchRows, SampleWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 pytestmark = pytest.mark.clients
 _LEFT_OUT = object()
@@ -32,7 +33,7 @@ class Numbers:
     def __init__(self, count: int) -> None:
         self.count, self.taken, self.closed = count, 0, False
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
         try:
             while self.taken < self.count:
                 self.taken += 1
@@ -53,6 +54,11 @@ def _work(function: Callable[[Any], Any] = _same, batch_size: int = 4, **options
         function, _LEFT_OUT, batch_size, drop_last=False, collate=None, pin=False, key=lambda one: one["__key__"]
     )
     return replace(plain, **options)
+
+
+def batches(source: Numbers, work: SampleWork, threads: int, depth: int) -> Generator[list[Any]]:
+    """Yield the batches of a source, each with the state after it."""
+    return loading.batches(iter(source), source.state_dict, work, threads, depth)
 
 
 def _threads() -> set[str]:
@@ -137,7 +143,7 @@ def test_errors_of_the_source_pass() -> None:
     """What the source raises comes after the batches that were whole before."""
 
     class Broken(Numbers):
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self) -> Generator[Any]:
             yield from super().__iter__()
             raise OSError("no shard")
 
