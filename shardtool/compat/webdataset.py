@@ -14,6 +14,7 @@ import json
 import os
 import pickle
 import sys
+from importlib import import_module
 from io import BytesIO
 from math import inf
 from numbers import Real
@@ -92,56 +93,29 @@ def default_handlers() -> dict[str, Callable[[Any], bytes]]:
         ("cls cls2 class count index inx id", lambda value: str(value).encode("ascii")),
         ("txt text transcript html htm", lambda value: value.encode()),
         ("pyd pickle", pickle.dumps),
-        ("pth", _torch),
-        ("npy", _npy),
-        ("npz", _npz),
+        ("pth", lambda value: _file(lambda file: import_module("torch").save(value, file))),
+        ("npy", lambda value: _file(lambda file: np.lib.format.write_array(file, value))),
+        ("npz", lambda value: _file(lambda file: np.savez_compressed(file, **value))),
         ("json jsn", lambda value: json.dumps(value).encode()),
-        ("mp msgpack msg", _msgpack),
-        ("cbor", _cbor),
-        ("jpg jpeg img image", lambda value: _image(value, "JPEG")),
+        ("mp msgpack msg", lambda value: bytes(import_module("msgpack").packb(value))),
+        ("cbor", lambda value: bytes(import_module("cbor").dumps(value))),
+        ("jpg jpeg img image", lambda value: _image(value, "JPEG", quality=100)),
         ("png", lambda value: _image(value, "PNG")),
         ("pbm pgm ppm", lambda value: _image(value, "PPM")),
-        ("tiff tif", lambda value: _image(value, "TIFF")),
+        ("tiff tif", lambda value: _image(value, "TIFF", quality=100)),
     ):
         found |= dict.fromkeys(endings.split(), handler)
     return found
 
 
-def _torch(value: object) -> bytes:
-    save = _imported("torch").save
+def _file(write: Callable[[BytesIO], object]) -> bytes:
+    """Return the bytes that a function writes into a file."""
     stream = BytesIO()
-    save(value, stream)
+    write(stream)
     return stream.getvalue()
 
 
-def _msgpack(value: object) -> bytes:
-    return bytes(_imported("msgpack").packb(value))
-
-
-def _cbor(value: object) -> bytes:
-    return bytes(_imported("cbor").dumps(value))
-
-
-def _imported(name: str) -> Any:
-    """Return a module that only some fields want."""
-    from importlib import import_module
-
-    return import_module(name)
-
-
-def _npy(value: Any) -> bytes:
-    stream = BytesIO()
-    np.lib.format.write_array(stream, value)
-    return stream.getvalue()
-
-
-def _npz(value: dict[str, Any]) -> bytes:
-    stream = BytesIO()
-    np.savez_compressed(stream, **value)
-    return stream.getvalue()
-
-
-def _image(value: Any, kind: str) -> bytes:
+def _image(value: Any, kind: str, **details: int) -> bytes:
     """Return an image of Pillow, or an array of bytes or of floats from 0 to 1, as a file."""
     if isinstance(value, np.ndarray):
         from PIL import Image
@@ -152,10 +126,7 @@ def _image(value: Any, kind: str) -> bytes:
                 raise InvalidRequest("an image", found, expected="0 to 1 in an array of floats")
             value = (np.clip(value, 0.0, 1.0) * 255.0).astype("uint8")
         value = Image.fromarray(value)
-    details = {"quality": 100} if kind in ("JPEG", "TIFF") else {}
-    stream = BytesIO()
-    value.save(stream, kind, **details)
-    return stream.getvalue()
+    return _file(lambda file: value.save(file, kind, **details))
 
 
 _KEY = "__key__"
