@@ -1,26 +1,41 @@
 """Shards for TensorFlow and Keras: TFRecords at the speed of `tf.data`, and batches of any dataset for `fit`.
 
-TensorFlow and Keras are imported when a function is called, and nowhere else in the package.
+TensorFlow and Keras are imported when a function is called, and nowhere else in the package. No byte of a sample of
+TFRecords passes through Python.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from importlib import import_module
+from numbers import Integral
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from shardtool.errors import InvalidRequest
+from shardtool.dataset.dataset_file import Feature, features_of
+from shardtool.dataset.find import given_datasets, open_dataset
+from shardtool.dataset.shard_file import shard_kind
+from shardtool.dataset.shard_index import walked_index
+from shardtool.dataset.walk import SurveyTask, survey, walked_text
+from shardtool.errors import InvalidRequest, listing
 from shardtool.read.order import OrderOptions
 from shardtool.request.settings import check_least
-from shardtool.tensorflow.records import RecordOrder, find_records
+from shardtool.values import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
+    from shardtool.dataset.find import StoredDataset
     from shardtool.tensorflow.sequence import Samples
     from shardtool.values import Given
 
 _LIBRARIES = ("keras", "tensorflow")
+_AT_ONCE = 16  # shards that a shuffle reads from at the same time
+_BUFFER = 2**28  # bytes of samples that a shuffle holds, unless a number of samples is given
+_MOST = 10_000  # samples that it holds then
+_KEY_OF_OTHERS = Feature(lacking=True)  # not all tools give their records a key
+_PACKINGS = {"": "", "gzip": "GZIP"}  # those that TensorFlow unpacks, and its names of them
 __all__ = ["feature_spec", "keras_sequence", "tf_dataset"]
 
 
@@ -59,11 +74,30 @@ def tf_dataset(
         InvalidRequest: TensorFlow is missing, there is no such dataset or field, or these are no TFRecords.
         CorruptShard: A dataset file is damaged, or a shard that is walked.
     """
-    order = RecordOrder(shuffle, seed, epoch)
+    for name, value in (("shuffle", shuffle), ("seed", seed), ("epoch", epoch)):
+        if value is not None and (not isinstance(value, Integral) or value < 0):
+            raise InvalidRequest(name, repr(value), expected="a whole number, 0 or more")
     if batch_size is not None:
         check_least("batch_size", batch_size)
-    found = find_records(given, fields)
-    return _needing("data").read_records(found, order, batch_size)
+    found, tf = find_records(given, fields), _needing("tensorflow")
+    if shuffle:  # shards in a random order, read side by side, and a buffer
+        import numpy as np
+
+        of_shards, of_samples = np.random.SeedSequence([seed, epoch or 0]).generate_state(2).tolist()
+        shards = tf.data.Dataset.from_tensor_slices([*found.paths])
+        shards = shards.shuffle(len(found.paths), seed=of_shards, reshuffle_each_iteration=epoch is None)
+        records = tf.data.TFRecordDataset(shards, found.packing, num_parallel_reads=_AT_ONCE)
+        records = records.shuffle(found.buffer(shuffle), seed=of_samples, reshuffle_each_iteration=epoch is None)
+    else:
+        records = tf.data.TFRecordDataset([*found.paths], found.packing)
+    spec, parse, length = _spec_of(found.features), tf.io.parse_single_example, found.samples
+    if batch_size is not None:
+        records = records.batch(batch_size)
+        parse, length = tf.io.parse_example, -(-found.samples // batch_size)
+    samples = records.map(lambda record: parse(record, spec), num_parallel_calls=tf.data.AUTOTUNE)
+    samples = samples.apply(tf.data.experimental.assert_cardinality(length)).prefetch(tf.data.AUTOTUNE)
+    samples.classes = dict(found.classes)
+    return samples
 
 
 def feature_spec(given: Given, fields: Collection[str] | None = None) -> dict[str, Any]:
@@ -80,9 +114,17 @@ def feature_spec(given: Given, fields: Collection[str] | None = None) -> dict[st
         InvalidRequest: As for `tf_dataset`.
         CorruptShard: A dataset file is damaged, or a shard that is walked.
     """
-    features = find_records(given, fields).features
-    spec: dict[str, Any] = _needing("data").spec_of(features)
-    return spec
+    return _spec_of(find_records(given, fields).features)
+
+
+def _spec_of(features: Mapping[str, Feature]) -> dict[str, Any]:
+    """Return what TensorFlow's parser must know of features."""
+    tf, found = _needing("tensorflow"), dict[str, Any]()
+    for name, one in features.items():
+        kind = {"bytes": tf.string, "int64": tf.int64, "float": tf.float32}[one.kind]
+        single: tuple[Any, ...] = () if one.is_list else ([], kind, one.default if one.lacking else None)
+        found[name] = tf.io.FixedLenFeature(*single) if single else tf.io.VarLenFeature(kind)
+    return found
 
 
 def keras_sequence(
@@ -118,15 +160,148 @@ def keras_sequence(
         raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="what shardtool.open returned")
     check_least("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)
-    return _needing("sequence").BatchSequence(dataset, batch_size, order, workers)
+    return _needing("shardtool.tensorflow.sequence").BatchSequence(dataset, batch_size, order, workers)
 
 
 def _needing(module: str) -> Any:
-    """Return a module of this folder that needs a library, which may be missing."""
+    """Return a module that is, or needs, a library which may be missing."""
     try:
-        return import_module(f"shardtool.tensorflow.{module}")
+        return import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _LIBRARIES:
             raise
         remedy = "Run `pip install 'shardtool[tensorflow]'`."
         raise InvalidRequest("shardtool.tensorflow", f"{error.name} is not installed", remedy=remedy) from None
+
+
+# Which TFRecords are meant, and what a dataset file says of them. TensorFlow is not needed for that.
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """TFRecord shards.
+
+    Attributes:
+        paths: Where they are, in order.
+        samples: How many there are in all.
+        size: Bytes of all shards, or of their payloads.
+        features: What samples have, by name.
+        classes: The names of classes, by field.
+        packing: How TensorFlow unpacks them: `GZIP`, or an empty text.
+    """
+
+    paths: tuple[str, ...] = field(repr=False)
+    samples: int
+    size: int
+    features: Mapping[str, Feature]
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    packing: str = ""
+
+    def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - as users give it
+        """Return how many samples a shuffle holds."""
+        if shuffle is not True:
+            return max(1, int(shuffle))
+        return max(1, min(_MOST, self.samples, _BUFFER * self.samples // max(1, self.size)))
+
+
+def find_records(given: Given, fields: Collection[str] | None) -> Records:
+    """Return the TFRecord shards that are meant, and those of their features that are wanted.
+
+    Raises:
+        InvalidRequest: There is no such dataset or field, or these are no TFRecords.
+        CorruptShard: A dataset file is damaged, or a shard that had to be walked.
+    """
+    datasets = [open_dataset(one) for one in given_datasets(given)]
+    packing = _packing_of(datasets)
+    parts = [_records_of(one) for one in datasets]
+    features = _merged([part.features for part in parts])
+    wanted = [*features] if fields is None else list(dict.fromkeys(fields))
+    if (lacking := [name for name in wanted if name not in features]) or not wanted:
+        found = f"no {listing(lacking)}" if lacking else "none"
+        raise InvalidRequest("fields", found, expected=f"some of {listing([*features])}")
+    classes: dict[str, Sequence[str]] = {}
+    for name, names in ((name, names) for part in parts for name, names in part.classes.items()):
+        if classes.setdefault(name, names) != names:
+            expected = "the same names in the same order: the numbers in the shards depend on it"
+            raise InvalidRequest(f"the classes of {name!r}", "different ones in two datasets", expected=expected)
+    return Records(
+        paths=tuple(path for part in parts for path in part.paths),
+        samples=sum(part.samples for part in parts),
+        size=sum(part.size for part in parts),
+        features={name: features[name] for name in wanted},
+        classes=classes,
+        packing=packing,
+    )
+
+
+def _records_of(dataset: StoredDataset) -> Records:
+    """Return what the dataset file says of one dataset; where there is none, its shards are walked.
+
+    Raises:
+        CorruptShard: A shard that is walked is damaged.
+    """
+    if (file := dataset.file) is not None:
+        features = dict(file.features)
+        if file.made.document.get("verb") == "index":
+            features["__key__"] = _KEY_OF_OTHERS
+        samples, size = (sum(getattr(shard, name) for shard in file.shards) for name in ("samples", "size"))
+        return Records(dataset.paths, samples, size, features, file.classes)
+    fields, kinds, lists, samples, size = Counter[str](), dict[str, Kind](), set[str](), 0, 0
+    for path in dataset.paths:
+        found = survey(SurveyTask(path))
+        if found.error is not None:
+            raise found.error
+        index = walked_index(found)
+        tally, kinds = index.tally(), {**index.kinds, **kinds}
+        lists |= {walked_text(found.names[code]) for code, one in found.unlike.items() if one.kind == found.kinds[code]}
+        fields.update(tally.fields)
+        samples, size = samples + tally.samples, size + tally.field_bytes
+    return Records(
+        dataset.paths, samples, size, features_of(fields, kinds, samples, lists) | {"__key__": _KEY_OF_OTHERS}
+    )
+
+
+def _packing_of(datasets: Sequence[StoredDataset]) -> str:
+    """Return how TensorFlow unpacks all shards.
+
+    Raises:
+        InvalidRequest: They are no TFRecords, or TensorFlow cannot unpack them.
+    """
+    kinds: dict[str, str] = {}
+    for dataset in datasets:
+        for shard in dataset.shards:
+            kind = shard_kind(shard.path)
+            if kind.format != "tfrecord":
+                raise _no_records(dataset.dataset_file or shard.path)
+            kinds[kind.packing] = shard.path
+    for packing, path in kinds.items():
+        if packing not in _PACKINGS:
+            found = f"compressed with {packing}, which TensorFlow cannot unpack"
+            raise InvalidRequest(path, found, expected="TFRecords, or such with gzip")
+        if len(kinds) > 1 and packing:
+            found = f"compressed with {packing}, and other shards are not"
+            raise InvalidRequest(path, found, expected="all of one kind")
+    return _PACKINGS[next(iter(kinds))]
+
+
+def _no_records(where: str) -> InvalidRequest:
+    remedy = (
+        f"Make TFRecords of them, `shardtool reshard {where} 'out-{{000000..}}.tfrecord'`, or give them to Keras with"
+        " shardtool.tensorflow.keras_sequence."
+    )
+    return InvalidRequest(where, "tar shards", expected="TFRecords, which TensorFlow reads by itself", remedy=remedy)
+
+
+def _merged(parts: Sequence[Mapping[str, Feature]]) -> dict[str, Feature]:
+    """Return the features of the samples of all datasets: what one of them does not have, some samples lack."""
+    found: dict[str, Feature] = {}
+    for features in parts:
+        for name, one in features.items():
+            before = found.setdefault(name, one)
+            if before.kind != one.kind:
+                problem = f"{before.kind} in one dataset, {one.kind} in another"
+                raise InvalidRequest(f"the field {name!r}", problem, expected="one kind in all")
+            is_list = before.is_list or one.is_list
+            lacking = not is_list and (before.lacking or one.lacking or any(name not in other for other in parts))
+            found[name] = Feature(one.kind, is_list, lacking)
+    return found

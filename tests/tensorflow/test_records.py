@@ -9,8 +9,7 @@ import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.dataset.dataset_file import Feature
-from shardtool.tensorflow import feature_spec, keras_sequence, tf_dataset
-from shardtool.tensorflow.records import RecordOrder, find_records
+from shardtool.tensorflow import feature_spec, find_records, keras_sequence, tf_dataset
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
@@ -115,9 +114,8 @@ def test_datasets_that_do_not_go_together(made: Path) -> None:
 
 def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without TensorFlow or Keras, the message says what to install."""
-    for module in ("keras", "tensorflow", "shardtool.tensorflow.data", "shardtool.tensorflow.sequence"):
+    for module in ("keras", "tensorflow", "shardtool.tensorflow.sequence"):
         monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "shardtool.tensorflow.data")
     monkeypatch.delitem(sys.modules, "shardtool.tensorflow.sequence")
     for call in (lambda: tf_dataset(str(made / "a.json")), lambda: feature_spec(str(made / "a.json"))):
         with pytest.raises(InvalidRequest, match=r"tensorflow is not installed. Run `pip install 'shardtool"):
@@ -129,4 +127,4 @@ def test_a_missing_library_is_said(made: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_buffer_of_a_shuffle(made: Path) -> None:
     """A number is how many samples are shuffled; otherwise all of a small dataset are."""
     found = find_records(str(made / "a.json"), None)
-    assert [found.buffer(RecordOrder(shuffle)) for shuffle in (True, 2, 100)] == [3, 2, 100]
+    assert [found.buffer(shuffle) for shuffle in (True, 2, 100)] == [3, 2, 100]
