@@ -17,7 +17,7 @@ import numpy as np
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
 from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import WrittenShard, encode, index_of
+from shardtool.dataset.sidecar import encode, index_of
 from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, sample_sizes
 from shardtool.names import Names
@@ -43,7 +43,7 @@ def _make(folder: Path, each: int, shards: int, number: int) -> tuple[ShardEntry
         keys.data, np.ones(each, np.uint16).tobytes(), (_FIELD.encode(),), codes.tobytes(), sizes.tobytes(),
         sizes.tobytes(),
     )  # fmt: skip
-    index = index_of(WrittenShard("tar", content, None, of_zeros[sizes - _LEAST].tobytes(), ()))
+    index = index_of("tar", content, None, of_zeros[sizes - _LEAST].tobytes())
     name = f"x-{number:06}.tar"
     data, schema = encode(index, ShardFact(name, whole, 0, "0" * 32, None, "x-000000.tar", shards))
     (folder / sidecar_name(name)).write_bytes(data)

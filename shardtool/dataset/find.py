@@ -444,35 +444,43 @@ def _check_fetched(path: str) -> None:
 
 def _of_folder(folder: str) -> StoredDataset:
     try:
-        names = sorted(list_folder(folder), key=natural)
+        files, shards = _in(folder)
     except OSError as error:
         raise InvalidRequest(folder, reason(error), expected=EXPECTED) from None
-    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(join(folder, name))]
     if len(files) > 1:
         found = f"{len(files)} datasets: {listing(files)}"
         raise InvalidRequest(folder, found, expected="one", remedy="Give the dataset file.")
     if files:
         return _of_dataset_file(join(folder, files[0]))
-    shards = shards_of_folder(folder, [name for name in names if not name.startswith(".")])
     if not shards:
         makes = either("`create` makes shards of other files.", "`shardtool create` makes shards of other files.")
         raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}", remedy=makes)
     return _stored(shards, None, folder.rstrip("/") or "/", own=False)
 
 
-def shards_of_folder(folder: str, names: list[str]) -> list[str]:
-    """Return the paths of those files of a folder that are shards.
+def _in(folder: str) -> tuple[list[str], list[str]]:
+    """Return the names of the dataset files in a folder, and the paths of those files that are shards.
 
     Not all that is numbered as TensorFlow does (`train-00000-of-01024`) is a shard, for checkpoints are, too: the first
     files of a series tell by their bytes.
+
+    Raises:
+        OSError: It cannot be listed.
     """
+    names = sorted(list_folder(folder), key=natural)
+    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(join(folder, name))]
+    names = [name for name in names if not name.startswith(".")]
     series: dict[tuple[str, int], list[str]] = {}
     for name in names:
         if read_name(name) is None and (whole := whole_of(name)):
-            series.setdefault((whole[0], whole[3]), []).append(join(folder, name))
-    shards = {path for paths in series.values() if any(map(_may_be_shard, paths[:_LOOKED_AT])) for path in paths}
-    paths = [join(folder, name) for name in names]
-    return [path for name, path in zip(names, paths, strict=True) if read_name(name) or path in shards]
+            series.setdefault((whole[0], whole[3]), []).append(name)
+    numbered = {
+        name
+        for some in series.values()
+        if any(_may_be_shard(join(folder, one)) for one in some[:_LOOKED_AT])
+        for name in some
+    }
+    return files, [join(folder, name) for name in names if read_name(name) or name in numbered]
 
 
 def _may_be_shard(path: str) -> bool:
@@ -668,27 +676,8 @@ def _dataset_file_of(
 ALL_SHARDS = "all of them, and their dataset file"
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedRun:
-    """A run whose shards are not all there.
-
-    Attributes:
-        first: The name of its first shard.
-        shards: How many there are.
-        planned: How many there were to be, at least.
-    """
-
-    first: str
-    shards: int
-    planned: int
-
-    def __str__(self) -> str:
-        there = f"{counted(self.shards, 'shard')} of {self.planned:,} that were planned"
-        return f"{there} from {printable(self.first)[:80]} on: a run did not end, or not all was copied"
-
-
-def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = ()) -> list[UnfinishedRun]:
-    """Return the runs, of `create` or of an append, of which fewer shards are there than their sidecars say.
+def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = ()) -> Iterator[str]:
+    """Yield, in words, the runs, of `create` or of an append, of which fewer shards are there than their sidecars say.
 
     Args:
         facts: What the sidecar of each shard says; None where there is none, or it is damaged: such a shard may
@@ -705,11 +694,10 @@ def unfinished(facts: Iterable[ShardFact | None], beside: Iterable[ShardFact] = 
         there[fact.first] += 1
         planned[fact.first] = max(planned.get(fact.first, 0), fact.shards)
     there.update(fact.first for fact in beside if fact.first in planned)
-    return [
-        UnfinishedRun(first, there[first] + unknown, number)
-        for first, number in sorted(planned.items())
-        if number > there[first] + unknown
-    ]
+    for first, number in sorted(planned.items()):
+        if number > (seen := there[first] + unknown):
+            what = f"{counted(seen, 'shard')} of {number:,} that were planned from {printable(first)[:80]} on"
+            yield f"{what}: a run did not end, or not all was copied"
 
 
 def facts_beside(found: StoredDataset) -> list[ShardFact]:
@@ -728,7 +716,7 @@ def check_finished(found: StoredDataset) -> None:
     there = [path for path, size in zip(found.paths, plain_sizes(found.paths), strict=True) if size is not None]
     for one in unfinished(for_each(_fact_beside, there), facts_beside(found)):
         remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
-        raise InvalidRequest(found.folder or ".", str(one), expected=ALL_SHARDS, remedy=remedy)
+        raise InvalidRequest(found.folder or ".", one, expected=ALL_SHARDS, remedy=remedy)
 
 
 def _fact_beside(shard: str) -> ShardFact | None:
@@ -858,11 +846,9 @@ def _full(path: str) -> str:
 def _in_folder(folder: str, *, below: bool) -> list[Given]:
     """Return the datasets in a folder, or where it holds none, in the folders in it; none where there are none."""
     try:
-        names = sorted(list_folder(folder), key=natural)
+        files, shards = _in(folder)
     except OSError:
         return []
-    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(join(folder, name))]
-    shards = shards_of_folder(folder, [name for name in names if not name.startswith(".")])
     if not files and not shards:
         plain = sorted(folders_in(folder), key=natural) if below else []
         paths = [join(folder, name) for name in plain if not name.startswith(".")]

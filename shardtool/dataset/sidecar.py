@@ -10,7 +10,7 @@ Source: docs/format.md, "Sidecar"; docs/decisions/012-bounded-sidecars.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -429,34 +429,28 @@ def _check_facts(fact: ShardFact) -> None:
 _ROW_GROUP = 2**17  # samples
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenShard:
-    """A shard that was written.
+def index_of(
+    shard_format: str,
+    content: ShardContent,
+    columns: pa.Table | None,
+    field_crcs: bytes,
+    skipped: Sequence[int] = (),
+    source_paths: bytes = b"",
+) -> ShardIndex:
+    """Return the index of a shard that was written.
 
-    Attributes:
-        format: `tar` or `tfrecord`.
+    Args:
+        shard_format: `tar` or `tfrecord`.
         content: What was planned.
         columns: Their metadata, if there are any.
         field_crcs: uint32 for each field that was written.
         skipped: The places of samples that were not.
         source_paths: The source's name of each field, a NUL after each; empty: they are no column.
     """
-
-    format: str
-    content: ShardContent
-    columns: pa.Table | None
-    field_crcs: bytes
-    skipped: tuple[int, ...]
-    source_paths: bytes = b""
-
-
-def index_of(shard: WrittenShard) -> ShardIndex:
-    """Return the index of a shard that was written."""
-    content, columns, skipped = shard.content, shard.columns, shard.skipped
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.stored, np.int64)
     keys, whole = content.keys, np.frombuffer(content.whole, np.bool_) if content.whole else None
-    paths = shard.source_paths[:-1].split(b"\0") if shard.source_paths else []
+    paths = source_paths[:-1].split(b"\0") if source_paths else []
     if skipped:
         stays = np.ones(len(counts), bool)
         stays[list(skipped)] = False
@@ -467,11 +461,11 @@ def index_of(shard: WrittenShard) -> ShardIndex:
         whole = None if whole is None else whole[rows]
         columns = None if columns is None else columns.take(number_array(np.flatnonzero(stays)))
     more = {} if columns is None else {name: columns.column(name) for name in columns.column_names}
-    if shard.source_paths:
+    if source_paths:
         more["source_paths"] = string_lists(paths, counts)
     metadata = pa.Table.from_arrays([*more.values()], names=[*more])
     texts, names, firsts = Names.parse(keys), tuple(name.decode() for name in content.fields), ends_of(counts)
-    heads, tails = heads_and_tails(shard.format, Payloads(texts, firsts, names, codes, sizes, whole))
+    heads, tails = heads_and_tails(shard_format, Payloads(texts, firsts, names, codes, sizes, whole))
     after = ends_of(heads + sizes + tails)
     starts = after[firsts]
     return ShardIndex(
@@ -484,7 +478,7 @@ def index_of(shard: WrittenShard) -> ShardIndex:
         codes=codes,
         offsets=after[:-1] + heads,
         lengths=sizes,
-        crcs=np.frombuffer(shard.field_crcs, np.uint32),
+        crcs=np.frombuffer(field_crcs, np.uint32),
         metadata=metadata,
         schema=pa.schema([*SCHEMA, *metadata.schema]),
     )

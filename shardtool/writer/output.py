@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from shardtool._version import __version__
 from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
-from shardtool.dataset.sidecar import WrittenShard, encode, encode_table, index_of, read_sidecar
+from shardtool.dataset.sidecar import encode, encode_table, index_of, read_sidecar
 from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
@@ -401,8 +401,7 @@ class Output:
             OutputFailed: The file system refuses.
         """
         table = self.columns.table(shard.rows, shard.columns)
-        written = WrittenShard(self.pattern.format, shard.content, table, shard.crcs, ())
-        index = index_of(written)
+        index = index_of(self.pattern.format, shard.content, table, shard.crcs)
         number = len(self.totals.shards)
         fact = ShardFact(output_text(shard.name), shard.size, shard.crc, shard.plan, None, self._first, number + 2)
         data, _ = encode(index, fact)

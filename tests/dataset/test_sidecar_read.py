@@ -26,7 +26,7 @@ from shardtool.cli import cli
 from shardtool.dataset.find import open_dataset
 from shardtool.dataset.parquet_bounds import read_extents, read_footer
 from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import WrittenShard, check_places, encode, index_of, read_sidecar
+from shardtool.dataset.sidecar import check_places, encode, index_of, read_sidecar
 from shardtool.errors import Bug
 from shardtool.values import ShardContent
 from shardtool.verbs.inspect.samples import first_samples, view
@@ -433,7 +433,7 @@ def _rows_of(samples: list[list[tuple[int, int]]]) -> Any:
         b"k\0" * len(samples), np.array([*map(len, samples)], np.uint16).tobytes(), (b"a",),
         np.zeros(fields, np.uint16).tobytes(), np.ones(fields, np.int64).tobytes(), np.ones(fields, np.int64).tobytes(),
     )  # fmt: skip
-    index = index_of(WrittenShard("tar", content, None, np.zeros(fields, np.uint32).tobytes(), ()))
+    index = index_of("tar", content, None, np.zeros(fields, np.uint32).tobytes())
     data, _ = encode(index, ShardFact("x.tar", 2**20, 0, ""))
     rows = read_sidecar(data, "x", 2**20)
     places = np.array([place for sample in samples for place in sample], np.int64)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, create, index, reshard, verify
 from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import WrittenShard, encode, index_of
+from shardtool.dataset.sidecar import encode, index_of
 from shardtool.fingerprint import show_fingerprint
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
@@ -290,8 +290,8 @@ def test_what_is_left_out_leaves_the_rest_right(place: Path, *, large: bool) -> 
     assert show_fingerprint(result.digest) == _run(place / "right", place / "a")["fingerprint"]
     assert result.staged is not None
     folder.publish(result.staged)
-    written = WrittenShard(plan.format, samples.content, None, result.field_crcs, (2,))
-    told, _ = encode(index_of(written), ShardFact("out-000.tfrecord", result.size, result.crc, ""))
+    index = index_of(plan.format, samples.content, None, result.field_crcs, (2,))
+    told, _ = encode(index, ShardFact("out-000.tfrecord", result.size, result.crc, ""))
     (place / "out-000.index").write_bytes(told)
     assert _indexed(place) == _payloads(place) == _payloads(place / "a")
 

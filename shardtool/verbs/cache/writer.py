@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Literal
 
 from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import WrittenShard, encode, index_of
+from shardtool.dataset.sidecar import encode, index_of
 from shardtool.errors import InvalidRequest, OutputFailed, memory_for, printable, reason
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
@@ -161,7 +161,7 @@ class CacheWriter:
         try:
             packed = shard.finish(self._encoder.stored_numbers, inline=self._encoder.inline)
             table = self._columns.table(packed.rows, packed.columns)
-            index = index_of(WrittenShard(self._grown.format, packed.content, table, packed.crcs, ()))
+            index = index_of(self._grown.format, packed.content, table, packed.crcs)
             data, _ = encode(index, ShardFact(packed.name, packed.size, packed.crc, packed.plan))
             self._folder.publish(packed.staged, self._folder.stage_whole(sidecar_name(packed.name), data))
         except BaseException:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import WrittenShard, encode, index_of, most_metadata
+from shardtool.dataset.sidecar import encode, index_of, most_metadata
 from shardtool.errors import InvalidRequest, memory_for
 from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads
@@ -231,7 +231,7 @@ def _check_metadata(output: Output) -> None:
         samples = shard_samples(plan, worst)
         paths = samples.paths if plan.entries.source_paths else b""
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))  # as hard to compress as others
-        index = index_of(WrittenShard(plan.format, samples.content, plan.metadata(worst), crcs, (), paths))
+        index = index_of(plan.format, samples.content, plan.metadata(worst), crcs, (), paths)
         encode(index, ShardFact(output_text(output.shard_name(worst)), int(plan.sizes[worst]), 0, ""))
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from shardtool.dataset.shard_index import MadeFact, ShardFact, ShardTally, types_of, with_shard
 from shardtool.dataset.sidecar import (
     FORMAT_VERSION,
-    WrittenShard,
     encode,
     encode_table,
     index_of,
@@ -288,9 +287,8 @@ class Packing:
         plan, shard, samples = self._round, result.shard, planned.samples
         skipped = tuple(place for place, _ in result.skipped)
         paths = samples.shown_paths(shown_bytes) if plan.entries.source_paths else b""
-        written = WrittenShard(plan.format, samples.content, plan.metadata(shard), result.field_crcs, skipped, paths)
+        index = index_of(plan.format, samples.content, plan.metadata(shard), result.field_crcs, skipped, paths)
         fact = self._fact(result, planned, None, plan.count(shard))
-        index = index_of(written)
         data, self.totals.schema = encode(index, fact)
         tally = index.tally()
         self._count(shard, plan.count(shard), tally.samples + len(skipped), result)
@@ -315,7 +313,7 @@ class Packing:
         self._check_failed(planned.name, left_out, made.consumed)
         of_made = MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped), left_out)
         fact = self._fact(result, planned, of_made, made.consumed)
-        index = index_of(WrittenShard(plan.format, made.content, columns, result.field_crcs, ()))
+        index = index_of(plan.format, made.content, columns, result.field_crcs)
         data, self.totals.schema = encode(index, fact)
         self._check_keys(index.all_keys())
         self.output.dropped += made.dropped

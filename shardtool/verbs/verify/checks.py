@@ -592,9 +592,9 @@ def check_finished(subject: Subject) -> None:
         for case in subject.cases
         if case.size is not None
     ]
-    short = unfinished(facts, facts_beside(subject.dataset))
+    short = [*unfinished(facts, facts_beside(subject.dataset))]
     folder = base_name(subject.folder or ".")
-    subject.findings.add(-1, *(Finding("dataset-incomplete", folder, str(one), ALL_SHARDS) for one in short))
+    subject.findings.add(-1, *(Finding("dataset-incomplete", folder, one, ALL_SHARDS) for one in short))
     if missing is not None and not short:
         subject.findings.add(-1, missing)
 

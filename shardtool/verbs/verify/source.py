@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -507,37 +507,30 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> RecordedRun:
     Raises:
         InvalidRequest: The dataset file records something that is no option, or that the user is to give.
     """
-    verb = file.made.verb if file else ""
-    if file is None or verb != "reshard":
-        recorded = {**file.made.options} if file else {}
-        function = recorded.pop("map", "")
-        if type(function) is not str:
-            raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
-        run = _without_table(recorded, CreateOptions)
-        options = _with_classes(_with_given(run.found, given), file)
-        return RecordedRun(verb, options, run.table, run.made_fields, run.choosing, printable(function)[:80])
-    if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
-        raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
-    recorded = {**file.made.options}
-    recorded.pop("dots", None)  # found in the source, not asked for
-    run = _without_table(recorded, ReshardOptions)
-    return RecordedRun(verb, _with_classes(ReshardOptions(**run.found), file), run.table, run.made_fields, run.choosing)
+    verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
+    if verb == "reshard":
+        if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
+            raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
+        recorded.pop("dots", None)  # found in the source, not asked for
+        found, told = _without_table(recorded, ReshardOptions)
+        return RecordedRun(verb, _with_classes(ReshardOptions(**found), file), **told)
+    function = recorded.pop("map", "")
+    if type(function) is not str:
+        raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
+    found, told = _without_table(recorded, CreateOptions)
+    options = _with_classes(_with_given(found, given), file)
+    return RecordedRun(verb, options, map=printable(function)[:80], **told)
 
 
-class _RepeatableOptions(NamedTuple):
-    """What of recorded options can be used again without the table of `join`, and the rest of a `RecordedRun`."""
+def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return recorded options without those that say what is to be made of a table that is not at hand.
 
-    found: dict[str, Any]
-    table: str
-    made_fields: tuple[str, ...]
-    choosing: tuple[str, ...]
-
-
-def _without_table(recorded: dict[str, Any], kind: type[Any]) -> _RepeatableOptions:
-    """Return recorded options without those that say what is to be made of a table that is not at hand."""
+    Returns:
+        Those options, and what a `RecordedRun` says of the table.
+    """
     table, found = recorded.pop("join", ""), _options(recorded, kind)
     if table == "":
-        return _RepeatableOptions(found, "", (), ())
+        return found, {}
     values = found.pop("values", ())
     for name in ("on", "classes", *(() if "head" in found else ("sort_by", "descending"))):
         found.pop(name, None)
@@ -548,7 +541,9 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> _RepeatableOpti
         if kind is ReshardOptions:  # several that the table chose among may have one key
             found["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in pairs("values", values))
-    return _RepeatableOptions(found, printable(str(table))[:80], made_fields, tuple(map(option, choose)))
+    return found, {
+        "table": printable(str(table))[:80], "made_fields": made_fields, "choosing": tuple(map(option, choose)),
+    }  # fmt: skip
 
 
 def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
