@@ -1,19 +1,49 @@
 """Shards for Ray Data and Ray Train: a dataset as a source of blocks, read where they are needed.
 
-Ray is imported when a function is called, and nowhere else but for `execute/`, which runs tasks on a cluster.
+The catalog of the shards is put into Ray's object store once; the task of a shard holds a reference to it, and which
+samples of the shard it reads. A process that runs several tasks of a dataset opens it once.
+
+Ray is imported here, and nowhere else but for `execute/`, which runs tasks on a cluster.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
-from shardtool.errors import InvalidRequest
+import numpy as np
+import pyarrow as pa
+
+from shardtool.dataset.shard_file import shard_format
+from shardtool.errors import InvalidRequest, listing
+from shardtool.read.catalog import metadata_schema
 from shardtool.read.dataset import Dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
+
+    from shardtool.read.fetch import Fetcher
+    from shardtool.read.order import SampleView
+
+try:
+    import ray
+    from ray.data import Datasource
+    from ray.data.block import BlockMetadata
+    from ray.data.datasource import ReadTask
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("ray", "fsspec"):
+        raise
+    Datasource, _MISSING = object, error.name
+else:
+    _MISSING = None
 
 __all__ = ["datasource"]
+
+_BLOCK = 128 * 2**20  # what Ray Data wants a block to be at most
+_NUMBERS = {"int64": pa.int64(), "float": pa.float32()}
+_opened: dict[str, Fetcher] = {}  # of the datasets that tasks of this process read last
+_MOST_OPENED = 4
 
 
 def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> Any:
@@ -39,11 +69,143 @@ def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> An
     if dataset.stages.stages:
         remedy = "Do the same in Ray Data: `ray.data.read_datasource(...).map_batches(...)`."
         raise InvalidRequest("the dataset", f"stages{dataset.stages}", expected="samples as they are", remedy=remedy)
-    try:
-        from shardtool.ray.source import ShardSource
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("ray", "fsspec"):
-            raise
+    if _MISSING:
         remedy = "Run `pip install 'shardtool[ray]'`."
-        raise InvalidRequest("shardtool.ray", f"{error.name} is not installed", remedy=remedy) from None
+        raise InvalidRequest("shardtool.ray", f"{_MISSING} is not installed", remedy=remedy)
     return ShardSource(dataset, fields)
+
+
+class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looked at
+    """The samples of a dataset, a task a shard.
+
+    Args:
+        dataset: What to read.
+        fields: Those that are read; None: all.
+
+    Raises:
+        InvalidRequest: There is no such field.
+    """
+
+    def __init__(self, dataset: Dataset, fields: Collection[str] | None) -> None:
+        super().__init__()
+        there = [*dataset.fields]
+        names = there if fields is None else [*fields]
+        if unknown := [name for name in names if name not in there]:
+            raise InvalidRequest("fields", f"no field {unknown[0]}", expected=f"some of {listing(there)}")
+        fetcher = dataset.fetcher if fields is None else dataset.fetcher.selecting(frozenset(names))
+        self._catalog, self._exact = fetcher.catalog, fetcher.options.on_error == "raise"
+        self._columns = _columns(fetcher, names)
+        self._shards = [*_by_shard(cast("SampleView", dataset.source))]
+        self._rows = max(1, _BLOCK // fetcher.mean_size)
+        self._fetcher = ray.put(fetcher)
+
+    @property
+    def shards(self) -> int:
+        """How many shards are read."""
+        return len(self._shards)
+
+    def get_name(self) -> str:
+        """Return what Ray calls the tasks."""
+        return "Shards"
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Return the bytes of all blocks, as the shards' sizes say."""
+        return sum(map(self._size, self._shards))
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None  # noqa: ARG002
+    ) -> list[ReadTask]:  # fmt: skip
+        """Return a task for each shard."""
+        return [self._task(part, per_task_row_limit) for part in self._shards]
+
+    def _task(self, part: _Part, limit: int | None) -> ReadTask:
+        count, path = len(part.numbers), self._catalog.shards[part.shard].path
+        metadata = BlockMetadata(
+            num_rows=count if self._exact else None, size_bytes=self._size(part), input_files=[path], exec_stats=None
+        )
+        read = _BlockReader(self._fetcher, part.numbers, self._columns, self._rows)
+        return ReadTask(read, metadata, schema=_schema(self._columns), per_task_row_limit=limit)
+
+    def _size(self, part: _Part) -> int:
+        first, last = self._catalog.firsts[part.shard : part.shard + 2].tolist()
+        size: int = int(self._catalog.sizes[part.shard]) * len(part.numbers) // (last - first)
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The samples of a shard that are read, by their numbers in the catalog."""
+
+    shard: int
+    numbers: range | np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _by_shard(view: SampleView) -> Iterator[_Part]:
+    catalog, chosen = view.catalog, view.chosen
+    if chosen is not None:
+        for shard, _, places in catalog.by_shard(chosen):
+            yield _Part(shard, chosen[places])
+        return
+    for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
+        if first < last:
+            yield _Part(shard, range(first, last))
+
+
+def _columns(fetcher: Fetcher, fields: Collection[str]) -> dict[str, pa.DataType | None]:
+    """Return the type of each column; None: only the values say."""
+    catalog = fetcher.catalog
+    tars = all(shard_format(shard.path) == "tar" for shard in catalog.shards)
+    found: dict[str, pa.DataType | None] = {"__key__": pa.string()}
+    for name in fields:
+        plain = _NUMBERS.get(catalog.kinds.get(name, "bytes"), pa.large_binary())
+        found[name] = pa.list_(plain) if name in catalog.lists else plain
+        if not (tars or catalog.listed):
+            found[name] = None
+    if fetcher.options.metadata:
+        found |= {one.name: one.type for one in metadata_schema(catalog) if one.name not in found}
+    return found
+
+
+def _schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
+    if any(kind is None for kind in columns.values()):
+        return None
+    return pa.schema([*columns.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockReader:
+    """Reads the blocks of a shard, in the process of a Ray worker.
+
+    Attributes:
+        fetcher: A reference to the `Fetcher`.
+        numbers: The samples.
+        columns: See `_columns`.
+        rows: How many samples are in a block at most.
+    """
+
+    fetcher: Any
+    numbers: range | np.ndarray[Any, np.dtype[np.int64]]
+    columns: dict[str, pa.DataType | None]
+    rows: int
+
+    def __call__(self) -> Iterator[pa.Table]:
+        """Yield the blocks, each read when it is asked for.
+
+        Raises:
+            CorruptShard: The shard is missing or damaged.
+        """
+        fetcher, numbers = _open(self.fetcher), np.asarray(self.numbers, np.int64)
+        for first in range(0, len(numbers), self.rows):
+            samples = fetcher.fetch(numbers[first : first + self.rows])
+            yield pa.table(
+                {name: pa.array([one.get(name) for one in samples], kind) for name, kind in self.columns.items()}
+            )
+
+
+def _open(reference: Any) -> Fetcher:
+    key = reference.hex()
+    if key not in _opened:
+        while len(_opened) >= _MOST_OPENED:
+            del _opened[next(iter(_opened))]
+        _opened[key] = ray.get(reference)
+    return _opened[key]

@@ -13,7 +13,7 @@ import pytest
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.read.catalog import IndexStore, open_catalog
-from shardtool.read.keys import KeyFinder
+from shardtool.read.dataset import KeyFinder
 from tests.helpers import ENVIRONMENT, PATIENCE_S
 from tests.read.packed import COUNT, SHARDS, key_of, packed
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, create
-from shardtool.read import keys as module
+from shardtool.read import dataset as module
 from shardtool.read.catalog import IndexStore, open_catalog, read_index
-from shardtool.read.keys import KeyFinder, hashes
+from shardtool.read.dataset import KeyFinder, hashes
 from shardtool.storage import shared
 from tests.read.packed import COUNT, IN_SHARD, SHARDS, key_of, packed
 
