@@ -20,10 +20,11 @@ from shardtool.entries.classes import joined_classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.names import Names
+from shardtool.plan.order import random_at
 from shardtool.publish.destination import EndedAppend
 from shardtool.publish.records import read_listed
 from shardtool.table.columns import among, hashes, places_among
-from shardtool.values import INLINE, counted, to_bytes, to_text
+from shardtool.values import counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import Kind, Number
     from shardtool.verbs.create.run import Output, Run
-
-    Numbers = NDArray[np.int64]
 
 
 _SHOWN = 5  # keys in a message
@@ -365,25 +364,6 @@ def _named(which: NDArray[np.bool_], entries: Entries) -> str:
     return f"{counted(len(places), 'sample')} ({listing(keys, _SHOWN_KEYS, total=len(places))})"
 
 
-@dataclass(frozen=True, slots=True)
-class _DatasetKeys:
-    """The samples of datasets, in one order.
-
-    Attributes:
-        keys: Their keys.
-        counts: Fields per sample.
-        names: Per field: the number of its name.
-        sizes: Per field: bytes.
-        written_ns: Per sample: the time of its shard.
-    """
-
-    keys: Names
-    counts: Numbers
-    names: Numbers
-    sizes: Numbers
-    written_ns: Numbers
-
-
 def known_samples(run: Run) -> KnownSamples:
     """Return which samples of a run are not new, compared with all that the datasets appended to hold.
 
@@ -391,63 +371,50 @@ def known_samples(run: Run) -> KnownSamples:
         CorruptShard: A sidecar, or the list of what was left out, is damaged.
     """
     entries, destinations = run.entries, [output.destination for output in run.outputs]
-    numbers = {to_bytes(name): number for number, name in enumerate(entries.fields)}
-    packed = _read(destinations, numbers)
-    place = places_among(packed.keys, entries.keys)
-    there, changed = np.zeros(len(entries), np.bool_), np.zeros(len(entries), np.bool_)
-    mine = np.flatnonzero(place >= 0)
-    theirs = place[mine]
-    there[theirs] = True
+    numbers = {name: number for number, name in enumerate(entries.fields)}
+    free = [numbers[name] for name in entries.values.inline]  # of any size: a number has other bytes in each format
+    keys, marks, written = [], [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for destination in destinations:
+        for shard in destination.old.shards if destination.old else ():
+            index = read_listed(destination.folder, shard)
+            codes = np.array([numbers.setdefault(name, len(numbers)) for name in index.names], np.int64)[index.codes]
+            keys.append(keys_of(index))
+            marks.append(_marks(codes, index.lengths, index.firsts, free))
+            fact = destination.existing[os.fsdecode(to_bytes(shard.name))]
+            written.append(np.full(len(index), fact.mtime_ns + _SLACK_NS, np.int64))
+    place = places_among(Names.parse(b"".join(keys)), entries.keys)
+    packed, there, changed = (
+        np.flatnonzero(place >= 0),
+        np.zeros(len(entries), np.bool_),
+        np.zeros(len(entries), np.bool_),
+    )
+    mine = place[packed]
+    there[mine] = True
     if len(mine):
         times = entries.rows.changed_ns if entries.is_remote else entries.rows.mtime_ns
         newest = np.maximum.reduceat(times, entries.first[:-1])
-        changed[theirs[newest[theirs] > packed.written_ns[mine] + _SLACK_NS]] = True
+        changed[mine[newest[mine] > np.concatenate(written)[packed]]] = True
         if run.transform is None:  # else the sizes and fields in shards say nothing
-            changed[theirs[_differ(packed, entries, mine, theirs)]] = True
+            now = _marks(entries.rows.code, entries.rows.size, entries.first, free)
+            changed[mine[now[mine] != np.concatenate(marks)[packed]]] = True
     return KnownSamples(there, _listed(entries, there, destinations), changed)
 
 
-def _read(destinations: Sequence[Destination], numbers: dict[bytes, int]) -> _DatasetKeys:
-    """Return what the sidecars of datasets say; `numbers` gets those field names that it lacks."""
-    keys, counts, names, sizes, written = [], [], [], [], []
-    for output in destinations:
-        for shard in output.old.shards if output.old else ():
-            index = read_listed(output.folder, shard)
-            known = [numbers.setdefault(name, len(numbers)) for name in map(str.encode, index.names)]
-            keys.append(keys_of(index))
-            counts.append(index.counts)
-            names.append(np.array(known, np.int64)[index.codes])
-            sizes.append(index.lengths)
-            fact = output.existing[os.fsdecode(to_bytes(shard.name))]
-            written.append(np.full(len(index), fact.mtime_ns, np.int64))
-    parts = (np.concatenate([np.zeros(0, np.int64), *one]) for one in (counts, names, sizes, written))
-    return _DatasetKeys(Names.parse(b"".join(keys)), *parts)
-
-
-def _differ(packed: _DatasetKeys, entries: Entries, mine: Numbers, theirs: Numbers) -> NDArray[np.bool_]:
-    """Return which samples have other fields, or files of other sizes, than were packed.
+def _marks(
+    codes: NDArray[np.integer], sizes: NDArray[np.integer], first: NDArray[np.integer], free: list[int]
+) -> NDArray[np.uint64]:
+    """Return a number for each sample that others have where they have other fields, or files of other sizes.
 
     Args:
-        packed: The samples that were packed.
-        entries: The samples of the source.
-        mine: The places of some of the first.
-        theirs: The places of the same samples among the second.
+        codes: The field of each row.
+        sizes: Its bytes.
+        first: Where the rows of each sample start, and where those of the last end.
+        free: Fields whose sizes say nothing.
     """
-    counts = entries.counts_of(theirs)
-    differ: NDArray[np.bool_] = packed.counts[mine] != counts
-    same = np.flatnonzero(~differ)
-    first = np.concatenate(([0], np.cumsum(packed.counts)))
-    owners = np.repeat(np.arange(len(same)), counts[same])
-    starts = np.repeat(np.cumsum(counts[same]) - counts[same], counts[same])
-    before = np.repeat(first[mine[same]], counts[same]) + np.arange(len(owners)) - starts
-    before = before[np.lexsort((packed.names[before], owners))]
-    now = entries.rows_of(theirs[same])
-    now = now[np.lexsort((entries.rows.code[now], owners))]
-    other = packed.names[before] != entries.rows.code[now]
-    of_file = entries.rows.kind[now] != INLINE  # a number has other bytes in each format
-    other |= of_file & (packed.sizes[before] != entries.rows.size[now])
-    differ[same[owners[other]]] = True
-    return differ
+    rows = (codes.astype(np.uint64) << np.uint64(48)) ^ np.where(np.isin(codes, free), 0, sizes).astype(np.uint64)
+    total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # of random numbers, modulo 2^64
+    marks: NDArray[np.uint64] = np.diff(total[first])
+    return marks
 
 
 def _listed(entries: Entries, there: NDArray[np.bool_], destinations: Sequence[Destination]) -> NDArray[np.bool_]:

@@ -20,13 +20,20 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar import read_sidecar
-from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, reason
+from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name
 from shardtool.publish.destination import Destination, names_left
 from shardtool.publish.publisher import Publisher, clean
-from shardtool.publish.records import PartRecord, encode_skipped, find_parts, read_record, record_name, remove_records
+from shardtool.publish.records import (
+    PartRecord,
+    encode_skipped,
+    find_parts,
+    read_listed,
+    read_record,
+    record_name,
+    remove_records,
+)
 from shardtool.request.results import IndexResult
 from shardtool.skipped import in_order, reasons
 from shardtool.values import counted, output_text, to_bytes
@@ -337,28 +344,21 @@ def _check_files(
     folder: OutputFolder, pattern: ShardPattern, record: PartRecord, existing: Mapping[str, FileFact]
 ) -> None:
     """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums and content."""
-    if (dataset := record.dataset) is None:
-        return
-    content: list[int | None] = []
-    for shard in dataset.shards:
-        name, sidecar = (os.fsdecode(to_bytes(one)) for one in (shard.name, shard.sidecar))
+    dataset, content = record.dataset, list[int | None]()
+    for shard in () if dataset is None else dataset.shards:
+        name = os.fsdecode(to_bytes(shard.name))
         fact = existing.get(name)
         if fact is None or fact.size != shard.size:
             problem = "no such file" if fact is None else f"{fact.size:,} bytes"
             raise _not_left(folder.full_path(name), record.part, problem, f"{shard.size:,} bytes")
         try:
-            data = folder.read(sidecar)
-            problem = f"{len(data):,} bytes with the CRC-32C {crc32c(data):08x}"
-        except OSError as error:
-            problem = reason(error)
-        expected = f"{shard.sidecar_size:,} bytes with the CRC-32C {shard.sidecar_crc:08x}"
-        if problem != expected:
-            raise _not_left(folder.full_path(sidecar), record.part, problem, expected)
-        if dataset.format == "tar":
-            index = read_sidecar(data, folder.full_path(sidecar), shard.size, metadata=False)
-            content.append(index.fingerprint())
+            content.append(read_listed(folder, shard).fingerprint())
+        except CorruptShard as error:
+            expected = error.expected.partition(", as ")[0] or "its sidecar"
+            raise _not_left(error.where, record.part, error.found, expected) from None
     found = show_fingerprint(sum(one for one in content if one is not None))
-    if content and None not in content and found != dataset.fingerprint:
+    is_known = dataset is not None and dataset.format == "tar" and None not in content
+    if dataset is not None and is_known and found != dataset.fingerprint:
         where = folder.full_path(record_name(pattern, record.part))
         raise _not_left(where, record.part, f"the fingerprint {dataset.fingerprint}", f"{found}, that of the sidecars")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.shard_index import MadeFact, ShardFact, ShardTally, types_of, with_shard
+from shardtool.dataset.shard_index import MadeFact, ShardFact, types_of, with_shard
 from shardtool.dataset.sidecar import (
     FORMAT_VERSION,
     encode,
@@ -40,13 +40,14 @@ from shardtool.verbs.create.resume import PlannedShard, decide, is_newer, mtime_
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.task import ShardResult, ShardTask, TransformedSamples, TransformWork, Write
+from shardtool.write.task import ShardResult, ShardTask, TransformWork, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.interop.readers import NameProblem
     from shardtool.skipped import Skipped
     from shardtool.transform import Transform
@@ -254,97 +255,87 @@ class Packing:
     def _publish(self, result: ShardResult) -> None:
         """Publish a shard and its sidecar, and add it to the totals."""
         shard, (planned, known) = result.shard, self._working.pop(result.shard)
-        number, name, folder = self._base + shard, planned.name, self.destination.folder
-        if known and result.staged is None:
-            tally, fact, data = self._known(shard, known, name)
-        elif result.made is not None:
-            tally, fact, data = self._index_made(result, result.made, planned)
+        name, folder, append = planned.name, self.destination.folder, self.destination.append
+        stays, left_out = result.staged is None, tuple(one for _, one in result.skipped)
+        if known and stays:
+            index, fact, data = self._known(planned, known)
+            left_out = fact.made.left_out if fact.made else ()
         else:
-            tally, fact, data = self._index(result, planned)
+            index, fact, data = self._index(result, planned)
+        tally, made = index.tally(), fact.made
+        self._consumed[shard] = self._round.count(shard) if made is None else made.consumed
+        self._done += self._consumed[shard]
+        self.output.dropped += made.dropped if made else 0
+        self.output.kept += stays or isinstance(append, EndedAppend)
+        self.totals.digest += made.content if made else result.digest
+        self.totals.skipped += left_out
+        if self.run.makes_keys:
+            self._check_keys(index.all_keys())
         entry = self.totals.add(fact, data, tally)
-        self._numbers[fact.name] = number
-        if isinstance(self.destination.append, EndedAppend):
-            if result.staged is not None:
+        self._numbers[fact.name] = number = self._base + shard
+        if isinstance(append, EndedAppend):
+            if not stays:
                 folder.temporary.discard_staged([name])
-            check_same(self.destination.append, number, entry, self.destination)
-            self.output.kept += 1
+            check_same(append, number, entry, self.destination)
         else:
             self.publisher.add(result.staged, data, name)
-            self.output.kept += result.staged is None
             mtime_ns = mtime_of_shard(planned, self.mtime_ns)
             if result.compared and is_newer(planned, mtime_ns):  # not while the clocks may differ by more
                 folder.set_time(name, mtime_ns)  # so that the next run trusts it
-        done_samples, done_bytes, done_failed = self._reported.pop(shard, (0, 0, 0))
+        samples, done, failed = self._reported.pop(shard, (0, 0, 0))
         size = fact.size if self.run.fetches else int(self._round.sizes[shard])
         if self.run.fetches:
-            self.observer.failed(max(0, len(result.skipped) - done_failed))
-        self.observer.advance(max(0, self._consumed[shard] - done_samples), max(0, size - done_bytes), 1)
-        state = "kept" if result.staged is None else "written"
-        self.observer.log(f"{name}: {state}, {tally.samples:,} samples, {fact.size:,} bytes")
+            self.observer.failed(max(0, len(result.skipped) - failed))
+        self.observer.advance(max(0, self._consumed[shard] - samples), max(0, size - done), 1)
+        self.observer.log(f"{name}: {'kept' if stays else 'written'}, {tally.samples:,} samples, {fact.size:,} bytes")
 
-    def _index(self, result: ShardResult, planned: PlannedShard) -> tuple[ShardTally, ShardFact, bytes]:
-        """Return the facts of a shard that was packed as planned, and its sidecar."""
-        plan, shard, samples = self._round, result.shard, planned.samples
-        skipped = tuple(place for place, _ in result.skipped)
+    def _index(self, result: ShardResult, planned: PlannedShard) -> tuple[ShardIndex, ShardFact, bytes]:
+        """Return the index of a shard that was packed, its facts, and its sidecar.
+
+        Raises:
+            Bug: Samples are neither written, left out nor dropped: they would be lost.
+        """
+        plan, samples, made = self._round, planned.samples, result.made
+        columns, of_made, consumed = plan.metadata(planned.shard), None, plan.count(planned.shard)
         paths = samples.shown_paths(shown_bytes) if plan.entries.source_paths else b""
-        index = index_of(plan.format, samples.content, plan.metadata(shard), result.field_crcs, skipped, paths)
-        fact = self._fact(result, planned, None, plan.count(shard))
-        data, self.totals.schema = encode(index, fact)
-        tally = index.tally()
-        self._count(shard, plan.count(shard), tally.samples + len(skipped), result)
-        return tally, fact, data
-
-    def _index_made(
-        self, result: ShardResult, made: TransformedSamples, planned: PlannedShard
-    ) -> tuple[ShardTally, ShardFact, bytes]:
-        """Return the facts of a shard of changed samples, and its sidecar."""
-        plan, shard, samples = self._round, result.shard, planned.samples
-        sources = np.frombuffer(made.sources, np.int64)
-        columns = plan.metadata(shard)
-        if plan.entries.source_paths:
-            counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
-            paths = samples.shown_paths(shown_bytes)[:-1].split(b"\0")
-            columns = with_column(columns, "source_paths", string_lists(paths, counts))
-        if columns is not None:
-            columns = columns.take(number_array(sources))
-        if made.images or (self.run.transform and self.run.transform.probes):
-            columns = with_images(columns, made.images)
-        left_out = tuple(one for _, one in result.skipped) if self.run.fetches else ()
-        self._check_failed(planned.name, left_out, made.consumed)
-        of_made = MadeFact(result.digest, made.consumed, made.dropped, len(result.skipped), left_out)
-        fact = self._fact(result, planned, of_made, made.consumed)
-        index = index_of(plan.format, made.content, columns, result.field_crcs)
-        data, self.totals.schema = encode(index, fact)
-        self._check_keys(index.all_keys())
-        self.output.dropped += made.dropped
-        self._count(shard, made.consumed, len(np.unique(sources)) + made.dropped + len(result.skipped), result)
-        return index.tally(), fact, data
-
-    def _fact(self, result: ShardResult, planned: PlannedShard, made: MadeFact | None, consumed: int) -> ShardFact:
-        """Return what the sidecar of a shard says of it."""
-        name, shards = output_text(planned.name), self._planned(result.shard, consumed)
-        return ShardFact(name, result.size, result.crc, planned.fingerprint(), made, self._first, shards)
-
-    def _known(self, shard: int, data: bytes, name: str) -> tuple[ShardTally, ShardFact, bytes]:
-        """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
-        index = sidecar_name(name)
-        fact = read_facts(data, index)
-        sidecar = read_sidecar(data, index, fact.size)  # as it was read when it was found to be sound
-        self.totals.schema = types_of(with_shard(sidecar.plain_table().schema))
-        made = fact.made
         if made is None:
-            raise Bug(name, "a kept shard without its facts")
-        planned = self._planned(shard, made.consumed)  # another number if the source has grown or shrunk since
-        if (fact.shards, sidecar.version) != (planned, FORMAT_VERSION):
-            fact = replace(fact, first=self._first, shards=planned)
-            data = encode_table(sidecar.plain_table(), fact)
-        self.totals.digest += made.content
-        self.output.dropped += made.dropped
-        self.totals.skipped += made.left_out
-        self._consumed[shard] = made.consumed
-        self._done += made.consumed
-        self._check_keys(sidecar.all_keys())
-        return sidecar.tally(), fact, data
+            content, skipped = samples.content, tuple(place for place, _ in result.skipped)
+        else:
+            sources, content, skipped, consumed = np.frombuffer(made.sources, np.int64), made.content, (), made.consumed
+            if plan.entries.source_paths:
+                counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
+                columns = with_column(columns, "source_paths", string_lists(paths[:-1].split(b"\0"), counts))
+                paths = b""
+            columns = None if columns is None else columns.take(number_array(sources))
+            if made.images or (self.run.transform and self.run.transform.probes):
+                columns = with_images(columns, made.images)
+            left_out = tuple(one for _, one in result.skipped) if self.run.fetches else ()
+            self._check_failed(planned.name, left_out, consumed)
+            of_made = MadeFact(result.digest, consumed, made.dropped, len(result.skipped), left_out)
+        shards, name = self._planned(planned.shard, consumed), output_text(planned.name)
+        fact = ShardFact(name, result.size, result.crc, planned.fingerprint(), of_made, self._first, shards)
+        index = index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
+        data, self.totals.schema = encode(index, fact)
+        accounted = len(np.unique(sources)) + made.dropped if made else len(index)
+        if consumed != accounted + len(result.skipped):
+            found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
+            raise Bug(planned.name, found)
+        return index, fact, data
+
+    def _known(self, planned: PlannedShard, data: bytes) -> tuple[ShardIndex, ShardFact, bytes]:
+        """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
+        name = sidecar_name(planned.name)
+        fact = read_facts(data, name)
+        index = read_sidecar(data, name, fact.size)  # as it was read when it was found to be sound
+        table = index.plain_table()
+        self.totals.schema = types_of(with_shard(table.schema))
+        if fact.made is None:
+            raise Bug(planned.name, "a kept shard without its facts")
+        shards = self._planned(planned.shard, fact.made.consumed)  # another if the source has grown or shrunk since
+        if (fact.shards, index.version) != (shards, FORMAT_VERSION):
+            fact = replace(fact, first=self._first, shards=shards)
+            data = encode_table(table, fact)
+        return index, fact, data
 
     @property
     def _first(self) -> str:
@@ -359,20 +350,8 @@ class Packing:
         before = self._base - self.destination.first
         return before + self._round.shards + (consumed < self._round.count(shard))
 
-    def _count(self, shard: int, consumed: int, accounted: int, result: ShardResult) -> None:
-        """Add a shard's samples to the totals; what is neither written, left out nor dropped would be lost."""
-        if consumed != accounted:
-            name = self.output.pattern.shard(self._base + shard)
-            raise Bug(name, f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written")
-        self._consumed[shard] = consumed
-        self._done += consumed
-        self.totals.digest += result.digest
-        self.totals.skipped += [one for _, one in result.skipped]
-
     def _check_keys(self, keys: list[bytes]) -> None:
         """Refuse keys that the user's function gave twice: the plan could not know them."""
-        if not self.run.makes_keys:
-            return
         if self.plan.format == "tar" and keys:
             for one in misread_keys(Names.of(keys)):
                 before = self._misread.get(one.code)
