@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.results import IndexResult, Observer
     from shardtool.values import Given
-    from shardtool.verbs.inspect.samples import FoundSample
+    from shardtool.verbs.inspect.overview import FoundSample
 
 __all__ = ["VERBS"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -22,20 +22,22 @@ from shardtool.dataset.dataset_file import numbers_in
 from shardtool.dataset.find import natural
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
 from shardtool.dataset.shard_file import is_packed, open_shard, payload
-from shardtool.dataset.shard_index import ends_of
+from shardtool.dataset.shard_index import FIELDS, ends_of
+from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.dataset.shard_index import FieldRow, ShardIndex
     from shardtool.request.options import InspectOptions
     from shardtool.request.results import Observer
+    from shardtool.values import Kind
 
 
 MOST_SAMPLES = 4_000_000  # whose sidecars are read unless all are asked for: a few seconds
@@ -44,6 +46,7 @@ SHORT = 64  # bytes of a payload that may be a label
 _NEAR = 2**26  # bytes of a compressed shard that are decompressed to look into it
 _MOST_READS = 20_000  # label payloads that are read because no index has their checksums
 _NAMED = 10  # unreadable images that are named
+_OWN = ("__key__", "__offset__", "__size__", FIELDS)
 NO_LABELS = ("split", "mode", "width", "height")
 
 
@@ -69,22 +72,51 @@ class Payloads:
         return groups if self.crcs is None else groups | self.crcs
 
 
-@dataclass(frozen=True, slots=True)
-class ReadShard:
-    """A shard, its index, and the payloads of each field."""
+@dataclass(frozen=True)
+class FoundSample:
+    """A sample, and where it lies.
+
+    Attributes:
+        shard: Its shard.
+        number: In the dataset, or in the shard, counted from 0.
+        key: Its key.
+        offset: Where it starts in the shard.
+        size: Bytes of its records.
+        fields: As its index has them: `name`, `offset`, `length`, `crc32c` (None: not known).
+        metadata: The other columns.
+        kinds: Field to `int64` or `float`, as far as that is known.
+        classes: Field to the names of its class numbers.
+    """
 
     shard: StoredShard
-    part: ShardIndex
-    fields: dict[str, Payloads]
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedSample:
-    """A sample to look into: its shard, key, and field to (offset, length)."""
-
-    shard: StoredShard
+    number: int
     key: str
-    fields: dict[str, tuple[int, int]]
+    offset: int
+    size: int
+    fields: Sequence[FieldRow]
+    metadata: Mapping[str, object]
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def found_samples(
+    shard: StoredShard, index: ShardIndex, rows: NDArray[np.int64], names: Sequence[str] | None = None, first: int = 0
+) -> list[FoundSample]:
+    """Return samples of a shard.
+
+    Args:
+        shard: The shard.
+        index: Its index.
+        rows: Their places in it.
+        names: The columns of metadata that are wanted; None: all.
+        first: The number of the shard's first sample.
+    """
+    table = index.table if names is None else index.table.select([*_OWN, *names])
+    found = []
+    for row, one in zip(rows.tolist(), python_rows(table.take(pa.array(rows))), strict=True):
+        key, offset, size, fields = (one.pop(name) for name in _OWN)
+        found.append(FoundSample(shard, first + row, key, offset, size, fields, one))
+    return found
 
 
 class FieldTally:
@@ -192,7 +224,7 @@ class Overview:
         self.images: dict[str, ImageTally] = {}
         self.kinds = numbers_in(dataset.file.features) if dataset.file else {}
         self.classes = class_names(dataset)
-        self._looks: list[tuple[float, int, int, PlacedSample]] = []
+        self._looks: list[tuple[float, int, int, FoundSample]] = []
         self._reads_left = _MOST_READS
 
     @property
@@ -205,8 +237,11 @@ class Overview:
         """Whether only some indexes were read."""
         return len(self.counts) < len(self.dataset.shards)
 
-    def read(self) -> Iterator[ReadShard]:
-        """Read the indexes of all shards, or of evenly many where there are too many samples; yield each once added."""
+    def read(self) -> Iterator[tuple[StoredShard, ShardIndex, dict[str, Payloads]]]:
+        """Read the indexes of all shards, or of evenly many where there are too many samples.
+
+        Each is yielded once it is added, with the payloads of its fields.
+        """
         file, step = self.dataset.file, 1
         if file is not None and not self.options.full:
             step = max(1, -(-sum(shard.samples for shard in file.shards) // MOST_SAMPLES))
@@ -216,9 +251,9 @@ class Overview:
             except CorruptShard as error:
                 self.damage.append(error)
                 continue
-            yield self._add(shard, part)
+            yield shard, part, self._add(shard, part)
 
-    def _add(self, shard: StoredShard, part: ShardIndex) -> ReadShard:
+    def _add(self, shard: StoredShard, part: ShardIndex) -> dict[str, Payloads]:
         self.damage += part.problems
         self.counts[shard.number] = len(part)
         self.walked += part.walk is not None
@@ -233,7 +268,7 @@ class Overview:
             self._choose(shard, part)
         self.observer.listed(len(part))
         self.observer.log(f"{shard.path}: {len(part):,} samples{', walked' if part.walk else ''}")
-        return ReadShard(shard, part, fields)
+        return fields
 
     def _add_columns(self, part: ShardIndex) -> None:
         for one in part.schema:
@@ -296,10 +331,8 @@ class Overview:
             rank = -float(ranks[row])
             if len(self._looks) >= most and rank <= self._looks[0][0]:
                 continue
-            places = range(int(part.firsts[row]), int(part.firsts[row + 1]))
-            fields = {part.names[part.codes[at]]: (int(part.offsets[at]), int(part.lengths[at])) for at in places}
             push = heapq.heappush if len(self._looks) < most else heapq.heapreplace
-            push(self._looks, (rank, shard.number, row, PlacedSample(shard, part.keys_of(np.array([row]))[0], fields)))
+            push(self._looks, (rank, shard.number, row, found_samples(shard, part, np.array([row]), ())[0]))
 
     def look(self, *, images: bool = True) -> None:
         """Look into the chosen samples, shard by shard: for labels that no index holds, and for images."""
@@ -308,7 +341,7 @@ class Overview:
         if not looked_at and not labels:
             return
         looks = sorted(self._looks, key=lambda one: one[1:3])
-        by_shard: dict[int, list[PlacedSample]] = {}
+        by_shard: dict[int, list[FoundSample]] = {}
         for _, number, _, look in looks:
             by_shard.setdefault(number, []).append(look)
         for chosen in by_shard.values():
@@ -319,10 +352,9 @@ class Overview:
             except CorruptShard as error:
                 self.damage.append(error)
 
-    def _look_into(
-        self, look: PlacedSample, file: ShardFile | PackedFile, images: list[str], labels: list[str]
-    ) -> None:
-        wanted = sorted((*place, name) for name, place in look.fields.items() if name in images or name in labels)
+    def _look_into(self, look: FoundSample, file: ShardFile | PackedFile, images: list[str], labels: list[str]) -> None:
+        places = [(one["offset"], one["length"], one["name"]) for one in look.fields]
+        wanted = sorted(place for place in places if place[-1] in images or place[-1] in labels)
         for offset, length, name in wanted:
             is_image = name in images
             far = is_packed(look.shard.path) and offset + length > _NEAR

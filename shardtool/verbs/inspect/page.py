@@ -34,7 +34,7 @@ from shardtool.verbs.inspect.thumbnails import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from jinja2 import Environment
 
@@ -102,7 +102,7 @@ def _page(gathered: ChosenSamples, shown: Sequence[ShownSample]) -> str:
         policy=f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'",
         style=style,
         script=script,
-        data=script_json([_sample(dataset, one) for one in shown]),
+        data=script_json([_sample(one) for one in shown]),
         title=dataset_name(dataset),
         gathered=gathered,
         overview=overview,
@@ -129,7 +129,7 @@ def _problems(gathered: ChosenSamples, shown: Sequence[ShownSample]) -> list[tup
     found: list[tuple[str, str, int | None]] = []
     found += [(base_name(one.where), one.message, None) for one in gathered.summary.problems]
     for number, one in enumerate(shown):
-        where = f"{shorten(one.key, 80)} in {gathered.overview.dataset.shards[one.chosen.shard].file_name}"
+        where = f"{shorten(one.key, 80)} in {one.chosen.shard.file_name}"
         found += [(where, what, number) for what in one.problems]
     return found
 
@@ -189,20 +189,19 @@ def script_json(value: object) -> str:
     return document
 
 
-def _sample(dataset: StoredDataset, one: ShownSample) -> dict[str, object]:
-    values = one.chosen.values
+def _sample(one: ShownSample) -> dict[str, object]:
     return {
         "key": one.key,
         "labels": one.labels,
-        "shard": shorten(dataset.shards[one.chosen.shard].file_name, 200),
-        "offset": values["__offset__"],
-        "size": values["__size__"],
+        "shard": shorten(one.chosen.shard.file_name, 200),
+        "offset": one.chosen.offset,
+        "size": one.chosen.size,
         "fields": [list(field) for field in one.fields[:_META]],
         "images": [_image(image, with_data=at > 0) for at, image in enumerate(one.images)],
         "texts": [
             {"field": text.field, "kind": text.kind, "text": text.text, "cut": text.is_cut} for text in one.texts
         ],
-        "meta": _meta(values, one.labels),
+        "meta": _meta(one.chosen.metadata, one.labels),
         "problems": one.problems,
         "notes": one.notes,
     }
@@ -215,11 +214,11 @@ def _image(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
     return {**shown, "src": image.url} if with_data else shown
 
 
-def _meta(values: dict[str, object], labels: dict[str, str]) -> list[tuple[str, str]]:
+def _meta(values: Mapping[str, object], labels: dict[str, str]) -> list[tuple[str, str]]:
     rows = [
         (shorten(name, 100), shorten(_value(value), 300))
         for name, value in values.items()
-        if not name.startswith("__") and name not in labels and value is not None
+        if name not in labels and value is not None
     ]
     return rows[:_META]
 

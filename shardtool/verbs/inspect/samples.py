@@ -10,7 +10,7 @@ import math
 import sys
 from bisect import bisect_right
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -31,8 +31,6 @@ from shardtool.dataset.payload import (
     value_of,
 )
 from shardtool.dataset.shard_file import open_shard, payload
-from shardtool.dataset.shard_index import FIELDS
-from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
@@ -41,7 +39,7 @@ from shardtool.read.catalog import asked_table
 from shardtool.select.query import matching
 from shardtool.storage.staging import Tree
 from shardtool.values import output_text, to_bytes
-from shardtool.verbs.inspect.overview import class_names, is_plain
+from shardtool.verbs.inspect.overview import FoundSample, class_names, found_samples, is_plain
 from shardtool.wording import either, option, typed_name
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.dataset.shard_index import FieldRow, ShardIndex
-    from shardtool.values import Kind, Number
+    from shardtool.values import Number
 
 
 # Which samples of datasets are asked for: all, or those for which a query is true; a shard at a time.
@@ -126,36 +124,8 @@ def texts_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
-_OWN = ("__key__", "__offset__", "__size__", FIELDS)
 _HEAD = 64  # bytes of a payload that is neither text nor an image
 _DIGITS = 18  # of a number of samples
-
-
-@dataclass(frozen=True)
-class FoundSample:
-    """A sample, and where it lies.
-
-    Attributes:
-        shard: Its shard.
-        number: In the dataset, counted from 0.
-        key: Its key.
-        offset: Where it starts in the shard.
-        size: Bytes of its records.
-        fields: As its index has them: `name`, `offset`, `length`, `crc32c` (None: not known).
-        metadata: The other columns.
-        kinds: Field to `int64` or `float`, as far as that is known.
-        classes: Field to the names of its class numbers.
-    """
-
-    shard: StoredShard
-    number: int
-    key: str
-    offset: int
-    size: int
-    fields: Sequence[FieldRow]
-    metadata: Mapping[str, object]
-    kinds: Mapping[str, Kind]
-    classes: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +238,13 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> FoundSample:
         column = part.table.column("__key__")
         row = pc.index(column, key).as_py()
         if row >= 0:
-            return _whole(dataset, shard, part, row, number + row)
+            return _found(dataset, shard, part if part.walk else None, row, number + row)
         if number <= wanted < number + len(part):
             by_number = (dataset, shard, part if part.walk else None, wanted - number)
         example = example or (column[0].as_py() if len(part) else "")
         number += len(part)
     if by_number is not None:
-        return _whole(*by_number, wanted)
+        return _found(*by_number, wanted)
     if damage:
         raise damage[0]
     such = f", such as {printable(example)!r}" if example else ""
@@ -305,24 +275,18 @@ def _in_its_range(datasets: Sequence[StoredDataset], key: str) -> FoundSample | 
         return None
     row = pc.index(part.table.column("__key__"), key).as_py()
     before = sum(one.samples for one in listed[:at])
-    return None if row < 0 else _whole(datasets[0], shards[at], part, row, before + row)
+    return None if row < 0 else _found(datasets[0], shards[at], part if part.walk else None, row, before + row)
 
 
-def _whole(dataset: StoredDataset, shard: StoredShard, part: ShardIndex | None, row: int, number: int) -> FoundSample:
-    """Return a sample with all that its index says."""
-    if part is None or part.walk is None:
-        part = shard.index(metadata=True)
-    return _found(dataset, shard, part, row, number)
-
-
-def _found(dataset: StoredDataset, shard: StoredShard, part: ShardIndex, row: int, number: int) -> FoundSample:
-    shown = [name for name in part.table.column_names if name in _OWN or is_plain(part.schema.field(name).type)]
-    one = python_rows(part.table.slice(row, 1).select(shown))[0]
-    key, offset, size, fields = (one.pop(name) for name in _OWN)
+def _found(dataset: StoredDataset, shard: StoredShard, part: ShardIndex | None, row: int, number: int) -> FoundSample:
+    """Return a sample with all that its index says; None: that is to be read."""
+    part = shard.index(metadata=True) if part is None else part
+    names = [name for name in part.metadata.column_names if is_plain(part.schema.field(name).type)]
+    found = found_samples(shard, part, np.array([row]), names, number - row)[0]
     kinds = part.kinds
     if shard.format == "tfrecord" and part.walk is None:
-        kinds = numbers_in(dataset.file.features) if dataset.file else _kinds(shard, offset, size)
-    return FoundSample(shard, number, key, offset, size, fields, one, kinds, class_names(dataset))
+        kinds = numbers_in(dataset.file.features) if dataset.file else _kinds(shard, found.offset, found.size)
+    return replace(found, kinds=kinds, classes=class_names(dataset))
 
 
 def _kinds(shard: StoredShard, offset: int, size: int) -> dict[str, Number]:

@@ -12,16 +12,15 @@ import warnings
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from operator import itemgetter
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from shardtool.dataset.payload import label_of, numbers_in
 from shardtool.dataset.shard_file import open_shard
-from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
@@ -30,21 +29,25 @@ from shardtool.request.results import Observer
 from shardtool.transform.image import BadImage, ImageOptions, change
 from shardtool.values import IMAGE_ENDINGS, counted
 from shardtool.verbs.inspect.inspect import summarize
-from shardtool.verbs.inspect.overview import SHORT, Overview, draw, is_plain
+from shardtool.verbs.inspect.overview import SHORT, Overview, draw, found_samples, is_plain
 from shardtool.verbs.inspect.samples import text_of
 from shardtool.verbs.inspect.table import check_report, write_target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
-    from shardtool.dataset.find import StoredDataset
+    from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.dataset.shard_index import FieldRow
+    from shardtool.dataset.shard_index import FieldRow, ShardIndex
     from shardtool.verbs.inspect.inspect import Summary
-    from shardtool.verbs.inspect.overview import ReadShard
+    from shardtool.verbs.inspect.overview import FoundSample, Payloads
+
+    _Candidate = tuple[
+        str, float, int, int, FoundSample
+    ]  # the stratum, its random number, shard, place, and what it is
 
     Font = FreeTypeFont | ImageFont
 
@@ -56,15 +59,6 @@ if TYPE_CHECKING:
 
 
 _MOST_VALUES = 1000  # of a label
-
-
-@dataclass(frozen=True)
-class ChosenSample:
-    """A sample that is shown: the number of its shard, its place in the shard, its row of the sidecar."""
-
-    shard: int
-    row: int
-    values: dict[str, Any]  # of columns, by name
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class ChosenSamples:
     overview: Overview
     summary: Summary
     spread: str
-    chosen: list[ChosenSample]
+    chosen: list[FoundSample]
 
     @property
     def total(self) -> str:
@@ -90,57 +84,52 @@ class ChosenSamples:
         return f"{least}{self.summary.samples:,}"
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A sample that may be shown, with what decides about it."""
-
-    stratum: str
-    priority: float
-    chosen: ChosenSample
-
-
 def gather(dataset: StoredDataset, samples: int, seed: int) -> ChosenSamples:
     """Read the indexes of a dataset, and choose at most so many samples to show."""
     overview = Overview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
     pool: list[_Candidate] = []
-    for read in overview.read():
-        if len(read.part):
-            name, codes, strata = _strata(read, overview.label_names())
+    for shard, part, fields in overview.read():
+        if len(part):
+            name, codes, strata = _strata(shard, part, fields, overview.label_names())
             spread.add(name)
-            pool = _first(pool + _candidates(read, codes, strata, seed, samples), samples)
+            pool = _first(pool + _candidates(shard, part, codes, strata, (seed, samples)), samples)
     overview.look(images=False)
     summary = summarize(overview, _MOST_VALUES)
-    chosen = sorted((one.chosen for one in pool), key=lambda one: (one.shard, one.row))
+    chosen = sorted((one[-1] for one in pool), key=lambda one: (one.shard.number, one.number))
     return ChosenSamples(overview, summary, spread.pop() if len(spread) == 1 else "", chosen)
 
 
-def _strata(read: ReadShard, labels: Sequence[str]) -> tuple[str, NDArray[np.int64], list[str]]:
+def _strata(
+    shard: StoredShard, part: ShardIndex, fields: Mapping[str, Payloads], labels: Sequence[str]
+) -> tuple[str, NDArray[np.int64], list[str]]:
     """Return what the choice is spread over, a code for each sample, and what the codes (-1 is the last) stand for."""
     for name in labels:
-        if name in read.fields and read.fields[name].crcs is not None:
-            codes = np.full(len(read.part), -1, np.int64)
-            groups, codes[read.fields[name].rows] = np.unique(read.fields[name].groups(), return_inverse=True)
+        if name in fields and fields[name].crcs is not None:
+            codes = np.full(len(part), -1, np.int64)
+            groups, codes[fields[name].rows] = np.unique(fields[name].groups(), return_inverse=True)
             return name, codes, [*map(str, groups.tolist()), ""]
-        if name in read.part.schema.names and is_plain(read.part.schema.field(name).type):
-            values = read.part.table.column(name).combine_chunks()
+        if name in part.schema.names and is_plain(part.schema.field(name).type):
+            values = part.table.column(name).combine_chunks()
             values = values if pt.is_dictionary(values.type) else values.dictionary_encode()
             codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
             return name, codes, [*map(str, values.dictionary.to_pylist()), ""]
-    return "", np.zeros(len(read.part), np.int64), [f"shard {read.shard.number}"]
+    return "", np.zeros(len(part), np.int64), [f"shard {shard.number}"]
 
 
-def _candidates(read: ReadShard, codes: NDArray[np.int64], strata: list[str], seed: int, most: int) -> list[_Candidate]:
-    """Return those samples of a shard that can be among the first `most`."""
-    priority = draw(seed, read.shard.number, len(codes))
+def _candidates(
+    shard: StoredShard, part: ShardIndex, codes: NDArray[np.int64], strata: list[str], drawn: tuple[int, int]
+) -> list[_Candidate]:
+    """Return those samples of a shard that can be among the first; `drawn`: the seed, and how many are chosen."""
+    seed, most = drawn
+    priority = draw(seed, shard.number, len(codes))
     order = np.lexsort((priority, codes))
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:most]
-    rows = python_rows(read.part.table.take(pa.array(best.tolist(), pa.int64())))
     return [
-        _Candidate(strata[codes[at]], float(priority[at]), ChosenSample(read.shard.number, at, row))
-        for at, row in zip(best.tolist(), rows, strict=True)
+        (strata[codes[one.number]], float(priority[one.number]), shard.number, one.number, one)
+        for one in found_samples(shard, part, best)
     ]
 
 
@@ -149,12 +138,10 @@ def _first(pool: list[_Candidate], most: int) -> list[_Candidate]:
 
     What is let go cannot come back: more candidates only push it further down.
     """
-    pool.sort(key=lambda one: (one.stratum, one.priority, one.chosen.shard, one.chosen.row))
-    ranks: list[int] = []
-    for at, one in enumerate(pool):
-        ranks.append(ranks[-1] + 1 if at and pool[at - 1].stratum == one.stratum else 0)
-    order = sorted(range(len(pool)), key=lambda at: (ranks[at], pool[at].priority, pool[at].stratum))
-    return [pool[at] for at in order[:most]]
+    strata = groupby(sorted(pool, key=itemgetter(0, 1, 2, 3)), key=itemgetter(0))
+    ranked = [(rank, one) for _, same in strata for rank, one in enumerate(same)]
+    ranked.sort(key=lambda both: (both[0], both[1][1], both[1][0]))
+    return [one for _, one in ranked[:most]]
 
 
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
@@ -220,16 +207,14 @@ class ShownSample:
     Attributes:
         chosen: Which one.
         labels: Field or column to the label, the likeliest first.
-        fields: Name and bytes of each of its fields.
         images: The first few.
         texts: Its other fields.
         problems: What is wrong with it.
         notes: Why something is not shown that is not wrong.
     """
 
-    chosen: ChosenSample
+    chosen: FoundSample
     labels: dict[str, str]
-    fields: list[tuple[str, int]]
     images: list[Thumbnail] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -238,7 +223,12 @@ class ShownSample:
     @property
     def key(self) -> str:
         """Its key, for people."""
-        return shorten(self.chosen.values["__key__"], _SHORT)
+        return shorten(self.chosen.key, _SHORT)
+
+    @property
+    def fields(self) -> list[tuple[str, int]]:
+        """Name and bytes of each of its fields."""
+        return [(shorten(part["name"], _SHORT), part["length"]) for part in self.chosen.fields]
 
     @property
     def best(self) -> Text | None:
@@ -266,15 +256,15 @@ class Budget:
 
 def show_samples(gathered: ChosenSamples, budget: Budget) -> Iterator[ShownSample]:
     """Yield what is shown of each chosen sample, in the order of the dataset."""
-    for number, chosen in groupby(gathered.chosen, key=lambda one: one.shard):
+    for shard, chosen in groupby(gathered.chosen, key=lambda one: one.shard):
         samples = list(chosen)
         try:
-            with open_shard(gathered.overview.dataset.shards[number].path) as file:
+            with open_shard(shard.path) as file:
                 for one in samples:
                     yield _SampleReading(file, budget, gathered).show(one)
         except CorruptShard as error:
             for one in samples:
-                yield ShownSample(one, _column_labels(gathered, one), _sizes(one), problems=[error.found])
+                yield ShownSample(one, _column_labels(gathered, one), problems=[error.found])
 
 
 def shorten(text: str, most: int) -> str:
@@ -357,14 +347,12 @@ def _is_image(name: str, start: bytes) -> bool:
     return any(start.startswith(magic) for magic, _ in _KINDS[:_SNIFFED])
 
 
-def _sizes(one: ChosenSample) -> list[tuple[str, int]]:
-    return [(shorten(part["name"], _SHORT), part["length"]) for part in one.values["__fields__"]]
-
-
-def _column_labels(gathered: ChosenSamples, one: ChosenSample) -> dict[str, str]:
-    found = {name: one.values.get(name) for name, label in gathered.summary.labels.items() if label.source == "column"}
+def _column_labels(gathered: ChosenSamples, one: FoundSample) -> dict[str, str]:
+    found = {
+        name: one.metadata.get(name) for name, label in gathered.summary.labels.items() if label.source == "column"
+    }
     if gathered.summary.splits:
-        found[SPLIT] = one.values.get(SPLIT)
+        found[SPLIT] = one.metadata.get(SPLIT)
     return {name: shorten(str(value), _SHORT) for name, value in found.items() if value is not None}
 
 
@@ -375,10 +363,10 @@ class _SampleReading:
         self._file, self._budget, self._gathered = file, budget, gathered
         self._kinds, self._texts_left = gathered.overview.kinds, budget.text
 
-    def show(self, one: ChosenSample) -> ShownSample:
+    def show(self, one: FoundSample) -> ShownSample:
         """Return what is shown of a sample."""
-        shown = ShownSample(one, _column_labels(self._gathered, one), _sizes(one))
-        for part in one.values["__fields__"][:_MOST_FIELDS]:
+        shown = ShownSample(one, _column_labels(self._gathered, one))
+        for part in one.fields[:_MOST_FIELDS]:
             try:
                 self._field(shown, part)
             except CorruptShard as error:
@@ -589,7 +577,7 @@ class _Sheet:
         else:
             self._words(one, place)
         below = place[1] + _EDGE + 5
-        self._text((place[0], below), shorten(one.chosen.values["__key__"], 60), "text", "ink", _EDGE)
+        self._text((place[0], below), shorten(one.chosen.key, 60), "text", "ink", _EDGE)
         second = one.problems[0] if one.problems else label
         self._text((place[0], below + _LINE), second, "small", "bad" if one.problems else "soft", _EDGE)
 
