@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ROOMS = (
     "package", "torch", "tensorflow", "ray", "cli", "verbs.verify", "compat", "verbs.index", "verbs.copy",
     "verbs.cache", "writer", "verbs.create", "verbs.inspect", "read", "publish", "write", "source", "select", "plan",
-    "interop", "dataset", "table", "request", "entries", "transform", "fetch", "execute", "format", "storage", "values",
+    "interop", "dataset", "table", "execute", "request", "entries", "transform", "fetch", "format", "storage", "values",
 )  # fmt: skip
 
 

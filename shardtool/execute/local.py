@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute.pool import Pool, reported, reporter, what_of
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shardtool.execute.pool import Progress, Result
-    from shardtool.values import Executor, StartMethod
+    from shardtool.request.options import WorkerOptions
+    from shardtool.values import StartMethod
 
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
@@ -253,30 +254,6 @@ _SETTINGS = {  # of Ray, which looks at them when it is imported; where the envi
     "RAY_gcs_server_port_wait_time_s": "1",  # attempts at a cluster that does not answer, each of half a minute
     "GRPC_VERBOSITY": "NONE",
 }
-
-
-class WorkerOptions(Protocol):
-    """What the options of every verb with workers say of them."""
-
-    @property
-    def workers(self) -> int | None:
-        """How many tasks at once at most; None: as many as there are cores."""
-        ...
-
-    @property
-    def start_method(self) -> StartMethod:
-        """How worker processes of this machine start."""
-        ...
-
-    @property
-    def executor(self) -> Executor:
-        """Where tasks run."""
-        ...
-
-    @property
-    def address(self) -> str | None:
-        """Where the Ray cluster is; None: as Ray's own environment says, or the one of this machine."""
-        ...
 
 
 def start_pool(asked: WorkerOptions, again: str = "Run the same command again.") -> Pool:

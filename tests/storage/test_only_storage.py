@@ -26,10 +26,9 @@ _ALLOWED = {
     "execute/ray_task.py": {"os.access", "os.stat"},
     # Standard streams are pointed at the null device.
     "cli/__init__.py": {"os.open"},
-    "cli/output.py": {"open"},
-    # What a command gives is kept in a temporary file, which goes with the run.
-    "cli/piped.py": {"open"},
-    "cli/progress.py": {"open"},
+    # What a command gives, and prints, is kept in a temporary file, which goes with the run.
+    "cli/commands.py": {"open"},
+    "cli/terminal.py": {"open"},
 }
 
 

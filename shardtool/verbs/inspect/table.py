@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 from io import RawIOBase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyarrow import csv, parquet
 
 from shardtool.dataset.shard_index import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
@@ -109,11 +110,15 @@ def write_table(
     folder = Folder(os.path.dirname(path))
     folder.ready()
     with folder.stage(os.path.basename(path)) as file:
-        sink, rows = _Sink(file), 0
-        writer = (_Csv if path.endswith(".csv") else _Parquet)(sink, schema)
+        sink, rows, is_csv = _Sink(file), 0, path.endswith(".csv")
+        flat = pa.schema([(one.name, one.type if _is_flat(one) else pa.string()) for one in schema])
+        target = pa.PythonFile(sink, "w")
+        writer: Any = (
+            csv.CSVWriter(target, flat) if is_csv else parquet.ParquetWriter(target, schema, compression="zstd")
+        )
         try:
             for table in _gathered(_tables(datasets, where, schema)):
-                writer.write(table)
+                writer.write_table(_flattened(table, flat) if is_csv else table)
                 rows += table.num_rows
         except BaseException:
             sink.dropped = True  # what a writer writes at its end goes nowhere
@@ -147,10 +152,6 @@ def _schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
     own = [*UNREAD]
     own.insert(1, pa.field(SHARD, pa.dictionary(pa.int32(), pa.string()), nullable=False))
     return pa.schema([*own, *merged])
-
-
-def _metadata(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([one.with_nullable(nullable=True) for one in schema if not one.name.startswith("__")])
 
 
 def _tables(datasets: Sequence[StoredDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -220,43 +221,13 @@ class _Sink(RawIOBase):
         return self._size
 
 
-class _Parquet:
-    """Writes tables as Parquet."""
-
-    def __init__(self, sink: _Sink, schema: pa.Schema) -> None:
-        from pyarrow import parquet
-
-        self._writer = parquet.ParquetWriter(pa.PythonFile(sink, "w"), schema, compression="zstd")
-
-    def write(self, table: pa.Table) -> None:
-        """Append rows."""
-        self._writer.write_table(table)
-
-    def close(self) -> None:
-        """Write what ends the file."""
-        self._writer.close()
-
-
-class _Csv:
-    """Writes tables as CSV."""
-
-    def __init__(self, sink: _Sink, schema: pa.Schema) -> None:
-        from pyarrow import csv
-
-        self._schema = pa.schema([(one.name, one.type if _is_flat(one) else pa.string()) for one in schema])
-        self._writer = csv.CSVWriter(pa.PythonFile(sink, "w"), self._schema)
-
-    def write(self, table: pa.Table) -> None:
-        """Append rows."""
-        columns = [
-            texts_of(column) if _is_flat(field) else pa.array([*map(_as_text, column.to_pylist())], pa.string())
-            for field, column in zip(table.schema, table.columns, strict=True)
-        ]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
-
-    def close(self) -> None:
-        """Write what ends the file."""
-        self._writer.close()
+def _flattened(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table as CSV can hold it: what is no number, text, truth or time is JSON."""
+    columns = [
+        texts_of(column) if _is_flat(field) else pa.array([*map(_as_text, column.to_pylist())], pa.string())
+        for field, column in zip(table.schema, table.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _is_flat(field: pa.Field) -> bool:
