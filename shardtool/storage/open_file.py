@@ -11,16 +11,15 @@ from __future__ import annotations
 import errno
 import io
 import os
-import queue
 import stat
-from contextlib import AbstractContextManager, suppress
-from threading import Thread
+from contextlib import AbstractContextManager
+from itertools import count
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from shardtool.errors import machine_reads
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import SCHEMES, is_url, is_web, join, parse_address
-from shardtool.storage.remote.blob import Blob, ObjectFact, read_object, requests
+from shardtool.storage.remote.blob import Blob, ObjectFact, read_object, requests, together
 from shardtool.storage.remote.other_schemes import OtherBlob
 from shardtool.values import to_text
 
@@ -36,7 +35,6 @@ READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOC
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 PARTS = 1024  # that one system call can fill: IOV_MAX
 BLOCK = 2**20  # bytes that are read at a time, where nothing speaks for another number
-_CLOSE_S = 1.0  # a stalled server keeps the thread for longer; it ends by itself
 _HELD = 16  # pieces, of 1 MiB at most, that wait to be taken
 _LEAST, _MOST = 2**16, 2**21  # bytes of a request: more and more while spans follow each other
 _NEAR = 2**16  # bytes between two spans that follow each other
@@ -255,11 +253,9 @@ class Ahead(io.RawIOBase):
 
     def __init__(self, blob: Blob) -> None:
         super().__init__()
-        self._blob = blob
-        self._queue: queue.Queue[bytes | BaseException | None] = queue.Queue(_HELD)
-        self._stopped, self._ended = False, False
+        pieces = blob.pieces()
+        self._pieces = together(lambda _: next(pieces, b""), count(), _HELD, threads=1)
         self._piece = memoryview(b"")
-        self._thread: Thread | None = None
 
     def readable(self) -> bool:
         """Tell that it can be read."""
@@ -283,45 +279,14 @@ class Ahead(io.RawIOBase):
 
     def close(self) -> None:
         """Ask for no more."""
-        if not self.closed:
-            self._stopped = True
-            with suppress(queue.Empty):
-                while True:
-                    self._queue.get_nowait()
-            if self._thread is not None:
-                self._thread.join(_CLOSE_S)
+        self._pieces.close()
         super().close()
 
     def _next(self) -> bool:
-        if self._ended:
-            return False
-        if self._thread is None:
-            self._thread = Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
-            self._thread.start()
-        got = self._queue.get()
-        self._ended = not isinstance(got, bytes)
-        if isinstance(got, BaseException):
-            raise got
-        self._piece = memoryview(got or b"")
-        return got is not None
-
-    def _fetch(self) -> None:
-        try:
-            for piece in self._blob.pieces():
-                if not self._put(piece):
-                    return
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that reads
-            self._put(error)
-        else:
-            self._put(None)
-
-    def _put(self, what: bytes | BaseException | None) -> bool:
-        """Hand it over; return False where nothing is wanted any more."""
-        while not self._stopped:
-            with suppress(queue.Full):
-                self._queue.put(what, timeout=0.1)
-                return True
-        return False
+        self._piece = memoryview(next(self._pieces, b""))
+        if not self._piece:
+            self._pieces.close()
+        return bool(self._piece)
 
 
 class _ObjectFile(io.RawIOBase):

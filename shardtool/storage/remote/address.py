@@ -16,7 +16,7 @@ import re
 from contextlib import suppress
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from shardtool.errors import InvalidRequest, reason, without_secrets
@@ -305,9 +305,3 @@ def tls() -> ssl.SSLContext | None:
         where = ", ".join(f"{name}={os.environ[name]}" for name in _BUNDLES if os.environ.get(name))
         raise InvalidRequest(where, "no certificates in it", expected="certificates (PEM)") from None
     return context
-
-
-def of_obstore() -> dict[str, Any]:
-    """Return the same for obstore, which goes by the variables of proxies itself."""
-    more = more_certificates()
-    return {"root_certificate": more} if more else {}

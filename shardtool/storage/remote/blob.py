@@ -37,7 +37,7 @@ from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure
 from shardtool.storage.remote.stores import not_installed, signed, version_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future, ThreadPoolExecutor
 
     import urllib3
@@ -581,8 +581,12 @@ def called(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]
     return list(callers().map(one, items))
 
 
-def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Iterator[Result]:
+def together(
+    ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE, threads: int | None = None
+) -> Generator[Result]:
     """Yield what `ask` returns for each item, in order; no more than `at_once` run, or wait to be taken.
+
+    With `threads`, so many of them run, and the others wait for these.
 
     Where one fails, at most the `at_once` behind it were begun, and all have ended when its error is
     raised. The threads live as long as this is iterated, so that a fork in between finds none of them half alive.
@@ -595,9 +599,9 @@ def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int 
         with until(ended):
             return ask(item)
 
-    with ThreadPoolExecutor(at_once, "shardtool-requests") as threads:
+    with ThreadPoolExecutor(threads or at_once, "shardtool-requests") as pool:
         try:
-            yield from _in_order(threads, one, items, at_once)
+            yield from _in_order(pool, one, items, at_once)
         finally:
             ended.set()
 

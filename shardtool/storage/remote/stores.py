@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlencode, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.address import DECIDING, STORES, WEB, is_web, of_obstore, parse_address, shown
+from shardtool.storage.remote.address import DECIDING, STORES, WEB, is_web, more_certificates, parse_address, shown
 from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retried, store_failures
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
         from obstore import store
     except ImportError:
         raise not_installed("obstore") from None
-    options: dict[str, Any] = {
-        "client_options": {"allow_http": True, **of_obstore()},
-        "retry_config": {"max_retries": 0},
-    }
+    client: dict[str, Any] = {"allow_http": True}  # obstore goes by the variables of proxies itself
+    if more := more_certificates():
+        client["root_certificate"] = more
+    options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
     with store_failures(f"{scheme}://{bucket}"):
         if scheme == "s3":
             session = _aws_session(bucket)

@@ -153,10 +153,12 @@ def test_in_order(object_at: str, proxy: FaultyProxy) -> None:
         got += buffer[:size]
     assert bytes(got) == _DATA
     assert len(proxy.log().asked) == 1
+    before = {*threading.enumerate()}
     ahead = Ahead(blob)
     ahead.readinto(buffer)
+    assert {*threading.enumerate()} > before
     ahead.close()
-    assert not [one for one in threading.enumerate() if one.name == "shardtool-ahead"]
+    assert {*threading.enumerate()} <= before
     spans = RemoteFile(object_at)
     proxy.set()
     for offset in [*range(0, 8_500_000, 70_000), 5, 6_000_000]:
