@@ -29,6 +29,8 @@ ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
 
+BLOCK = 2**20  # bytes that are read or written at a time, where nothing speaks for another number
+
 Trust = Literal["time", "size"]
 OnDuplicate = Literal["error", "rename", "first", "last"]
 OnKnown = Literal["error", "first"]  # a sample whose key the dataset that is appended to has

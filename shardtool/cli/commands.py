@@ -26,7 +26,7 @@ from shardtool.request.options import (
     VerifyOptions,
 )
 from shardtool.request.settings import described, setting
-from shardtool.values import counted, output_text
+from shardtool.values import BLOCK, counted, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,6 @@ _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
 _PIPE = "pipe:"
 _HEAD = 512
-_BLOCK = 2**20
 _MAGIC = ((257, b"ustar", ".tar"), (0, b"\x1f\x8b", ".tar.gz"), (0, b"\x28\xb5\x2f\xfd", ".tar.zst"),
           (0, b"PK\x03\x04", ".zip"))  # fmt: skip
 _BRACES = re.compile(r"\{[^{}]*\.\.[^{}]*\}")
@@ -699,7 +698,7 @@ def _kept(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
         try:
             with open(path, "wb") as file:
                 file.write(head)
-                while data := stream.read(_BLOCK):
+                while data := stream.read(BLOCK):
                     file.write(data)
         except OSError as error:
             remedy = "TMPDIR names another folder."

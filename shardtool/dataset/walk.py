@@ -18,7 +18,7 @@ from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misn
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar, tfrecord
-from shardtool.values import is_utf8, source_text
+from shardtool.values import BLOCK, is_utf8, source_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -185,7 +185,6 @@ _FILE_NAME = b"image/filename"  # of TensorFlow's image sets
 _KEY_FEATURES = (b"__key__", b"key", b"__key", _FILE_NAME)
 _FILE_ENDING = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")  # of a file's name, which is no part of its key
 _ENDING = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
-_BLOCK = 2**20
 _KEY_LIMIT = 2**20  # bytes: more is an attack, not a key; another feature that could be one is then none
 _ENDLESS = 2**63
 FIELD_LIMIT = 2**16 - 1  # of a sample, as in all that we write
@@ -413,7 +412,7 @@ def walked_text(name: bytes) -> str:
 def payload_crc(shard: ShardFile | PackedFile, offset: int, length: int) -> int:
     """Return the CRC-32C of a part of a shard, however long it is."""
     crc = 0
-    while length > 0 and (block := shard.read(offset, min(length, _BLOCK))):
+    while length > 0 and (block := shard.read(offset, min(length, BLOCK))):
         crc = crc32c(block, crc)
         offset += len(block)
         length -= len(block)
@@ -511,7 +510,7 @@ def _survey_tar(  # noqa: C901 - one loop over every header, the hot path
 
 def _sum_member(shard: ShardFile | PackedFile, found: Survey, start: int, size: int, end: int) -> None:
     """Note the checksum of a payload, and whether what follows it up to `end` is not zero."""
-    if size <= _BLOCK:
+    if size <= BLOCK:
         block = shard.read(start, end - start)
         found.crcs.append(crc32c(block[:size]))
         rest = block[size:]

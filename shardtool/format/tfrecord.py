@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
+from shardtool.values import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -240,7 +241,6 @@ HELD_LIMIT = 2**26  # bytes of a record up to which it is held in memory as a wh
 FEATURE_LIMIT = 2**16  # of an Example: 65,535 fields, the most that a sample has, and the key
 _NAMES_LIMIT = 2**24  # bytes of the names of an Example's features: more is an attack, no names
 _TOO_MUCH = f"more than {FEATURE_LIMIT:,} features, or {_NAMES_LIMIT:,} bytes of their names"
-_BLOCK = 2**20
 _FAR_BLOCK = 2**16
 
 
@@ -490,8 +490,8 @@ def _feature(data: Data, first: int, last: int, start: int) -> Feature:
         count = count if whole else (inner[1] - inner[0]) // 4
         return Feature(name, "float", start + inner[0], inner[1] - inner[0], count, whole)
     if not whole:
-        pieces = range(inner[0], inner[1], _BLOCK)  # a list of numbers may take 2 GiB
-        count = sum(count_varints(data[at : min(at + _BLOCK, inner[1])]) for at in pieces)
+        pieces = range(inner[0], inner[1], BLOCK)  # a list of numbers may take 2 GiB
+        count = sum(count_varints(data[at : min(at + BLOCK, inner[1])]) for at in pieces)
     return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count, whole)
 
 
@@ -537,7 +537,6 @@ def _parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 # Where a damaged file can be read again: the next record behind the damage, whose length has the right checksum.
 
 
-_WINDOW = 2**20
 _SHORT_LENGTH = re.compile(rb"(?s)(?=(?!\0{4}).{4}\0{4})")  # of a record below 4 GiB, and not empty
 
 
@@ -556,12 +555,12 @@ def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
         if first > offset and length <= DATA_LIMIT and end <= size and (end == size or _is_record(read, end, size)):
             return end
     at = first
-    while window := bytes(read(at, _WINDOW + FRAME_HEAD)):
-        for match in _SHORT_LENGTH.finditer(window, 0, _WINDOW):
+    while window := bytes(read(at, BLOCK + FRAME_HEAD)):
+        for match in _SHORT_LENGTH.finditer(window, 0, BLOCK):
             head = window[match.start() : match.start() + FRAME_HEAD]
             if is_start(head) and _fits(head, at + match.start(), size):
                 return at + match.start()
-        at += _WINDOW
+        at += BLOCK
     return None
 
 

@@ -27,7 +27,7 @@ from shardtool.storage.open_file import open_blob, open_plain
 from shardtool.storage.places import is_url
 from shardtool.storage.remote.blob import read_places
 from shardtool.storage.shared import ForkLock
-from shardtool.values import OnBadSample
+from shardtool.values import BLOCK, OnBadSample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 REMEDY = "Run `shardtool verify`; read with on_error='skip' to go on without what is damaged."
 _MOST_OPEN = 256
 _SHARE = 4  # of the descriptors that a process may have, shards take one in so many
-_BLOCK = 2**20
 _ADVICE = 2**17  # bytes: some systems take no more of one piece of advice
 _FREED = 2**24
 _pread = os.pread
@@ -179,8 +178,8 @@ class OpenFile:
     def checksum(self, size: int) -> int:
         """Return the CRC-32C of the first bytes, so many: each is read once, for as long as the shard is open."""
         if self._checksum is None:
-            starts = range(0, size, _BLOCK)
-            sizes = [min(_BLOCK, size - at) for at in starts]
+            starts = range(0, size, BLOCK)
+            sizes = [min(BLOCK, size - at) for at in starts]
             self._checksum = reduce(lambda crc, block: crc32c(block, crc), self.read(starts, sizes), 0)
         return self._checksum
 
@@ -248,7 +247,7 @@ def _unpacked(path: str) -> int:
         try:
             with TemporaryFile() as spool:
                 at = 0
-                while block := packed.read(at, _BLOCK):
+                while block := packed.read(at, BLOCK):
                     spool.write(block)
                     at += len(block)
                 spool.flush()

@@ -24,7 +24,7 @@ from shardtool.source.folder import FolderSource, left_behind_notes
 from shardtool.source.folder_samples import NamedFiles, collect, without_torn
 from shardtool.source.scan import ScanPart, ScanRules
 from shardtool.storage.places import file_stat, identity
-from shardtool.values import SPAN, SpanFile, is_utf8, to_bytes, to_text
+from shardtool.values import BLOCK, SPAN, SpanFile, is_utf8, to_bytes, to_text
 from shardtool.wording import flag, option, typed_option
 
 if TYPE_CHECKING:
@@ -156,9 +156,6 @@ def _tar_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
         yield _Member(one.name, one.data, one.size, problem)
 
 
-_BLOCK = 2**20
-
-
 class ArchiveSource(FolderSource):
     """The files of an archive.
 
@@ -194,9 +191,9 @@ class ArchiveSource(FolderSource):
         """
         with PackedFile(self._path) as packed:
             for offset, size in self._copied:
-                for done in range(0, size, _BLOCK):
-                    block = packed.read(offset + done, min(_BLOCK, size - done))
-                    if len(block) < min(_BLOCK, size - done):
+                for done in range(0, size, BLOCK):
+                    block = packed.read(offset + done, min(BLOCK, size - done))
+                    if len(block) < min(BLOCK, size - done):
                         raise CorruptShard(self._path, "ends too early", offset=offset + done)
                     file.write(memoryview(block))
         fact = file_stat(self._path)

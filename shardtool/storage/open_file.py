@@ -21,7 +21,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import SCHEMES, is_url, is_web, join, parse_address
 from shardtool.storage.remote.blob import Blob, ObjectFact, read_object, requests, together
 from shardtool.storage.remote.other_schemes import OtherBlob
-from shardtool.values import to_text
+from shardtool.values import BLOCK, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 PARTS = 1024  # that one system call can fill: IOV_MAX
-BLOCK = 2**20  # bytes that are read at a time, where nothing speaks for another number
 _HELD = 16  # pieces, of 1 MiB at most, that wait to be taken
 _LEAST, _MOST = 2**16, 2**21  # bytes of a request: more and more while spans follow each other
 _NEAR = 2**16  # bytes between two spans that follow each other

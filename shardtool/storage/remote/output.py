@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.open_file import BLOCK
 from shardtool.storage.places import read_small
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.blob import (
@@ -32,6 +31,7 @@ from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure
 from shardtool.storage.remote.stores import delete, listed, put, signed
 from shardtool.storage.shared import write_all
 from shardtool.storage.staging import DurableFile, FileFact, Folder, written
+from shardtool.values import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -19,7 +19,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.source.base import Files, Spans
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
-from shardtool.values import IMAGE_ENDINGS
+from shardtool.values import BLOCK, IMAGE_ENDINGS
 from shardtool.verbs.verify.findings import Finding
 
 if TYPE_CHECKING:
@@ -247,9 +247,6 @@ def _number(data: bytes, classes: int | None) -> str:
 # The checksums of payloads as their source has them: files, shards, and members of archives.
 
 
-_BLOCK = 2**20
-
-
 def sum_task(task: Files | Spans) -> list[int]:
     """Return the CRC-32C of each payload; -1 for a file that cannot be read. Runs in a worker.
 
@@ -286,7 +283,7 @@ def _sum_at_once(task: Files) -> list[int]:
 
 def _sum_files(task: Files) -> list[int]:
     """Return the CRC-32C of each file, one after the other; -1 for one that cannot be read."""
-    buffer = memoryview(bytearray(_BLOCK // task.reads))
+    buffer = memoryview(bytearray(BLOCK // task.reads))
     found = []
     for path, link in zip(task.paths, task.links, strict=True):
         crc = 0
