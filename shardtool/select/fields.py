@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries, FieldSpans
+    from shardtool.entries.entries import Entries
     from shardtool.names import Texts
     from shardtool.table.values import ArrowTexts
     from shardtool.values import Number
@@ -278,52 +278,6 @@ class Field:
     labels: list[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _MergedRows:
-    """Rows of samples, old and new ones.
-
-    Attributes:
-        fields: The names that `code` stands for.
-        code: uint16[rows].
-        size: int64[rows].
-        source: int64[rows]: which row it was before; -1: it is new.
-        counts: int64[samples]: how many each has.
-    """
-
-    fields: tuple[str, ...]
-    code: NDArray[np.uint16]
-    size: NDArray[np.int64]
-    source: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-    def extend(self, values: NDArray[_Number], value: int) -> NDArray[_Number]:
-        """Return a value for each row, which is the same for all new ones; where it is for all rows, in no memory."""
-        if len(values) and not any(values.strides) and values[0] == value:
-            return np.broadcast_to(values[0], len(self.source))
-        found, old = np.full(len(self.source), value, values.dtype), self.source >= 0
-        found[old] = values[self.source[old]]
-        return found
-
-    def extend_spans(self, spans: FieldSpans) -> FieldSpans:
-        """Return where the payloads of SPAN rows lie: new ones are no such rows."""
-        offset, expected = self.extend(spans.offset, 0), self.extend(spans.expected, -1)
-        whole = None if spans.whole is None else self.extend(spans.whole, 0)
-        return replace(spans, offset=offset, expected=expected, whole=whole)
-
-    def extend_paths(self, paths: Texts) -> Names:
-        """Return the path of each row, empty for new ones."""
-        parts = []
-        for first in range(0, len(self.source), _CHUNK):
-            source = self.source[first : first + _CHUNK]
-            old = np.flatnonzero(source >= 0)
-            found = [b""] * len(source)
-            texts = paths.gather(source[old]).split(b"\0")[:-1]
-            for at, text in zip(old.tolist(), texts, strict=True):
-                found[at] = text
-            parts.append(b"\0".join(found) + b"\0")
-        return Names.parse(b"".join(parts))
-
-
 def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     """Return the samples with some fields, in place of those of the same names.
 
@@ -335,24 +289,43 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     made = [one for one in made if one.given.any()]
     if not made:
         return entries
-    merged = _merge(entries, made)
-    if len(merged.fields) > _MOST or merged.counts.max(initial=0) > _MOST:
-        found = f"{len(merged.fields):,} different fields, {int(merged.counts.max()):,} in one sample"
+    rows, values, spans = entries.rows, entries.values, entries.spans
+    used = {name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count}
+    fields = tuple(sorted(used | {one.name for one in made}, key=to_bytes))
+    place = {name: at for at, name in enumerate(fields)}
+    code = np.array([place.get(name, 0) for name in entries.fields], np.uint16)[rows.code]
+    new = [(place[one.name], one.given) for one in made]
+    parts = [_merged_rows(entries, code, new, at) for at in range(0, len(entries), _CHUNK)]
+    code, source, counts = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    if len(fields) > _MOST or counts.max(initial=0) > _MOST:
+        found = f"{len(fields):,} different fields, {int(counts.max()):,} in one sample"
         remedy = f"Leave some out with {option('drop_fields')}."
         raise InvalidRequest(option("values"), found, expected=f"at most {_MOST:,}", remedy=remedy)
-    old = {*merged.fields} - {one.name for one in made}
-    rows, values, spans = entries.rows, entries.values, entries.spans
+
+    def extended(values: NDArray[_Number], value: int) -> NDArray[_Number]:
+        """Return a value for each row, the same for all new ones; where it is for all rows, in no memory."""
+        if len(values) and not any(values.strides) and values[0] == value:
+            return np.broadcast_to(values[0], len(source))
+        return np.where(source >= 0, values[source], values.dtype.type(value))
+
+    size = np.where(source >= 0, rows.size[source], 0)
+    for one in made:
+        size[(source < 0) & (code == place[one.name])] = one.texts.lengths()[one.given]
+    if spans is not None:  # new rows are not in them
+        whole = None if spans.whole is None else extended(spans.whole, 0)
+        spans = replace(spans, offset=extended(spans.offset, 0), expected=extended(spans.expected, -1), whole=whole)
+    old = {*fields} - {one.name for one in made}
     return replace(
         entries,
-        first=np.concatenate(([0], np.cumsum(merged.counts))),
-        fields=merged.fields,
+        first=np.concatenate(([0], np.cumsum(counts))),
+        fields=fields,
         rows=FieldRows(
-            code=merged.code,
-            kind=merged.extend(rows.kind, INLINE),
-            size=merged.size,
-            mtime_ns=merged.extend(rows.mtime_ns, 0),
-            changed_ns=merged.extend(rows.changed_ns, 0),
-            paths=None if rows.paths is None else merged.extend_paths(rows.paths),
+            code=code,
+            kind=extended(rows.kind, INLINE),
+            size=size,
+            mtime_ns=extended(rows.mtime_ns, 0),
+            changed_ns=extended(rows.changed_ns, 0),
+            paths=None if rows.paths is None else _extended_paths(rows.paths, source),
         ),
         values=FieldValues(
             inline=_of(old, values.inline) | {one.name: one.texts for one in made},
@@ -360,7 +333,7 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
             lists=_of(old, values.lists),
             classes=_of(old, values.classes) | {one.name: one.labels for one in made if one.labels is not None},
         ),
-        spans=None if spans is None else merged.extend_spans(spans),
+        spans=spans,
     )
 
 
@@ -368,43 +341,39 @@ def _of(names: Collection[str], known: Mapping[str, _Value]) -> dict[str, _Value
     return {name: value for name, value in known.items() if name in names}
 
 
-def _merge(entries: Entries, made: Sequence[Field]) -> _MergedRows:
-    """Return the rows that stay and the new ones, a number of samples at a time: that takes more than what it gives."""
-    counts = np.bincount(entries.rows.code, minlength=len(entries.fields)).tolist()
-    used = {name for name, count in zip(entries.fields, counts, strict=True) if count}
-    fields = tuple(sorted(used | {one.name for one in made}, key=to_bytes))
-    place = {name: at for at, name in enumerate(fields)}
-    code = np.array([place.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
-    new = [_NewField(place[one.name], one.given, one.texts.lengths()) for one in made]
-    ends = range(0, len(entries), _CHUNK)
-    parts = [_some_rows(entries, code, new, slice(at, min(at + _CHUNK, len(entries)))) for at in ends]
-    return _MergedRows(fields, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+def _merged_rows(
+    entries: Entries, code: NDArray[np.uint16], new: Sequence[tuple[int, NDArray[np.bool_]]], start: int
+) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the code and the old place of each row, -1 for new ones, and how many rows samples have, for some of them.
 
+    Only some: this takes more than what it gives.
 
-class _NewField(NamedTuple):
-    """A new field: the place of its name, bool[samples] that get it, and int64[samples], the bytes of its values."""
-
-    place: int
-    given: NDArray[np.bool_]
-    size: NDArray[np.int64]
-
-
-def _some_rows(
-    entries: Entries, code: NDArray[np.uint16], new: Sequence[_NewField], samples: slice
-) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the last four attributes of `_MergedRows`, for some samples."""
-    first = entries.first[samples.start : samples.stop + 1]
-    before = slice(int(first[0]), int(first[-1]))
-    count, code = len(first) - 1, code[before]
-    owner, stays = np.repeat(np.arange(count), np.diff(first)), np.ones(len(code), bool)
-    for one in new:
-        stays &= (code != one.place) | ~one.given[samples][owner]
-    kept, given = np.flatnonzero(stays), [np.flatnonzero(one.given[samples]) for one in new]
+    Args:
+        entries: The samples.
+        code: The new codes of their rows.
+        new: The code of each new field, and bool[samples] that get it.
+        start: The first of the samples.
+    """
+    first = entries.first[start : start + _CHUNK + 1]
+    count, old = len(first) - 1, slice(int(first[0]), int(first[-1]))
+    code, owner = code[old], np.repeat(np.arange(count), np.diff(first))
+    stays, given = np.ones(len(code), bool), [np.flatnonzero(gets[start : start + count]) for _, gets in new]
+    for field, gets in new:
+        stays &= (code != field) | ~gets[start : start + count][owner]
+    kept = np.flatnonzero(stays)
     owner = np.concatenate([owner[kept], *given])
-    codes = [np.full(len(at), one.place, np.uint16) for one, at in zip(new, given, strict=True)]
-    sizes = [one.size[samples][at] for one, at in zip(new, given, strict=True)]
+    codes = [np.full(len(at), field, np.uint16) for (field, _), at in zip(new, given, strict=True)]
     code = np.concatenate([code[kept], *codes])
-    size = np.concatenate([entries.rows.size[before][kept], *sizes])
-    source = np.concatenate([kept + before.start, np.full(len(owner) - len(kept), -1)])
+    source = np.concatenate([kept + old.start, np.full(len(owner) - len(kept), -1)])
     order = np.lexsort((code, owner))
-    return code[order], size[order], source[order], np.bincount(owner, minlength=count)
+    return code[order], source[order], np.bincount(owner, minlength=count)
+
+
+def _extended_paths(paths: Texts, source: NDArray[np.int64]) -> Names:
+    """Return the path of each row, empty for new ones."""
+    parts = []
+    for first in range(0, len(source), _CHUNK):
+        some = source[first : first + _CHUNK]
+        texts = zip(paths.gather(np.maximum(some, 0)).split(b"\0"), some.tolist(), strict=False)
+        parts.append(b"".join([(text if at >= 0 else b"") + b"\0" for text, at in texts]))
+    return Names.parse(b"".join(parts))
