@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 _FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}  # Arrow's names, and NumPy's
@@ -100,3 +102,136 @@ def with_images(columns: pa.Table | None, images: list[tuple[int, int, str] | No
         values = pa.array([None if image is None else image[at] for image in images], kind)
         columns = with_column(columns, name, values)
     return columns
+
+
+# Arrays of tables, by their buffers.
+#
+# Source: the Arrow columnar format, "Physical memory layout"; pyarrow, `Array.buffers`.
+
+
+_STRING_LIMIT = 2**31 - 1  # bytes that the offsets of a `string` array reach
+
+
+def texts(values: Sequence[str | None]) -> pa.Array:
+    """Return a large_string array; None is null."""
+    data = [(value or "").encode() for value in values]
+    offsets = np.concatenate(([0], np.cumsum([len(one) for one in data]))).astype(np.int64)
+    valid = np.packbits(np.array([value is not None for value in values], bool), bitorder="little")
+    parts = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
+    return pa.Array.from_buffers(pa.large_string(), len(data), parts)
+
+
+def text(value: str) -> pa.Scalar:
+    """Return a large_string scalar."""
+    return texts([value])[0]
+
+
+def truths(mask: NDArray[np.bool_]) -> pa.Array:
+    """Return a boolean array."""
+    bits = np.packbits(mask, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(bits)])
+
+
+def places(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return where a boolean array, or a chunked one, is true; a null is not."""
+    chunks = mask.chunks if isinstance(mask, pa.ChunkedArray) else [mask]
+    found, before = [np.zeros(0, np.int64)], 0
+    for chunk in chunks:
+        bits = _bits(chunk.buffers()[1], chunk)
+        if chunk.null_count:
+            bits = bits & _bits(chunk.buffers()[0], chunk)
+        found.append(np.flatnonzero(bits) + before)
+        before += len(chunk)
+    return np.concatenate(found)
+
+
+def _bits(buffer: pa.Buffer, array: pa.Array) -> NDArray[np.uint8]:
+    end = array.offset + len(array)
+    bits = np.unpackbits(np.frombuffer(buffer or b"", np.uint8), count=end, bitorder="little")
+    return bits[array.offset :]
+
+
+def lengths(array: pa.Array) -> NDArray[np.int64]:
+    """Return the bytes of each value of an array of text or bytes; a null has none."""
+    kind = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
+    offsets = np.frombuffer(array.buffers()[1] or bytes(8), kind)[array.offset : array.offset + len(array) + 1]
+    return np.diff(offsets).astype(np.int64)
+
+
+def payload(array: pa.Array) -> memoryview:
+    """Return the values of an array of text or bytes, end to end, without a copy."""
+    _, offsets, data = array.buffers()
+    if data is None or not len(array):
+        return memoryview(b"")
+    kind = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
+    ends = np.frombuffer(offsets, kind)
+    return memoryview(data).cast("B")[int(ends[array.offset]) : int(ends[array.offset + len(array)])]
+
+
+def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return an array, or a chunked one, in the plain type that holds its values: no dictionary, view or extension."""
+    import pyarrow.compute as pc
+
+    while True:
+        kind = array.type
+        if isinstance(kind, pa.BaseExtensionType):
+            array = _storage(array)
+        elif pa.types.is_run_end_encoded(kind):
+            array = pc.run_end_decode(array)
+        elif pa.types.is_float16(kind):
+            array = pc.cast(array, pa.float32())
+        elif plain_type(kind) != kind:
+            array = _cast(array, plain_type(kind))
+        else:
+            return array
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that `plain` gives to what is inside of lists and the like."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        value = kind.value_field.with_type(plain_type(kind.value_type))
+        return pa.list_(value) if pa.types.is_list(kind) else pa.large_list(value)
+    if pa.types.is_struct(kind):
+        parts = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([part.with_type(plain_type(part.type)) for part in parts])
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _storage(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    if isinstance(array, pa.ChunkedArray):
+        return pa.chunked_array([chunk.storage for chunk in array.chunks], array.type.storage_type)
+    return array.storage
+
+
+def _cast(array: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    import pyarrow.compute as pc
+
+    try:
+        return pc.cast(array, kind)
+    except pa.ArrowNotImplementedError:  # pyarrow before 18
+        made = pa.array(array.to_pylist(), kind)
+        return pa.chunked_array([made]) if isinstance(array, pa.ChunkedArray) else made
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a chunked array as one array; text beyond 2 GiB becomes large_string."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if pa.types.is_string(column.type) and column.nbytes > _STRING_LIMIT:
+        column = column.cast(pa.large_string())
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else found.chunk(0)
+
+
+def compact(table: pa.Table) -> pa.Table:
+    """Return a table with one chunk a column; those of `table` are given up one by one, if nothing else holds it."""
+    names, columns, left = table.column_names, [], table.columns[::-1]
+    del table
+    while left:
+        columns.append(one_chunk(left.pop()))
+    pa.default_memory_pool().release_unused()
+    return pa.Table.from_arrays(columns, names)

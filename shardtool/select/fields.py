@@ -19,7 +19,6 @@ from shardtool.entries.entries import FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
-from shardtool.table import arrays
 from shardtool.table.columns import BAD_FIELD, no_such
 from shardtool.values import INLINE, is_utf8, to_bytes
 from shardtool.wording import option
@@ -196,7 +195,7 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
     if columns is None or _PATHS not in columns.column_names:
         return columns
     at = columns.column_names.index(_PATHS)
-    lists = arrays.one_chunk(columns.column(at))
+    lists = arrow.one_chunk(columns.column(at))
     if not pa.types.is_list(lists.type) or lists.null_count:
         return columns
     if not np.array_equal(arrow.numbers(pc.list_value_length(lists)), entries.counts()):

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.fields import Field, paths_of, with_fields
-from shardtool.table import arrays
 from shardtool.table.columns import (
     Rows,
     broken_numbers,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _CHUNK = 2**16  # samples, or rows, at a time
 _LETTERS = 120  # of a key in a message
 _SHOWN = 3  # keys in a message
-_EMPTY, _END = arrays.text(""), arrays.text("\0")
+_EMPTY, _END = arrow.text(""), arrow.text("\0")
 _NOWHERE = pa.nulls(1, pa.int64())[0]
 
 
@@ -252,18 +252,18 @@ def _sample_keys(entries: Entries, on: str) -> Names:
     if len(never):
         mask = np.zeros(len(column), bool)
         mask[never] = True
-        column = pc.if_else(arrays.truths(mask), pa.nulls(1, column.type)[0], column)
+        column = pc.if_else(arrow.truths(mask), pa.nulls(1, column.type)[0], column)
     return _names(column)
 
 
 def _names(column: pa.Array) -> Names:
     """Return the keys that values are, nothing for a null."""
     ended = (pc.binary_join_element_wise(keys, _END, _EMPTY, null_handling="replace") for keys in key_texts(column))
-    return Names.parse(b"".join([bytes(arrays.payload(keys)) for keys in ended]))
+    return Names.parse(b"".join([bytes(arrow.payload(keys)) for keys in ended]))
 
 
 def _one(table: pa.Table, name: str) -> pa.Array:
-    return arrays.one_chunk(arrays.plain(table.column(name)))
+    return arrow.one_chunk(arrow.plain(table.column(name)))
 
 
 def _shown(keys: Names, at: NDArray[np.int64]) -> str:
@@ -342,12 +342,12 @@ def _spread(column: pa.Array, found: NDArray[np.int64], before: pa.Array | None)
     chunks = []
     for first in range(0, len(found), _CHUNK):
         rows = found[first : first + _CHUNK]
-        known = arrays.truths(rows >= 0)
+        known = arrow.truths(rows >= 0)
         values = column.take(pc.if_else(known, number_array(rows), _NOWHERE))
         if before is not None:
             values = pc.if_else(known, values, before.slice(first, _CHUNK))
         chunks.append(values)
-    return arrays.one_chunk(pa.chunked_array(chunks, column.type))
+    return arrow.one_chunk(pa.chunked_array(chunks, column.type))
 
 
 def set_fields(

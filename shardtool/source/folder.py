@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
+    from shardtool.select.names import Groups
     from shardtool.source.folder_samples import ObjectTree
-    from shardtool.source.naming import Groups
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
 
@@ -82,7 +82,7 @@ class FolderSource(Source):
             listed = replace(listed, entries=entries, notes=(*listed.notes, *folder.split_note(entries)))
         listed = selection.in_order(selection.chosen(listed))
         if options.on_error == "skip" and not options.portable:
-            from shardtool.source.naming import skip_unsafe_names
+            from shardtool.select.names import skip_unsafe_names
 
             entries, unsafe = skip_unsafe_names(listed.entries)
             listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
@@ -209,8 +209,8 @@ class FoldersSource(FolderSource):
 
     def _list(self, pool: Pool, observer: Observer) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
+        from shardtool.select.names import find_groups, grouped
         from shardtool.source.folder_samples import check_torn, collect, without_torn
-        from shardtool.source.naming import find_groups, grouped
 
         trees, skipped = [], list[Skipped]()
         for tree, label, parts in zip(self._trees, self._labels, found, strict=True):

@@ -18,18 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.dataset_file import open_classes
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, SampleFailed, printable
+from shardtool.select.names import find_groups, grouped
 from shardtool.skipped import Skipped
 from shardtool.source import manifest_columns as checks
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.manifest_columns import META, Endings, asked_columns, choose, ending_of
-from shardtool.source.naming import find_groups, grouped
 from shardtool.source.scan import ALWAYS, ListedTask, look_at_objects, stat_listed
 from shardtool.storage.open_file import is_place
 from shardtool.storage.places import check_scheme, is_url, source_root
-from shardtool.table import arrays
 from shardtool.table import columns as keys
 from shardtool.table.columns import Rows, check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.open import open_table, read_columns, readable
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
+    from shardtool.select.names import Groups
     from shardtool.skipped import SkipCode
     from shardtool.source.base import Writable
-    from shardtool.source.naming import Groups
     from shardtool.source.scan import ListedPart
     from shardtool.table.open import Table
     from shardtool.table.values import ArrowTexts
@@ -478,9 +478,9 @@ def measure(table: Table, columns: list[str]) -> list[NDArray[np.int64]]:
     found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
     for batch in _batches(table, columns):
         for array, lengths in zip(batch, found, strict=True):
-            lengths.append(arrays.lengths(array))
+            lengths.append(arrow.lengths(array))
             if array.null_count:
-                lengths[-1][arrays.places(pc.is_null(array))] = -1
+                lengths[-1][arrow.places(pc.is_null(array))] = -1
     return [np.concatenate(lengths) for lengths in found]
 
 
@@ -506,7 +506,7 @@ def write(
             kept = [array.take(wanted) for array in batch]
         before += count
         planned = [column[done:end] for column in lengths]
-        if not all(np.array_equal(arrays.lengths(array), sizes) for array, sizes in zip(kept, planned, strict=True)):
+        if not all(np.array_equal(arrow.lengths(array), sizes) for array, sizes in zip(kept, planned, strict=True)):
             return False
         _write_rows(file, kept, planned)
         done = end
@@ -527,18 +527,18 @@ def _bytes_of(array: pa.Array) -> pa.Array:
     """Return the bytes in a column of them, of text, or of `struct<bytes, path>`."""
     if is_wrapped_bytes(array.type):
         array = array.flatten()[array.type.get_field_index("bytes")]
-    array = arrays.plain(array)
+    array = arrow.plain(array)
     return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array
 
 
 def _write_rows(file: Writable, batch: list[pa.Array], lengths: list[NDArray[np.int64]]) -> None:
     """Write the values of columns, those of a row together."""
     if len(batch) == 1:
-        file.write(arrays.payload(batch[0]))
+        file.write(arrow.payload(batch[0]))
         return
     columns = []
     for array, sizes in zip(batch, lengths, strict=True):
-        data, ends = arrays.payload(array), np.cumsum(sizes)
+        data, ends = arrow.payload(array), np.cumsum(sizes)
         columns.append([data[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)])
     for row in zip(*columns, strict=True):
         for value in row:

@@ -22,7 +22,6 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
 from shardtool.storage.open_file import is_place
-from shardtool.table import arrays
 from shardtool.table import columns as keys
 from shardtool.table.columns import (
     NAME_APART,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
     from shardtool.names import Names
     from shardtool.request.options import CreateOptions
-    from shardtool.source.naming import Groups
+    from shardtool.select.names import Groups
     from shardtool.values import Dots
 
 
@@ -322,7 +321,7 @@ def _infinite(column: pa.Array) -> NDArray[np.int64]:
     """Return where a column holds an infinite float, however deep."""
     kind = column.type
     if pa.types.is_floating(kind):
-        return arrays.places(pc.is_inf(column))
+        return arrow.places(pc.is_inf(column))
     if not pa.types.is_nested(kind) or not _has_infinite(column):
         return np.zeros(0, np.int64)
     return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
@@ -370,10 +369,10 @@ def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> Non
     """
     column = f"column {name!r}"
     original = rows.columns[name]
-    empty = np.flatnonzero(arrays.lengths(original) == 0)
+    empty = np.flatnonzero(arrow.lengths(original) == 0)
     rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
     is_url = pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://")
-    urls = arrays.places(pc.and_(is_url, pc.match_substring_regex(found, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
+    urls = arrow.places(pc.and_(is_url, pc.match_substring_regex(found, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
     if len(urls):
         problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
         remedy = f"{option('urls', {'jpg': name})} fetches them."
@@ -509,8 +508,8 @@ def _shown_chunk(urls: pa.Array) -> pa.Array:
 # Nothing is looked up on a disk here; links are for `listed`.
 
 
-_EMPTY = arrays.text("")
-_END = arrays.text("\0")
+_EMPTY = arrow.text("")
+_END = arrow.text("\0")
 _UP = r"(?:^|/)\.\.(?:/|$)"
 _SPLIT = {
     "first": r"(?s)^(?P<stem>(?:.*/)?[^/][^./]*)\.(?P<field>[^/]+)$",
@@ -539,12 +538,12 @@ def relative(paths: pa.Array, root: bytes) -> pa.Array:
 
 def absolute_places(paths: pa.Array) -> NDArray[np.int64]:
     """Return which of `relative` paths are absolute: they lead out of the root."""
-    return arrays.places(pc.starts_with(paths, "/"))
+    return arrow.places(pc.starts_with(paths, "/"))
 
 
 def upward_places(paths: pa.Array) -> NDArray[np.int64]:
     """Return which of `relative` paths leave the root by `..`, whatever links are on the way."""
-    found = arrays.places(pc.match_substring_regex(paths, _UP))
+    found = arrow.places(pc.match_substring_regex(paths, _UP))
     shown = paths.take(number_array(found)).to_pylist()
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
 
@@ -562,7 +561,7 @@ def from_common_folder(paths: pa.Array, root: bytes) -> tuple[str, pa.Array] | N
         folder, name = os.path.split(texts[at])
         texts[at] = os.path.join(real(folder), name)
     texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, and empty ones are refused later
-    return os.path.commonpath({os.path.dirname(text) for text in texts if text}), arrays.texts(texts)
+    return os.path.commonpath({os.path.dirname(text) for text in texts if text}), arrow.texts(texts)
 
 
 def from_root(paths: pa.Array, root: bytes) -> pa.Array:
@@ -644,7 +643,7 @@ def row_paths(
     def render(which: NDArray[np.int64] | slice) -> pa.Array:
         rows = np.arange(which.start, which.stop) if isinstance(which, slice) else which
         if not columns:
-            return arrays.texts(["\0"] * len(rows))
+            return arrow.texts(["\0"] * len(rows))
         sample, place = np.divmod(rows, roles.shape[1])
         role = roles[0 if endings is None else endings[sample], place]
         taken = [_large(column.take(number_array(sample))) for column in columns]
@@ -657,4 +656,4 @@ def row_paths(
 def join_rows(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
     """Return the paths of samples `first` to `last` (exclusive), those of a sample together, a NUL after each."""
     parts = [part for column in columns for part in (_large(column.slice(first, last - first)), _END)]
-    return bytes(arrays.payload(pc.binary_join_element_wise(*parts, _EMPTY)))
+    return bytes(arrow.payload(pc.binary_join_element_wise(*parts, _EMPTY)))

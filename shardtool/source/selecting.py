@@ -97,7 +97,7 @@ class Selection:
         name = self.options.sort_by
         if name is None:
             return listed
-        from shardtool.select.order import column_of, sort_order
+        from shardtool.select.names import column_of, sort_order
 
         column = column_of(self.table_of(listed), name, option("sort_by"))
         order = sort_order(column, name, descending=self.options.descending)

@@ -18,16 +18,17 @@ from shardtool.dataset.dataset_file import numbers_in
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, listed_by, of_glob
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import SurveyTask, survey
+from shardtool.entries import arrow
 from shardtool.entries.arrow import string_array
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.texts import pairs
-from shardtool.select import order
+from shardtool.select import names as order
+from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.naming import has_dotted
 from shardtool.source.selecting import Selection, take_some
 from shardtool.source.shard_columns import (
     FilesSeen,
@@ -42,7 +43,6 @@ from shardtool.source.shard_columns import (
     walked,
 )
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
-from shardtool.table import arrays
 from shardtool.table import columns as keys
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, output_text, to_bytes, to_text
 from shardtool.wording import call, flag, option
@@ -377,7 +377,7 @@ class ShardSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
-        from shardtool.select.order import column_of
+        from shardtool.select.names import column_of
 
         return column_of(_table(listed), name, listed.name)
 
@@ -399,7 +399,7 @@ class ShardSource(Source):
         return take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
-        from shardtool.select.order import resolve_duplicates
+        from shardtool.select.names import resolve_duplicates
 
         before, asked = listed.entries, self._options.on_duplicate
         # An error says where shards lie, for two may have one name; `out.skipped` must not.
@@ -593,7 +593,7 @@ def joined_columns(parts: Sequence[SourceShard], datasets: Sequence[StoredDatase
         for table, part in zip(tables, parts, strict=True)
     ]
     try:
-        return arrays.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
+        return arrow.compact(pa.concat_tables(tables, promote_options="permissive").select(names))
     except MemoryError:
         raise
     except pa.ArrowException as error:

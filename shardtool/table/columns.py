@@ -15,7 +15,6 @@ from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.table import arrays
 from shardtool.values import NAME_LIMIT, counted
 from shardtool.wording import option
 
@@ -284,15 +283,15 @@ def key_texts(column: pa.ChunkedArray) -> Iterator[pa.Array]:
 def row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
     """Yield keys that are the numbers of rows, counted from 0, with nine digits or more."""
     for first in range(0, len(rows), _CHUNK):
-        yield arrays.texts([f"{row:09}" for row in rows[first : first + _CHUNK].tolist()])
+        yield arrow.texts([f"{row:09}" for row in rows[first : first + _CHUNK].tolist()])
 
 
 def gather(chunks: Iterable[pa.Array]) -> tuple[Names, NDArray[np.int64]]:
     """Return keys in one buffer, and the places of those that are no sound names."""
     parts, bad, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
-        lengths = arrays.lengths(chunk)
-        parts.append(np.insert(np.frombuffer(arrays.payload(chunk), np.uint8), np.cumsum(lengths), 0).tobytes())
+        lengths = arrow.lengths(chunk)
+        parts.append(np.insert(np.frombuffer(arrow.payload(chunk), np.uint8), np.cumsum(lengths), 0).tobytes())
         if int(lengths.max(initial=0)) > NAME_LIMIT or _may_be_unsound(parts[-1], len(chunk)):
             bad.append(_unsound(chunk, lengths) + before)
         before += len(chunk)
@@ -312,7 +311,7 @@ def _unsound(chunk: pa.Array, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     import pyarrow.compute as pc
 
     found = lengths > NAME_LIMIT
-    found[arrays.places(pc.match_substring_regex(chunk, _BAD))] = True
+    found[arrow.places(pc.match_substring_regex(chunk, _BAD))] = True
     return np.flatnonzero(found)
 
 
@@ -350,7 +349,7 @@ def places_among(keys: Names, others: Names) -> NDArray[np.int64]:
     for part in range(_PARTS):
         some, among = np.flatnonzero(ours == part), np.flatnonzero(theirs == part)
         place = pc.index_in(_arrow(keys, some), value_set=_arrow(others, among))
-        known = arrays.places(place.is_valid())
+        known = arrow.places(place.is_valid())
         found[some[known]] = among[arrow.numbers(place)[known]]
     return found
 

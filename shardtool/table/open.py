@@ -16,12 +16,12 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
+from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
 from shardtool.storage import places
 from shardtool.storage.open_file import open_blob, open_object
 from shardtool.storage.places import file_fact
-from shardtool.table import arrays
 from shardtool.table.columns import PATH_NAMES, Rows, check_names, check_shape, mixed_types
 from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, is_glob, parquet_files, table_ending
 from shardtool.table.text import DelimitedTable, numbers_of, read_json_lines, read_list
@@ -137,7 +137,7 @@ class ParquetTable(_Files):
                 for name in folders:
                     if name in partition and name not in own:
                         same = number_array(np.zeros(table.num_rows, np.int64))
-                        table = table.append_column(name, arrays.texts([partition[name]]).take(same))
+                        table = table.append_column(name, arrow.texts([partition[name]]).take(same))
                 tables.append(table)
             table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
         self._check_same()
@@ -180,7 +180,7 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
         ]
         chunks = [chunk for group in groups for chunk in group.chunks]
         del groups
-        columns.append(arrays.one_chunk(pa.chunked_array(chunks, schema.field(name).type)))
+        columns.append(arrow.one_chunk(pa.chunked_array(chunks, schema.field(name).type)))
         del chunks
     pa.default_memory_pool().release_unused()
     return pa.Table.from_arrays(columns, names)
@@ -350,7 +350,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
         for name in names_left:
             column = columns_left.pop()  # so that it is not in memory twice
             check_sound(table.where, name, column)
-            columns[name] = arrays.one_chunk(arrays.plain(column))
+            columns[name] = arrow.one_chunk(arrow.plain(column))
             del column
     return columns
 

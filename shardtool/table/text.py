@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.table import arrays
 from shardtool.table.columns import (
     LONGEST_ROW,
     MOST_COLUMNS,
@@ -102,7 +101,7 @@ class DelimitedTable:
             InvalidRequest: Rows that do not fit the header.
         """
         if self._table is None:
-            self._table = arrays.compact(self._typed(frozenset(text) & set(self.schema.names)))
+            self._table = arrow.compact(self._typed(frozenset(text) & set(self.schema.names)))
         return self._table.select([name for name in self.schema.names if name in columns])
 
     def _typed(self, text: frozenset[str]) -> pa.Table:
@@ -228,11 +227,11 @@ def numbers_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
     A gap (an empty cell, NA, null, NaN) among numbers is null.
     """
-    gaps = pc.is_in(column, value_set=arrays.texts(_GAPS).cast(column.type))
+    gaps = pc.is_in(column, value_set=arrow.texts(_GAPS).cast(column.type))
     filled = column.filter(pc.invert(gaps)).drop_null()
     for pattern, kind in _NUMBERS:
         if len(filled) and pc.all(pc.match_substring_regex(filled, pattern)).as_py():
-            empty = arrays.texts([None])[0].cast(column.type)
+            empty = arrow.texts([None])[0].cast(column.type)
             return pc.cast(pc.if_else(gaps, empty, column), kind)
     return column
 
@@ -255,7 +254,7 @@ def read_json_lines(name: str, opened: Opened) -> pa.Table:
         raise _json_problem(name, opened, str(error)) from None
     if table.num_rows != rows:  # an object of several lines, or several in one
         raise _json_problem(name, opened, "not one object a line")
-    return arrays.compact(table)
+    return arrow.compact(table)
 
 
 def _read_json(opened: Opened, schema: pa.Schema | None) -> pa.Table:
@@ -323,7 +322,7 @@ def read_list(name: str, data: bytes, column: str) -> pa.Table:
         raise InvalidRequest(name, f"{rows_text(bad)}: no UTF-8", expected="paths in UTF-8")
     if lines == [b""]:
         lines = []
-    return pa.table({column: arrays.texts([line.decode() for line in lines])})
+    return pa.table({column: arrow.texts([line.decode() for line in lines])})
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import number_classes
-from shardtool.table import arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,10 +36,10 @@ if TYPE_CHECKING:
 
 _CONTROLS = 32  # characters below it are control characters
 _CHUNK, _CHUNK_BYTES = 2**16, 2**24  # rows, or bytes of their columns, at a time
-_EMPTY = arrays.text("")
-_NULL = arrays.text("null")
-_QUOTE = arrays.text('"')
-_END = arrays.text("\0")
+_EMPTY = arrow.text("")
+_NULL = arrow.text("null")
+_QUOTE = arrow.text('"')
+_END = arrow.text("\0")
 _SIMPLE = (1e-4, 1e10)  # the floats that Arrow writes as Python does, but for ".0"
 
 
@@ -77,13 +76,13 @@ class ArrowTexts:
         """Return the bytes of each text, its NUL not counted."""
         found, done = np.empty(len(self), np.int64), 0
         for part in self._parts(0, len(self)):
-            found[done : done + len(part)] = arrays.lengths(part) - 1
+            found[done : done + len(part)] = arrow.lengths(part) - 1
             done += len(part)
         return found
 
     def span(self, first: int, last: int) -> bytes:
         """Return texts `first` to `last` (exclusive), a NUL after each."""
-        return b"".join([arrays.payload(part) for part in self._parts(first, last)])
+        return b"".join([arrow.payload(part) for part in self._parts(first, last)])
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the texts `which`, in that order, a NUL after each."""
@@ -109,13 +108,13 @@ def column_texts(table: pa.Table, render: Render) -> ArrowTexts:
 
 def render_rows(table: pa.Table) -> pa.Array:
     """Return the JSON object of each row, and a NUL."""
-    columns = {name: arrays.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+    columns = {name: arrow.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
     return _object(list(columns), [_json(column) for column in columns.values()], "}\0")
 
 
 def render_values(table: pa.Table) -> pa.Array:
     """Return the value of each row of a table of one column, and a NUL; without quotes, and 0 or 1 for a truth."""
-    array = arrays.plain(arrays.one_chunk(table.column(0)))
+    array = arrow.plain(arrow.one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.int8())
     return _join(_json(array) if _is_nested(array.type) else _plain(array), _END)
@@ -142,17 +141,17 @@ def _object(names: list[str], values: list[pa.Array], end: str) -> pa.Array:
     pieces: list[pa.Array] = []
     for name, value in zip(names, values, strict=True):
         label = f"{json.dumps(name, ensure_ascii=False)}:"
-        pieces += [arrays.text(("," if pieces else "{") + label), value]
-    return _join(*pieces, arrays.text(end))
+        pieces += [arrow.text(("," if pieces else "{") + label), value]
+    return _join(*pieces, arrow.text(end))
 
 
 def _json(array: pa.Array) -> pa.Array:
     """Return the JSON of each value, as large_string; a null may stay one."""
-    array = arrays.plain(array)
+    array = arrow.plain(array)
     kind = array.type
     if pa.types.is_struct(kind):
         if not kind.num_fields:
-            return _unless_null(array, arrays.texts(["{}"] * len(array)))
+            return _unless_null(array, arrow.texts(["{}"] * len(array)))
         names = [kind.field(at).name for at in range(kind.num_fields)]
         return _unless_null(array, _object(names, [_json(part) for part in array.flatten()], "}"))
     if pa.types.is_map(kind):
@@ -172,15 +171,15 @@ def _json(array: pa.Array) -> pa.Array:
 
 def _pairs(array: pa.Array) -> pa.Array:
     keys, values = array.flatten()
-    return _join(_QUOTE, _escape(_plain(arrays.plain(keys))), arrays.text('":'), _json(values))
+    return _join(_QUOTE, _escape(_plain(arrow.plain(keys))), arrow.text('":'), _json(values))
 
 
 def _list(array: pa.Array, render: Render, brackets: str) -> pa.Array:
     counts = pc.fill_null(pc.list_value_length(array), 0)
     offsets = np.concatenate(([0], np.cumsum(arrow.numbers(counts), dtype=np.int64)))
     elements = _join(render(array.flatten()))  # so that a null in a list is the text null
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(number_array(offsets), elements), arrays.text(","))
-    return _unless_null(array, _join(arrays.text(brackets[0]), joined, arrays.text(brackets[1])))
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(number_array(offsets), elements), arrow.text(","))
+    return _unless_null(array, _join(arrow.text(brackets[0]), joined, arrow.text(brackets[1])))
 
 
 def _unless_null(array: pa.Array, found: pa.Array) -> pa.Array:
@@ -199,7 +198,7 @@ def _plain(array: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(kind):
         found = _whole(pc.cast(array.view(pa.timestamp(kind.unit)), pa.large_string()))
         found = pc.replace_substring(found, " ", "T")
-        return found if kind.tz is None else pc.binary_join_element_wise(found, arrays.text("Z"), _EMPTY)
+        return found if kind.tz is None else pc.binary_join_element_wise(found, arrow.text("Z"), _EMPTY)
     if pa.types.is_duration(kind):
         return _seconds(array)
     found = pc.cast(array, pa.large_string())
@@ -223,7 +222,7 @@ def _seconds(array: pa.Array) -> pa.Array:
         whole, part = divmod(abs(count), 10**digits)
         fraction = f".{part:0{digits}}" if part else ""
         found.append(f"{'-' if count < 0 else ''}PT{whole}{fraction}S")
-    return arrays.texts(found)
+    return arrow.texts(found)
 
 
 def _as_python(array: pa.Array, found: pa.Array) -> pa.Array:
@@ -236,14 +235,14 @@ def _as_python(array: pa.Array, found: pa.Array) -> pa.Array:
     if len(other):
         again = found.take(number_array(other)).to_pylist()
         shown = [None if one in (None, "nan") else repr(float(one)) for one in again]
-        mask = arrays.truths(~simple)
-        found = pc.replace_with_mask(found, mask, arrays.texts(shown))
+        mask = arrow.truths(~simple)
+        found = pc.replace_with_mask(found, mask, arrow.texts(shown))
     return found
 
 
 def _escape(array: pa.Array) -> pa.Array:
     """Return text as it stands between the quotes of JSON."""
-    data = np.frombuffer(arrays.payload(array), np.uint8)
+    data = np.frombuffer(arrow.payload(array), np.uint8)
     special = [*b'\\"', *range(_CONTROLS if (data < _CONTROLS).any() else 0)]  # the backslash first
     for code in special:
         if (data == code).any():
@@ -263,15 +262,15 @@ _INT64 = 2**63 - 1
 def missing_places(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a column is null or NaN."""
     if pa.types.is_floating(column.type):
-        return arrays.places(pc.is_null(column, nan_is_null=True))
-    return arrays.places(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
+        return arrow.places(pc.is_null(column, nan_is_null=True))
+    return arrow.places(pc.is_null(column)) if column.null_count else np.zeros(0, np.int64)
 
 
 def nul_places(column: pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a text has a NUL in it."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return np.zeros(0, np.int64)
-    return arrays.places(pc.match_substring(column, "\0"))
+    return arrow.places(pc.match_substring(column, "\0"))
 
 
 def large_places(column: pa.ChunkedArray) -> NDArray[np.int64]:

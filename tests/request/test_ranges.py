@@ -15,7 +15,7 @@ from shardtool.pattern import parse_pattern
 from shardtool.request.options import MOST_WORKERS, IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
 from shardtool.request.settings import facts
 from shardtool.request.texts import parse_shares
-from shardtool.select.order import sample_by_key
+from shardtool.select.names import sample_by_key
 from shardtool.values import parse_size
 from shardtool.verbs.index.index import export
 

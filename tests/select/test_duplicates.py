@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardtool import names as columns
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
-from shardtool.select.order import resolve_duplicates
+from shardtool.select.names import resolve_duplicates
 from shardtool.skipped import Skipped
 from shardtool.values import to_bytes
 from tests.source.spans import Payload, Sample, entries_of, sample_lists, samples_of

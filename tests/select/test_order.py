@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
 from shardtool.request.texts import SplitOptions, parse_shares
-from shardtool.select.order import column_of, sample_by_key, sort_order, table_of
+from shardtool.select.names import column_of, sample_by_key, sort_order, table_of
 from shardtool.select.query import matching
 from shardtool.select.splits import divide
 from tests.helpers import ENVIRONMENT, REPO
@@ -281,9 +281,9 @@ _WITHOUT_PANDAS = """
 import sys
 import numpy as np
 from shardtool.names import Names
-from shardtool.select.order import resolve_duplicates
+from shardtool.select.names import resolve_duplicates
 from shardtool.select.fields import select_fields
-from shardtool.select.order import column_of, sample_by_key, sort_order, table_of
+from shardtool.select.names import column_of, sample_by_key, sort_order, table_of
 from tests.made import flat_entries
 entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6])
 entries, _ = select_fields(entries, rename=(("x", "y"),))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
 from shardtool.names import Names
-from shardtool.source.naming import find_groups
+from shardtool.select.names import find_groups
 from tests.helpers import members, shards, write_tree
 
 if TYPE_CHECKING:

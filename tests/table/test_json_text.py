@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.table import arrays
+from shardtool.entries import arrow
 from shardtool.table import values as texts
 from shardtool.table.values import column_texts, has_text, render_rows, render_values
 
@@ -154,11 +154,11 @@ def test_what_json_has_no_type_for(array: Any, expected: str) -> None:
 )
 def test_plain_types(array: Any, kind: Any) -> None:
     """What Polars and pandas hold in types of their own has the same values in a plain one, in one chunk or several."""
-    assert arrays.plain(array).type == kind
-    assert arrays.plain(array).to_pylist() == array.to_pylist()
-    several = arrays.plain(pa.chunked_array([array, array]))
+    assert arrow.plain(array).type == kind
+    assert arrow.plain(array).to_pylist() == array.to_pylist()
+    several = arrow.plain(pa.chunked_array([array, array]))
     assert several.type == kind
-    assert arrays.one_chunk(several).to_pylist() == 2 * array.to_pylist()
+    assert arrow.one_chunk(several).to_pylist() == 2 * array.to_pylist()
 
 
 def test_values_stand_alone() -> None:

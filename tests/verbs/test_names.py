@@ -27,7 +27,7 @@ from shardtool import (
 from shardtool.dataset.walk import SurveyTask, survey
 from shardtool.errors import printable
 from shardtool.names import Names
-from shardtool.source.naming import has_dotted
+from shardtool.select.names import has_dotted
 from shardtool.values import NAME_LIMIT, ends_early, name_problem, split_name
 from tests.helpers import members, shards, write_tree
 from tests.tfrecords import example as tf_example

@@ -167,7 +167,7 @@ def _list_samples(run: Run, source: Source) -> None:
     run.listed = source.list_samples(run.pool, run.notes.observer)
     run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys else None)
     run.notes.add(*run.listed.notes)
-    from shardtool.source.naming import check_case, check_names, make_portable
+    from shardtool.select.names import check_case, check_names, make_portable
 
     if not run.options.portable:
         check_names(run.entries, run.listed.name, skip=source.may_skip_names)
@@ -204,7 +204,7 @@ def _settle_dots(run: Run) -> None:
     if run.format != "tar" or (run.options.portable and asked != "last"):
         run.dots = asked or "first"
         return
-    from shardtool.source.naming import choose_dots
+    from shardtool.select.names import choose_dots
 
     run.dots, note = choose_dots(run.entries, asked, run.listed.name)
     if note:

@@ -197,7 +197,7 @@ class Comparison:
                 )
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
-            from shardtool.source.naming import make_portable
+            from shardtool.select.names import make_portable
 
             entries = make_portable(entries)
         return replace(listed, entries=entries)
