@@ -296,20 +296,26 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     new = [(place[one.name], one.given) for one in made]
     parts = [_merged_rows(entries, code, new, at) for at in range(0, len(entries), _CHUNK)]
     code, source, counts = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    is_old = source >= 0
     if len(fields) > _MOST or counts.max(initial=0) > _MOST:
         found = f"{len(fields):,} different fields, {int(counts.max()):,} in one sample"
         remedy = f"Leave some out with {option('drop_fields')}."
         raise InvalidRequest(option("values"), found, expected=f"at most {_MOST:,}", remedy=remedy)
 
+    def filled(values: NDArray[_Number], value: int) -> NDArray[_Number]:
+        found = np.full(len(source), value, values.dtype)
+        found[is_old] = values[source[is_old]]
+        return found
+
     def extended(values: NDArray[_Number], value: int) -> NDArray[_Number]:
         """Return a value for each row, the same for all new ones; where it is for all rows, in no memory."""
         if len(values) and not any(values.strides) and values[0] == value:
             return np.broadcast_to(values[0], len(source))
-        return np.where(source >= 0, values[source], values.dtype.type(value))
+        return filled(values, value)
 
-    size = np.where(source >= 0, rows.size[source], 0)
+    size = filled(rows.size, 0)
     for one in made:
-        size[(source < 0) & (code == place[one.name])] = one.texts.lengths()[one.given]
+        size[~is_old & (code == place[one.name])] = one.texts.lengths()[one.given]
     if spans is not None:  # new rows are not in them
         whole = None if spans.whole is None else extended(spans.whole, 0)
         spans = replace(spans, offset=extended(spans.offset, 0), expected=extended(spans.expected, -1), whole=whole)
@@ -373,6 +379,6 @@ def _extended_paths(paths: Texts, source: NDArray[np.int64]) -> Names:
     parts = []
     for first in range(0, len(source), _CHUNK):
         some = source[first : first + _CHUNK]
-        texts = zip(paths.gather(np.maximum(some, 0)).split(b"\0"), some.tolist(), strict=False)
-        parts.append(b"".join([(text if at >= 0 else b"") + b"\0" for text, at in texts]))
+        texts = iter(paths.gather(some[some >= 0]).split(b"\0"))
+        parts.append(b"".join([(next(texts) if at >= 0 else b"") + b"\0" for at in some.tolist()]))
     return Names.parse(b"".join(parts))
