@@ -8,7 +8,8 @@ megatron-energon 7.4.1 (tests/clients).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,10 +44,14 @@ _KEY_RULES: tuple[tuple[str, str, str, tuple[bytes, ...], re.Pattern[bytes]], ..
 
 
 _FIELD_RULES = (
+    ("upper-case-field", "webdataset lower-cases fields; other readers do not",
+     "field in upper case", lambda name: name != name.lower()),
     ("reserved-field", "webdataset, energon and Hugging Face datasets keep names such as __key__ for themselves",
-     "field with a name of theirs", re.compile(r"^__(?:key|url|local_path|bad|restore_key|subflavors)__$")),
+     "field with a name of theirs", re.compile(r"^__(?:key|url|local_path|bad|restore_key|subflavors)__$").search),
     ("unnamable-field", "DALI cannot be asked for a field with white space or a semicolon in its name",
-     "field of such a name", re.compile(r"[\x00-\x20\x7f;]")),
+     "field of such a name", re.compile(r"[\x00-\x20\x7f;]").search),
+    ("meta-field", "webdataset takes fields that start with two underscores for its own",
+     "field of that kind", re.compile(r"^__").search),
 )  # fmt: skip
 
 
@@ -92,40 +97,74 @@ class NameProblem:
         return f"{self.readers}: {counted(self.count, self.what)} (such as '{self.example}')"
 
 
+class Misreadings:
+    """What readers would get wrong about the samples of tar shards, which are added some at a time, each kind once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], NameProblem] = {}  # by code and what it is about
+        self._samples, self._first = 0, b""  # so far, and the key of the first one
+        self._fields: Counter[str] = Counter()
+        self._uneven: tuple[str, bytes, bytes] | None = None  # a field, and keys of samples that have and lack it
+
+    def add(self, entries: Entries) -> None:
+        """Add samples."""
+        if not len(entries):
+            return
+        counts = np.bincount(entries.rows.code, minlength=len(entries.fields)).tolist()
+        found = [*misread_keys(entries.keys), *_long_names(entries)]
+        for code, readers, what, is_bad in _FIELD_RULES:
+            if bad := [at for at, name in enumerate(entries.fields) if counts[at] and is_bad(name)]:
+                example = printable(entries.fields[bad[0]])
+                found.append(NameProblem(code, readers, what, sum(counts[at] for at in bad), example))
+        found += _text_labels(entries)
+        large = np.flatnonzero(entries.rows.size > SIZE_LIMIT)
+        if len(large):
+            example = printable(entries.path(int(large[0])))
+            readers = "wids cannot read members of 8 GiB or more"
+            found.append(NameProblem("large-member", readers, "field", len(large), example, mendable=False))
+        for one in found:
+            before = self._found.get((one.code, one.what))
+            self._found[one.code, one.what] = replace(before, count=before.count + one.count) if before else one
+        self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
+
+    def _add_fields(self, entries: Entries, here: dict[str, int]) -> None:
+        """Count fields, and find a sample that has, and one that lacks, the first field that not all samples have."""
+        total, before = self._samples + len(entries), self._fields.copy()
+        self._fields.update(here)
+        order = to_bytes if self._samples else entries.fields.index
+        uneven = sorted((name for name, count in self._fields.items() if count < total), key=order)
+        self._first = self._first if self._samples else entries.keys[0]
+        if uneven and (self._uneven is None or self._uneven[0] != uneven[0]):
+            name, count = uneven[0], here.get(uneven[0], 0)
+            holders = np.zeros(0, np.int64)
+            if count > 0:
+                holders = entries.owners(np.flatnonzero(entries.rows.code == entries.fields.index(name)))
+            lacking = np.setdiff1d(np.arange(len(entries)), holders)[:1].tolist()
+            having = self._first if before[name] else entries.keys[int(holders[0])]
+            self._uneven = name, having, self._first if self._samples and not before[name] else entries.keys[lacking[0]]
+        self._samples = total
+
+    def problems(self) -> list[NameProblem]:
+        """Return what was found."""
+        found = [*self._found.values()]
+        if self._uneven is not None:
+            name, having, lacking = self._uneven
+            few = 2 * self._fields[name] < self._samples
+            where = f"only in {printable(having)}" if few else f"not in {printable(lacking)}"
+            if (others := min(self._fields[name], self._samples - self._fields[name]) - 1) > 0:
+                where += f" and {others:,} more"
+            readers = "Hugging Face datasets refuses or drops fields that the first five samples lack"
+            what, number = "field that not all samples have", sum(one < self._samples for one in self._fields.values())
+            found.append(NameProblem("missing-field", readers, what, number, f"{name}, {where}", mendable=False))
+        order = [*READERS]
+        return sorted(found, key=lambda one: order.index(one.code))
+
+
 def misreads(entries: Entries) -> list[NameProblem]:
     """Return what readers would get wrong about these samples in a tar shard, each kind once."""
-    found = misread_keys(entries.keys) + _long_names(entries)
-    used = set(np.flatnonzero(np.bincount(entries.rows.code, minlength=1)).tolist())
-    upper = [at for at, name in enumerate(entries.fields) if name != name.lower() and at in used]
-    if upper:
-        rows = int(np.isin(entries.rows.code, upper).sum())
-        readers = "webdataset lower-cases fields; other readers do not"
-        found.append(
-            NameProblem("upper-case-field", readers, "field in upper case", rows, printable(entries.fields[upper[0]]))
-        )
-    found += _bad_fields(entries, used)
-    meta = [at for at, name in enumerate(entries.fields) if name.startswith("__") and at in used]
-    if meta:
-        rows = int(np.isin(entries.rows.code, meta).sum())
-        readers = "webdataset takes fields that start with two underscores for its own"
-        found.append(NameProblem("meta-field", readers, "field of that kind", rows, printable(entries.fields[meta[0]])))
-    found += _text_labels(entries)
-    large = np.flatnonzero(entries.rows.size > SIZE_LIMIT)
-    if len(large):
-        example = printable(entries.path(int(large[0])))
-        readers = "wids cannot read members of 8 GiB or more"
-        found.append(NameProblem("large-member", readers, "field", len(large), example, mendable=False))
-    return found + _uneven(entries)
-
-
-def _bad_fields(entries: Entries, used: set[int]) -> list[NameProblem]:
-    """Find fields that a reader takes for its own, or cannot be asked for."""
-    found = []
-    for code, readers, what, pattern in _FIELD_RULES:
-        if bad := [at for at, name in enumerate(entries.fields) if at in used and pattern.search(name)]:
-            rows = int(np.isin(entries.rows.code, bad).sum())
-            found.append(NameProblem(code, readers, what, rows, printable(entries.fields[bad[0]])))
-    return found
+    found = Misreadings()
+    found.add(entries)
+    return found.problems()
 
 
 def misread_keys(keys: Names) -> list[NameProblem]:
@@ -187,50 +226,6 @@ def _text_labels(entries: Entries) -> list[NameProblem]:
                 NameProblem("text-label", readers, f"text in {name}", bad, printable(first)[:80], mendable=False)
             )
     return found
-
-
-def _uneven(entries: Entries) -> list[NameProblem]:
-    """Find fields that not all samples have."""
-    total = len(entries)
-    has = np.bincount(entries.rows.code, minlength=len(entries.fields))
-    uneven = [code for code, count in enumerate(has.tolist()) if 0 < count < total]
-    if not uneven:
-        return []
-    holders = entries.owners(np.flatnonzero(entries.rows.code == uneven[0]))
-    few = 2 * len(holders) < total
-    sample = holders[0] if few else np.setdiff1d(np.arange(total), holders, assume_unique=True)[0]
-    holds = Holders(entries.fields[uneven[0]], len(holders), total)
-    return [missing_field(len(uneven), holds, entries.key(int(sample)))]
-
-
-@dataclass(frozen=True, slots=True)
-class Holders:
-    """How many samples have a field, of all."""
-
-    field: str
-    count: int
-    total: int
-
-    @property
-    def few(self) -> bool:
-        """Whether fewer have it than lack it."""
-        return 2 * self.count < self.total
-
-
-def missing_field(fields: int, first: Holders, key: str) -> NameProblem:
-    """Return what is wrong with fields that not all samples have.
-
-    Args:
-        fields: How many there are.
-        first: The first of them.
-        key: Of the first sample that has it, where few have it; otherwise of the first that lacks it.
-    """
-    where = f"{'only in' if first.few else 'not in'} {printable(key)}"
-    if (others := min(first.count, first.total - first.count) - 1) > 0:
-        where += f" and {others:,} more"
-    readers = "Hugging Face datasets refuses or drops fields that the first five samples lack"
-    what, example = "field that not all samples have", f"{first.field}, {where}"
-    return NameProblem("missing-field", readers, what, fields, example, mendable=False)
 
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:")

@@ -24,7 +24,7 @@ from shardtool.dataset.sidecar import encode, encode_table, index_of, read_sidec
 from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
-from shardtool.interop.readers import NUMBER_FIELDS, READERS, Holders, NameProblem, misreads, missing_field
+from shardtool.interop.readers import NUMBER_FIELDS, Misreadings
 from shardtool.names import Names
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.destination import Destination, look
@@ -53,7 +53,7 @@ from shardtool.wording import flag, option
 from shardtool.writer.open_shard import Columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -253,67 +253,7 @@ def skipped_rows(noted: JournalEntry) -> list[Skipped]:
 # until then each sidecar says that one more shard is to come; at the end, those that differ are written again.
 
 
-# What the user should know of names and fields, shard by shard: what `create` says of all samples at once.
-
-
-_UNEVEN = "missing-field"  # of all shards together
-
-
-class ShardNotes:
-    """What readers would get wrong about the shards of a tar dataset that were added."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, str], NameProblem] = {}  # by code and what it is about
-        self._fields: Counter[str] = Counter()
-        self._samples = 0
-        self._first = b""
-        self._having: dict[str, bytes] = {}  # the first key of a sample that has a field
-        self._lacking: dict[str, bytes] = {}  # and of one that lacks it
-
-    def add(self, content: ShardContent, numbers: dict[str, Number]) -> None:
-        """Take a shard's samples, whose fields are numbered in the order of their names; `numbers`: those that are."""
-        entries = _entries(content, numbers)
-        for one in misreads(entries):
-            about = one.code, one.what
-            before = self._found.get(about)
-            if one.code != _UNEVEN:
-                self._found[about] = replace(before, count=before.count + one.count) if before else one
-        self._count(entries)
-
-    def texts(self, readers: Sequence[str]) -> Iterator[str]:
-        """Yield a line for each thing that one of some readers would get wrong."""
-        uneven = [name for name in sorted(self._fields, key=to_bytes) if self._fields[name] < self._samples]
-        found = [*self._found.values()]
-        if uneven:
-            holders = Holders(uneven[0], self._fields[uneven[0]], self._samples)
-            key = (self._having if holders.few else self._lacking)[uneven[0]]
-            found.append(missing_field(len(uneven), holders, to_text(key)))
-        order = [*READERS]
-        for one in sorted(found, key=lambda one: order.index(one.code)):
-            if not {*READERS[one.code]}.isdisjoint(readers):
-                yield str(one)
-
-    def _count(self, entries: Entries) -> None:
-        """Count the fields of a shard, and find samples that have or lack what others lack or have."""
-        total, counts = len(entries), entries.code_counts()
-        self._first = self._first if self._samples else entries.keys[0]
-        here = {
-            name: (code, count) for code, (name, count) in enumerate(zip(entries.fields, counts, strict=True)) if count
-        }
-        for name in {**self._fields, **here}:
-            code, count = here.get(name, (-1, 0))
-            if count and name not in self._having:
-                self._having[name] = entries.keys[int(entries.owners(np.flatnonzero(entries.rows.code == code))[0])]
-                if self._samples:
-                    self._lacking[name] = self._first
-            if count < total and name not in self._lacking:
-                holders = entries.owners(np.flatnonzero(entries.rows.code == code))
-                self._lacking[name] = entries.keys[int(np.setdiff1d(np.arange(total), holders)[0])]
-        self._fields.update({name: count for name, (_, count) in here.items()})
-        self._samples += total
-
-
-def _entries(content: ShardContent, numbers: dict[str, Number]) -> Entries:
+def entries_of(content: ShardContent, numbers: dict[str, Number]) -> Entries:
     """Return the samples of a shard as those of a source."""
     counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
     codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.sizes, np.int64)
@@ -364,7 +304,7 @@ class Output:
         columns: The metadata so far.
         totals: What the published shards hold.
         rounded: How many floats of each field were rounded.
-        notes: What readers would get wrong about them.
+        misreadings: What readers would get wrong about them.
 
     Raises:
         OutputExists: Something is there that the options do not allow to touch, or another writer has it.
@@ -373,7 +313,7 @@ class Output:
     def __init__(self, pattern: ShardPattern, options: WriterOptions) -> None:
         self.pattern, self.options = pattern, options
         self.folder = local_folder(pattern.folder)
-        self.columns, self.totals, self.notes = Columns(), Totals(FieldValues()), ShardNotes()
+        self.columns, self.totals, self.misreadings = Columns(), Totals(FieldValues()), Misreadings()
         self.rounded: Counter[str] = Counter()
         asked = {"pattern": output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
         self.journal = Journal(self.folder, pattern.base, asked)
@@ -414,7 +354,7 @@ class Output:
         self.totals.skipped += skipped
         self.rounded.update(rounded)
         if self.pattern.format == "tar":
-            self.notes.add(shard.content, _numbers(kinds))
+            self.misreadings.add(entries_of(shard.content, _numbers(kinds)))
 
     def take(self, fact: ShardFact, sidecar: bytes, tally: ShardTally, digest: int) -> None:
         """Add a published shard to the totals."""

@@ -21,6 +21,7 @@ from shardtool.errors import (
     printable,
 )
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
+from shardtool.interop.readers import READERS
 from shardtool.pattern import check_written, parse_pattern, sidecar_name
 from shardtool.plan.order import NO_LIMIT
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
@@ -33,7 +34,7 @@ from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
 from shardtool.writer.merge import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.open_shard import OpenShard
-from shardtool.writer.output import Output, options_of, skipped_rows
+from shardtool.writer.output import Output, entries_of, options_of, skipped_rows
 from shardtool.writer.samples import KEY, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEn
         output.totals.skipped += skipped_rows(one)
         output.rounded.update(one.rounded)
         if output.pattern.format == "tar":
-            output.notes.add(_content(sidecar), {})
+            output.misreadings.add(entries_of(_content(sidecar), {}))
         kept.append(one)
     if kept:
         encoder.restore(kept[-1].kinds, inline=kept[-1].inline)
@@ -490,7 +491,8 @@ class ShardWriter:
             self._notes.add(f"samples {found}; each gets a shard of its own")
         for name, count in output.rounded.items():
             self._notes.add(rounded_note(name, count))
-        self._notes.add(*output.notes.texts(self._options.readers))
+        readers, problems = {*self._options.readers}, output.misreadings.problems()
+        self._notes.add(*(str(one) for one in problems if not readers.isdisjoint(READERS[one.code])))
         sizes = [sum(entry.size for entry in output.totals.shards)]
         self._notes.add(*loader_notes(both, sizes), *name_notes(both, self._options.readers))
         if "huggingface" in self._options.readers:
