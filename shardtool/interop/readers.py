@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
-from shardtool.values import INLINE, counted, to_bytes
+from shardtool.names import Names
+from shardtool.values import FILE, INLINE, counted, to_bytes, to_text
 from shardtool.wording import exporting, option
 
 if TYPE_CHECKING:
-    from shardtool.entries.entries import Entries
-    from shardtool.names import Names
+    from collections.abc import Mapping
+
+    from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.values import Number
 
 
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
@@ -127,6 +131,31 @@ class Misreadings:
             self._found[one.code, one.what] = replace(before, count=before.count + one.count) if before else one
         self._add_fields(entries, {name: count for name, count in zip(entries.fields, counts, strict=True) if count})
 
+    def add_shard(self, index: ShardIndex, texts: bytes = b"", numbers: Mapping[str, Number] | None = None) -> None:
+        """Add the samples of a shard.
+
+        Args:
+            index: Where they lie.
+            texts: The text of each field, a NUL after each, empty where it is none; empty: they are not known.
+            numbers: The fields whose texts are numbers.
+        """
+        names, code_bytes = index.codes_by_name()
+        codes, fields, rows = np.frombuffer(code_bytes, np.uint16), tuple(map(to_text, names)), texts[:-1].split(b"\0")
+        kind, never = np.full(len(codes), FILE, np.uint8), np.broadcast_to(np.int64(0), len(codes))
+        inline: dict[str, Names] = {}
+        for code, name in enumerate(fields):
+            if texts and _is_number(name):
+                column, here = [b""] * len(index), np.flatnonzero(codes == code)
+                for row, owner in zip(here.tolist(), index.owners()[here].tolist(), strict=True):
+                    if rows[row]:
+                        column[owner], kind[row] = rows[row], INLINE
+                inline[name] = Names.of(column)
+        keys = Names.of([key.replace(b"\0", b"?") for key in index.all_keys()])
+        columns = FieldRows(codes, kind, index.lengths, never, never)
+        self.add(
+            Entries(b"/", keys, index.firsts, fields, columns, values=FieldValues(inline=inline, numbers=numbers or {}))
+        )
+
     def _add_fields(self, entries: Entries, here: dict[str, int]) -> None:
         """Count fields, and find a sample that has, and one that lacks, the first field that not all samples have."""
         total, before = self._samples + len(entries), self._fields.copy()
@@ -201,15 +230,16 @@ def _long_names(entries: Entries) -> list[NameProblem]:
     return found
 
 
+def _is_number(field: str) -> bool:
+    """Tell whether a reader takes a field of this name for a whole number."""
+    return field.rpartition(".")[2].lower() in NUMBER_FIELDS
+
+
 def _text_labels(entries: Entries) -> list[NameProblem]:
     """Find values in fields that a reader takes for whole numbers, and are none."""
     found = []
     for name, texts in entries.values.inline.items():
-        if (
-            name.rpartition(".")[2].lower() not in NUMBER_FIELDS
-            or name in entries.values.numbers
-            or name not in entries.fields
-        ):
+        if not _is_number(name) or name in entries.values.numbers or name not in entries.fields:
             continue
         rows = np.flatnonzero((entries.rows.kind == INLINE) & (entries.rows.code == entries.fields.index(name)))
         samples = entries.owners(rows)

@@ -273,20 +273,17 @@ class Columns:
         """Return what a journal keeps of the columns: their types, which Parquet does not keep all, and their forms."""
         return {"schema": b64encode(self.schema.serialize()).decode(), "forms": dict(self._forms)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take what an earlier writer knew of the columns: what goes with them is settled.
-
-        Raises:
-            ValueError: It is no such state.
-        """
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Take what an earlier writer knew of the columns: what goes with them is settled. Tell whether it is read."""
         try:
             self.schema = pa.ipc.read_schema(pa.py_buffer(b64decode(state["schema"], validate=True)))
             self._forms = {str(name): str(form) for name, form in state["forms"].items()}
-        except (KeyError, TypeError, AttributeError, OSError) as error:
-            raise ValueError from error
+        except (KeyError, TypeError, ValueError, AttributeError, OSError):
+            return False
         self._types = dict(zip(self.schema.names, self.schema.types, strict=True))
         for name, kind in self._types.items():
             self._families |= [(name, family) for family, fits in _ARROW if fits(kind)]
+        return True
 
     def table(self, rows: Sequence[Row], names: Sequence[str]) -> pa.Table | None:
         """Return the rows of a shard, a column for each name so far; None where there are none.

@@ -24,8 +24,7 @@ from shardtool.dataset.sidecar import encode, encode_table, index_of, read_sidec
 from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
-from shardtool.interop.readers import NUMBER_FIELDS, Misreadings
-from shardtool.names import Names
+from shardtool.interop.readers import Misreadings
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.destination import Destination, look
 from shardtool.publish.publisher import Publisher, clean
@@ -35,8 +34,6 @@ from shardtool.request.settings import Settings, described, like, setting
 from shardtool.skipped import Skipped
 from shardtool.storage.staging import local_folder
 from shardtool.values import (
-    FILE,
-    INLINE,
     Dots,
     IfExists,
     OnBadSample,
@@ -45,7 +42,6 @@ from shardtool.values import (
     Target,
     output_text,
     to_bytes,
-    to_text,
 )
 from shardtool.verbs.create.result import publish_dataset
 from shardtool.verbs.create.run import Totals
@@ -54,8 +50,6 @@ from shardtool.writer.open_shard import Columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
@@ -181,13 +175,11 @@ class Journal:
         except (OSError, ShardError):
             return None
         found: list[Any] = []
-        for number, line in enumerate(lines, 1):
+        for line in lines:
             try:
-                found.append(json.loads(line) if line.endswith(b"\n") else None)
-                if len(found) > 1:
-                    found[-1] = _noted(found[-1])
+                one: Any = json.loads(line) if line.endswith(b"\n") else None
+                found.append(_noted(one) if found else one)
             except (ValueError, TypeError, AttributeError, RecursionError):
-                found = found[:-1] if len(found) == number else found
                 break
         return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
 
@@ -253,45 +245,6 @@ def skipped_rows(noted: JournalEntry) -> list[Skipped]:
 # until then each sidecar says that one more shard is to come; at the end, those that differ are written again.
 
 
-def entries_of(content: ShardContent, numbers: dict[str, Number]) -> Entries:
-    """Return the samples of a shard as those of a source."""
-    counts = np.frombuffer(content.counts, np.uint16).astype(np.int64)
-    codes, sizes = np.frombuffer(content.codes, np.uint16), np.frombuffer(content.sizes, np.int64)
-    fields = tuple(map(to_text, content.fields))
-    first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    inline, kind = _labels(content, fields, counts)
-    times = np.broadcast_to(np.int64(0), len(codes))
-    values = FieldValues(inline=inline, numbers=numbers)
-    return Entries(
-        root=b"",
-        keys=Names.parse(content.keys),
-        first=first,
-        fields=fields,
-        rows=FieldRows(code=codes, kind=kind, size=sizes, mtime_ns=times, changed_ns=times),
-        values=values,
-    )
-
-
-def _labels(
-    content: ShardContent, fields: tuple[str, ...], counts: NDArray[np.int64]
-) -> tuple[dict[str, Names], NDArray[np.uint8]]:
-    """Return the texts of fields that readers take for whole numbers, and the kind of each row."""
-    codes = np.frombuffer(content.codes, np.uint16)
-    kind = np.full(len(codes), FILE, np.uint8)
-    wanted = [code for code, name in enumerate(fields) if name.rpartition(".")[2].lower() in NUMBER_FIELDS]
-    found: dict[str, Names] = {}
-    if not content.inline or not wanted:
-        return found, kind
-    texts, owners = content.inline[:-1].split(b"\0"), np.repeat(np.arange(len(counts)), counts)
-    for code in wanted:
-        column = [b""] * len(counts)
-        for row in np.flatnonzero(codes == code).tolist():
-            if texts[row]:
-                column[int(owners[row])], kind[row] = texts[row], INLINE
-        found[fields[code]] = Names.of(column)
-    return found, kind
-
-
 class Output:
     """The dataset of a writer, locked until `close`.
 
@@ -354,7 +307,7 @@ class Output:
         self.totals.skipped += skipped
         self.rounded.update(rounded)
         if self.pattern.format == "tar":
-            self.misreadings.add(entries_of(shard.content, _numbers(kinds)))
+            self.misreadings.add_shard(index, shard.content.inline, _numbers(kinds))
 
     def take(self, fact: ShardFact, sidecar: bytes, tally: ShardTally, digest: int) -> None:
         """Add a published shard to the totals."""
@@ -441,7 +394,6 @@ def _rounded(content: ShardContent) -> dict[str, int]:
     floats = [code for code, kind in content.numbers.items() if kind == "float"]
     if not floats:
         return {}
-    import numpy as np
 
     texts, codes = content.inline[:-1].split(b"\0"), np.frombuffer(content.codes, np.uint16)
     counts = {code: count_rounded([texts[row] for row in np.flatnonzero(codes == code).tolist()]) for code in floats}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NoReturn
 
-import numpy as np
-
 from shardtool.dataset.sidecar import read_sidecar
 from shardtool.errors import (
     MEMORY_REMEDY,
@@ -29,12 +27,12 @@ from shardtool.publish.destination import check_old
 from shardtool.request.results import Notes, Observer
 from shardtool.skipped import Skipped
 from shardtool.storage.open_file import file_crc
-from shardtool.values import ShardContent, counted, parse_size, show_size, to_text
+from shardtool.values import counted, parse_size, show_size, to_text
 from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
 from shardtool.writer.merge import EMPTY_SUFFIX, merged_part, part_pattern, part_tag
 from shardtool.writer.open_shard import OpenShard
-from shardtool.writer.output import Output, entries_of, options_of, skipped_rows
+from shardtool.writer.output import Output, options_of, skipped_rows
 from shardtool.writer.samples import KEY, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
@@ -85,7 +83,7 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEn
     for number, one in enumerate(noted):
         name = output.pattern.shard(number)
         sidecar = _sound(output, name, one)
-        if sidecar is None or not _restored(output, one):
+        if sidecar is None or not output.columns.restore(one.columns):
             lost = f"{one.shard} is not what its writer has made: it is written again"
             notes.add(lost if number == len(noted) - 1 else f"{lost}, with all after it")
             break
@@ -95,7 +93,7 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEn
         output.totals.skipped += skipped_rows(one)
         output.rounded.update(one.rounded)
         if output.pattern.format == "tar":
-            output.misreadings.add(entries_of(_content(sidecar), {}))
+            output.misreadings.add_shard(sidecar)
         kept.append(one)
     if kept:
         encoder.restore(kept[-1].kinds, inline=kept[-1].inline)
@@ -139,29 +137,6 @@ def _sound(output: Output, name: str, noted: JournalEntry) -> ShardIndex | None:
     fact: ShardFact = found.fact
     right = (noted.shard, noted.size, noted.crc)
     return found if (fact.name, size, crc) == right and (fact.name, fact.size, fact.crc) == right else None
-
-
-def _restored(output: Output, noted: JournalEntry) -> bool:
-    """Take back what is known of the columns once a shard is there; return whether that can be read."""
-    try:
-        output.columns.restore(noted.columns)
-    except ValueError:
-        return False
-    return True
-
-
-def _content(sidecar: ShardIndex) -> ShardContent:
-    """Return what a sidecar says of its shard's samples, their fields numbered in the order of their names."""
-    names, codes = sidecar.codes_by_name()
-    sizes = sidecar.lengths.astype(np.int64).tobytes()
-    return ShardContent(
-        keys=b"".join([key + b"\0" for key in sidecar.all_keys()]),
-        counts=sidecar.counts.astype(np.uint16).tobytes(),
-        fields=tuple(names),
-        codes=codes,
-        sizes=sizes,
-        stored=sizes,
-    )
 
 
 def _differing(asked: dict[str, object]) -> str:

@@ -82,11 +82,14 @@ def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[
 
 def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -> Iterator[Finding]:
     """Yield kinds of keys and fields that a reader gets wrong."""
-    from shardtool.interop.readers import READERS, misreads
-    from shardtool.verbs.verify.source import entries_of
+    from shardtool.dataset.shard_index import walked_index
+    from shardtool.interop.readers import READERS, Misreadings
 
     indexed = all(_has_dali_index(case.path) for case in subject.cases)
-    for one in misreads(entries_of(shards)):
+    found = Misreadings()
+    for survey in shards:
+        found.add_shard(walked_index(survey))
+    for one in found.problems():
         spared = ("dali",) if one.code in _WITHOUT_INDEX and indexed else ()
         getting_wrong = () if one.code in _ELSEWHERE else READERS[one.code]
         if readers := [target for target in targets if target in getting_wrong and target not in spared]:

@@ -22,7 +22,6 @@ from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, 
 from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
-from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.publish.records import read_skipped
 from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
@@ -357,32 +356,6 @@ def _key_column(data: bytes, starts: Rows) -> pa.Array:
     """Return keys, a NUL after each, as an Arrow array."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(starts)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts) - 1, buffers)
-
-
-def entries_of(surveys: Sequence[Survey]) -> Entries:
-    """Return the samples of shards as a source's would be."""
-    from shardtool.entries.entries import Entries, FieldRows
-
-    known: dict[bytes, int] = {}
-    codes = [np.zeros(0, np.uint16)]
-    for survey in surveys:
-        here = np.array([known.setdefault(name, len(known)) for name in survey.names] or [0], np.uint16)
-        if len(survey.codes):
-            codes.append(here[np.frombuffer(survey.codes, np.uint32)])
-    counts = np.array([count for survey in surveys for count in survey.counts], np.int64)
-    rows = int(counts.sum())
-    never = np.zeros(rows, np.int64)
-    sizes = np.array([length for survey in surveys for length in survey.lengths], np.int64)
-    return Entries(
-        root=b"/",
-        keys=Names.of([key.replace(b"\0", b"?") for survey in surveys for key in survey.keys]),
-        first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        fields=tuple(walked_text(name) for name in known),
-        rows=FieldRows(np.concatenate(codes), np.full(rows, FILE, np.uint8), sizes, never, never),
-    )
-
-
-# The checksums of the source's payloads. Where an index of the source knows one, nothing is read.
 
 
 def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
