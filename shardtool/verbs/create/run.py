@@ -87,7 +87,7 @@ class Totals:
     def add(self, fact: ShardFact, sidecar: bytes, tally: ShardTally) -> ShardEntry:
         """Add a shard, whose digest and left out samples the caller adds; return what the dataset file says of it."""
         index, keys = (sidecar_name(fact.name), len(sidecar), crc32c(sidecar)), (tally.first_key, tally.last_key)
-        self.shards.append(ShardEntry(fact.name, tally.samples, fact.size, fact.crc or 0, *index, *keys))
+        self.shards.append(ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *index, *keys))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         return self.shards[-1]

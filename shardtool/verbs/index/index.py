@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardtool._version import __version__
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset, shard_names
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import SurveyTask, survey, torn_samples, walked_text
+from shardtool.entries.entries import FieldValues
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
@@ -27,7 +28,6 @@ from shardtool.errors import (
 )
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, a_few
-from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
@@ -37,19 +37,19 @@ from shardtool.request.settings import given_options
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.values import counted, output_text, to_bytes
+from shardtool.verbs.create.result import dataset_of
+from shardtool.verbs.create.run import Totals
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pyarrow as pa
+    from collections.abc import Mapping, Sequence
 
     from shardtool.dataset.find import StoredDataset
-    from shardtool.dataset.shard_index import ShardFact, ShardIndex, ShardTally
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.dataset.walk import Survey
     from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
-    from shardtool.values import Dots, Given, Kind
+    from shardtool.values import Dots, Given, Kind, Number
 
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
@@ -60,39 +60,31 @@ class IndexTarget:
     """Shards to index.
 
     Attributes:
-        paths: Their paths.
-        names: Their names.
+        dataset: The shards.
         pattern: Their pattern.
         size: Their bytes.
-        format: Their format, `tar` or `tfrecord`.
         folder: The folder of the sidecars and the dataset file.
         shards_folder: The way from there down to the shards; empty: the same folder.
         dataset_file: The name of the dataset file.
         old: What a dataset file said of them so far; None where there is none, or it may be replaced.
         own: Whether that is the dataset file at this very place.
-        recorded: Where keys end in members' names, as the sidecars beside the shards show.
+        dots: Where keys end in members' names: as was asked for, or as the dataset file or the sidecars show.
     """
 
-    paths: tuple[str, ...]
-    names: list[str]
+    dataset: StoredDataset
     pattern: ShardPattern
     size: int
-    format: str
     folder: OutputFolder
     shards_folder: str
     dataset_file: str
     old: DatasetFile | None
     own: bool
-    recorded: Dots = "first"
+    dots: Dots
 
     @property
     def base(self) -> str:
         """The name of the dataset file without its ending."""
         return self.dataset_file.removesuffix(DATASET_SUFFIX)
-
-    def dots(self, asked: Dots | None) -> Dots:
-        """Return where keys end in members' names: what was asked for, or what the dataset file says."""
-        return asked or (self.old.made.dots if self.old else self.recorded)
 
 
 def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
@@ -105,8 +97,10 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
         OutputExists: Other shards own these names, or there is a dataset file that may not be replaced.
     """
     found = _in_its_order(find_dataset(dataset))
-    shard_kind = _format_of(found)
-    size = sum(_sizes(found.paths))
+    _check_format(found)
+    sizes = plain_sizes(found.paths)
+    if None in sizes:
+        raise _missing(found.paths[sizes.index(None)])
     names = [shard.file_name for shard in found.shards]
     if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
         raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
@@ -125,9 +119,9 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
         old = _old(found, path, data, overwrite=options.overwrite)
         if old is not None:
             _check_listed(old, found, path, shards_folder, overwrite=options.overwrite)
-    own = data is not None and old is not None
-    recorded: Dots = recorded_dots(found) if old is None else old.made.dots
-    return IndexTarget(found.paths, names, pattern, size, shard_kind, folder, shards_folder, name, old, own, recorded)
+    own, size = data is not None and old is not None, sum(filter(None, sizes))
+    dots = options.dots or (recorded_dots(found) if old is None else old.made.dots)
+    return IndexTarget(found, pattern, size, folder, shards_folder, name, old, own, dots)
 
 
 def _in_its_order(found: StoredDataset) -> StoredDataset:
@@ -154,8 +148,8 @@ def read_there(path: str) -> bytes | None:
         raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
 
 
-def _format_of(found: StoredDataset) -> str:
-    """Return the format of the shards.
+def _check_format(found: StoredDataset) -> None:
+    """Check the format of the shards.
 
     Raises:
         InvalidRequest: There are none, they are compressed, or of two formats.
@@ -170,23 +164,8 @@ def _format_of(found: StoredDataset) -> str:
             blobs[0], "a name that does not tell what it is", expected=f"one that ends in one of {KNOWN}",
             remedy="Make a link to it that has such a name, and index that.",
         )  # fmt: skip
-    formats = sorted({shard.format for shard in found.shards})
-    if len(formats) > 1:
+    if len({shard.format for shard in found.shards}) > 1:
         raise InvalidRequest(found.where, "tar and TFRecord shards", expected="one format", remedy="Index each alone.")
-    return formats[0]
-
-
-def _sizes(paths: Sequence[str]) -> list[int]:
-    """Return the bytes of shards.
-
-    Raises:
-        CorruptShard: One is not there, or no plain file.
-    """
-    sizes = plain_sizes(paths)
-    for path, size in zip(paths, sizes, strict=True):
-        if size is None:
-            raise _missing(path)
-    return [size for size in sizes if size is not None]
 
 
 def _missing(path: str) -> CorruptShard:
@@ -247,23 +226,20 @@ def _old(found: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> Da
     Raises:
         OutputExists: It is damaged, or none of ours.
     """
-    if shard_names(data) is None:
-        if path != found.dataset_file:
-            if _is_json(data):
-                remedy = f"Move it away, or choose another {option('output')}."
-                raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
-            check_finished(found)
-            _check_replaced(path, "no JSON: cut or damaged", _ONLY_A_PLAN, overwrite=overwrite)
-            return None
-        check_finished(found)
-        _check_replaced(path, "an index of wids", "what only it says of the shards", overwrite=overwrite)
-        return None
-    try:
-        return read_dataset(data, path)
-    except CorruptShard as error:
-        check_finished(found)
-        _check_replaced(path, error.found, _ONLY_A_PLAN, overwrite=overwrite)
-        return None
+    problem, lost = "no JSON: cut or damaged", _ONLY_A_PLAN
+    if shard_names(data) is not None:
+        try:
+            return read_dataset(data, path)
+        except CorruptShard as error:
+            problem = error.found
+    elif path == found.dataset_file:
+        problem, lost = "an index of wids", "what only it says of the shards"
+    elif _is_json(data):
+        remedy = f"Move it away, or choose another {option('output')}."
+        raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
+    check_finished(found)
+    _check_replaced(path, problem, lost, overwrite=overwrite)
+    return None
 
 
 def _is_json(data: bytes) -> bool:
@@ -295,9 +271,8 @@ def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> Non
     """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
     if not overwrite:
         expected = "the dataset file of these shards"
-        raise OutputExists(
-            path, found, expected=expected, remedy=f"{flag('overwrite')} replaces it; {lost} is lost then."
-        )
+        remedy = f"{flag('overwrite')} replaces it; {lost} is lost then."
+        raise OutputExists(path, found, expected=expected, remedy=remedy)
 
 
 def _dataset_at(path: str) -> DatasetFile | None:
@@ -321,21 +296,6 @@ def _dataset_at(path: str) -> DatasetFile | None:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchingSidecar:
-    """A sidecar that says what the walk found.
-
-    Attributes:
-        table: Its rows, with what only it knows: checksums and metadata.
-        fact: What it says of the shard.
-        data: Its bytes; None where it is to be written: with checksums that it lacked, or in the new format.
-    """
-
-    table: pa.Table
-    fact: ShardFact
-    data: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DifferingSidecar:
     """A sidecar that was read and found wrong: what it is, and the columns that only it has."""
 
@@ -343,14 +303,19 @@ class DifferingSidecar:
     lost: frozenset[str] = frozenset()
 
 
-def compare_sidecar(path: str, walked: ShardIndex, where: str, data: bytes) -> MatchingSidecar | DifferingSidecar:
-    """Return whether a sidecar is right.
+def compare_sidecar(
+    path: str, walked: ShardIndex, where: str, data: bytes
+) -> tuple[ShardIndex, bytes | None] | DifferingSidecar:
+    """Return what a sidecar says, with what only it knows: checksums and metadata; or that it is not right.
 
     Args:
         path: The shard's path.
         walked: What a walk found in the shard, with checksums where payloads were read.
         where: The sidecar's path.
         data: The sidecar's bytes.
+
+    Returns:
+        With its bytes; None where it is to be written: with checksums that it lacked, or in the new format.
 
     Raises:
         CorruptShard: The shard has another checksum than its sidecar says.
@@ -374,8 +339,8 @@ def compare_sidecar(path: str, walked: ShardIndex, where: str, data: bytes) -> M
     if wrong is not None:
         return DifferingSidecar("checksums of other payloads", lost)
     if seen.crc is None or (fact.crc is not None and known.crcs is not None):
-        return MatchingSidecar(known.plain_table(), fact, data if known.version == FORMAT_VERSION else None)
-    return MatchingSidecar(replace(known, crcs=walked.crcs).plain_table(), replace(fact, crc=seen.crc))
+        return known, data if known.version == FORMAT_VERSION else None
+    return replace(known, crcs=walked.crcs, fact=replace(fact, crc=seen.crc)), None
 
 
 _NULL = "null"  # the type of a column without a value: it goes with any
@@ -392,22 +357,20 @@ class Indexer:
 
     def __init__(self, target: IndexTarget, options: IndexOptions, observer: Observer) -> None:
         self.target, self.options, self.observer = target, options, observer
-        self.notes: list[str] = []
+        self.notes, self.totals, self.kept = Notes(observer), Totals(FieldValues()), 0
         self.wrong: list[str] = []
         self.lost: set[str] = set()
-        self.kept = self.field_bytes = 0
         self.entries: dict[int, ShardEntry] = {}
-        self.fields: Counter[str] = Counter()
-        self.kinds: dict[int, dict[str, Kind]] = {}
+        self.kinds: dict[int, Mapping[str, Kind]] = {}
         self.lists: set[str] = set()
         self.schemas: dict[int, dict[str, str]] = {}
         self.digests: list[int | None] = []
 
     def tasks(self) -> list[SurveyTask]:
         """Return what the workers do, a task per shard."""
-        target, dots = self.target, self.target.dots(self.options.dots)
-        self.observer.start(0, target.size, len(target.paths))
-        return [SurveyTask(path, self.options.checksum, dots) for path in target.paths]
+        paths = self.target.dataset.paths
+        self.observer.start(0, self.target.size, len(paths))
+        return [SurveyTask(path, self.options.checksum, self.target.dots) for path in paths]
 
     def add(self, number: int, found: Survey) -> None:
         """Write a shard's sidecar, unless the one that is there is right, or wrong and to be kept.
@@ -418,32 +381,35 @@ class Indexer:
             OutputExists: A sidecar cannot be read.
             OutputFailed: The sidecar cannot be written.
         """
-        from shardtool.dataset.shard_index import walked_index
+        from shardtool.dataset.shard_index import types_of, walked_index, with_shard
         from shardtool.dataset.sidecar import encode_table
 
         if found.error is not None:
             raise found.error
         _check_together(found)
-        name = self.target.names[number]
-        index_name, walked = sidecar_name(name), walked_index(found)
-        where = self.target.folder.full_path(index_name)
-        one = MatchingSidecar(walked.plain_table(), walked.fact)
+        walked, name = walked_index(found), self.target.dataset.shards[number].file_name
+        one, data, where = walked, None, self.target.folder.full_path(sidecar_name(name))
         if (there := read_there(where)) is not None:
             known = compare_sidecar(found.path, walked, where, there)
-            if isinstance(known, MatchingSidecar):
-                one = known
-            elif not self._may_replace(index_name, known):
+            if not isinstance(known, DifferingSidecar):
+                one, data = known
+            elif not self._may_replace(sidecar_name(name), known):
                 return
-        data = one.data
+        table, done = one.plain_table(), "written" if data is None else "kept"
         if data is None:
-            data = encode_table(one.table, one.fact)
-            self._publish(index_name, data)
+            data = encode_table(table, one.fact)
+            self._publish(sidecar_name(name), data)
         else:
             self.kept += 1
-        self._add_entry(number, one, walked.tally(), data)
-        self._add_sums(number, found)
+        self.entries[number] = self.totals.add(one.fact, data, walked.tally())
+        self.schemas[number], self.kinds[number] = types_of(with_shard(table.schema)), walked.kinds
+        self.lists |= {walked_text(found.names[at]) for at, one in found.unlike.items() if one.kind == found.kinds[at]}
+        self.digests.append(found.digest)
+        if found.odd:
+            odd = found.odd[0]
+            what = f"{counted(len(found.odd), 'member')} no part of a sample, such as at {odd.offset:,} {odd.what}"
+            self.notes.add(f"{name}: {what}")
         self.observer.advance(self.entries[number].samples, found.size, 1)
-        done = "written" if one.data is None else "kept"
         self.observer.log(f"{name}: {done}, {self.entries[number].samples:,} samples")
 
     def _may_replace(self, name: str, wrong: DifferingSidecar) -> bool:
@@ -451,28 +417,8 @@ class Indexer:
         self.wrong.append(f"{name} ({wrong.found})")
         self.lost |= wrong.lost
         if self.options.overwrite:
-            self._note(f"{name}: {wrong.found}, so what only it knew is lost: checksums and metadata")
+            self.notes.add(f"{name}: {wrong.found}, so what only it knew is lost: checksums and metadata")
         return self.options.overwrite
-
-    def _add_entry(self, number: int, one: MatchingSidecar, tally: ShardTally, data: bytes) -> None:
-        from shardtool.dataset.shard_index import types_of, with_shard
-
-        name = self.target.names[number]
-        shard = (output_text(name), tally.samples, one.fact.size, one.fact.crc)
-        sidecar = (output_text(sidecar_name(name)), len(data), crc32c(data))
-        self.entries[number] = ShardEntry(*shard, *sidecar, tally.first_key, tally.last_key)
-        self.fields.update(tally.fields)
-        self.field_bytes += tally.field_bytes
-        self.schemas[number] = types_of(with_shard(one.table.schema))
-
-    def _add_sums(self, number: int, found: Survey) -> None:
-        self.kinds[number] = {walked_text(one): kind for one, kind in zip(found.names, found.kinds, strict=True)}
-        self.lists |= {walked_text(found.names[at]) for at, one in found.unlike.items() if one.kind == found.kinds[at]}
-        self.digests.append(found.digest)
-        if found.odd:
-            one = found.odd[0]
-            what = f"{counted(len(found.odd), 'member')} no part of a sample, such as at {one.offset:,} {one.what}"
-            self._note(f"{self.target.names[number]}: {what}")
 
     def finish(self) -> IndexResult:
         """Write the dataset file, unless the one that is there is right.
@@ -481,15 +427,13 @@ class Indexer:
             OutputExists: There are files that are wrong, and the user did not ask to replace them.
             OutputFailed: It cannot be written.
         """
-        target, old, same = self.target, self.target.old, False
-        if old is not None and len(self.entries) == len(target.names):
-            same = len(old.shards) == len(target.names) and all(
-                _goes_with(before, self.entries[at]) for at, before in enumerate(old.shards)
-            )
+        target, old, same, count = self.target, self.target.old, False, len(self.target.dataset.shards)
+        if old is not None and len(self.entries) == len(old.shards) == count:
+            same = all(_goes_with(before, self.entries[at]) for at, before in enumerate(old.shards))
         if target.own and not same and not self.wrong:
             self.wrong.append(f"{target.dataset_file} (of other shards)")
         self._refuse_wrong()
-        shards = tuple(self.entries[number] for number in range(len(target.names)))
+        shards = tuple(self.entries[number] for number in range(count))
         if same and old is not None:  # what it says of the shards stays a claim, which `verify` holds them to
             shards = tuple(
                 one if one.crc is not None else replace(one, crc=before.crc)
@@ -502,9 +446,11 @@ class Indexer:
             known = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
             file = replace(known, shards_folder=file.shards_folder)
         else:
-            self._note("how the dataset was made, what was skipped and class names are not known: only a plan knows")
+            self.notes.add(
+                "how the dataset was made, what was skipped and class names are not known: only a plan knows"
+            )
         if not file.fingerprint:
-            self._note(f"no content fingerprint: {flag('checksum')} reads the payloads, too")
+            self.notes.add(f"no content fingerprint: {flag('checksum')} reads the payloads, too")
         self._publish(target.dataset_file, file.encode())
         return self._result(shards)
 
@@ -523,27 +469,16 @@ class Indexer:
 
     def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
         """Return the dataset file of shards of which nothing else is known."""
-        target = self.target
+        target, totals = self.target, self.totals
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
-        samples = sum(shard.samples for shard in shards)
-        last = self.target.dots(self.options.dots) == "last" and target.format == "tar"
-        asked = {"options": {"dots": "last"}} if last else {}
-        complete = None not in self.digests
-        return DatasetFile(
-            name=output_text(target.base),
-            pattern=output_text(target.pattern.text),
-            format=target.format,
-            shards=shards,
-            fields=dict(sorted(self.fields.items())),
-            field_bytes=self.field_bytes,
-            skipped=0,
-            schema=self._schema(),
-            classes={},
-            features=features_of(self.fields, kinds, samples, self.lists) if target.format == "tfrecord" else {},
-            made=RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"}),
-            fingerprint=show_fingerprint(sum(one or 0 for one in self.digests)) if complete else "",
-            shards_folder=target.shards_folder,
-        )
+        numbers: dict[str, Number] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
+        totals.values = FieldValues(numbers=numbers, lists={name: kinds[name] for name in self.lists})
+        totals.shards, totals.schema, totals.digest = [*shards], self._schema(), sum(one or 0 for one in self.digests)
+        asked = {"options": {"dots": "last"}} if target.dots == "last" and target.pattern.format == "tar" else {}
+        made = RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"})
+        file = dataset_of(totals, target.pattern, (), made)
+        known = "" if None in self.digests else file.fingerprint
+        return replace(file, name=output_text(target.base), fingerprint=known, shards_folder=target.shards_folder)
 
     def _schema(self) -> dict[str, str]:
         """Return the columns of all sidecars in the order of the shards, of each the first type that holds values."""
@@ -555,10 +490,10 @@ class Indexer:
                 if before == _NULL:
                     found[column] = kind
                 elif kind not in (before, _NULL) and not column.startswith("__"):
-                    sidecar = sidecar_name(self.target.names[number])
+                    sidecar = sidecar_name(self.target.dataset.shards[number].file_name)
                     others.setdefault(column, f"{column!r} is {before}, but {kind} in {sidecar}")
         if others:
-            self._note(f"columns of other types in other sidecars: {listing([*others.values()])}")
+            self.notes.add(f"columns of other types in other sidecars: {listing([*others.values()])}")
         return found
 
     def _publish(self, name: str, data: bytes) -> None:
@@ -566,11 +501,7 @@ class Indexer:
 
     def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
         path, samples = self.target.folder.full_path(self.target.dataset_file), sum(one.samples for one in shards)
-        return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes))
-
-    def _note(self, text: str) -> None:
-        self.notes.append(printable(text))
-        self.observer.note(self.notes[-1])
+        return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes.said))
 
 
 def _check_together(found: Survey) -> None:
@@ -617,7 +548,7 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
     options, observer = given_options(options, IndexOptions), observer or Observer()
     with start_pool(options) as pool:
         target = index_target(dataset, options)
-        pool.check(Needs(a_few(target.paths)))
+        pool.check(Needs(a_few(target.dataset.paths)))
         target.folder.ready()
         with target.folder.lock(target.base):
             indexer = Indexer(target, options, observer)

@@ -55,7 +55,7 @@ OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "sha
 
 def why_not_again(file: DatasetFile) -> str:
     """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
-    verb = file.made.verb
+    verb, which = file.made.verb, ""
     if file.appends:
         overwrite, append = option("if_exists", "overwrite"), option("if_exists", "append")
         return (
@@ -64,16 +64,16 @@ def why_not_again(file: DatasetFile) -> str:
         )
     if verb == "index":
         return "shards that another tool made: get them again"
-    if verb != "create" or file.made.split:
-        which = "of a split" if verb == "create" else f"made by {printable(verb)[:80]}"
-        return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
-    if file.made.options.get("urls"):
-        again = option("if_exists", "resume")
-        return f"shards of the files of URLs, which may be others by now: run the command that made them, with {again}"
-    if table := file.made.options.get("join"):
+    if verb != "create":
+        which = f"made by {printable(verb)[:80]}"
+    elif file.made.split:
+        which = "of a split"
+    elif file.made.options.get("urls"):
+        which = "of the files of URLs, which may be others by now"
+    elif table := file.made.options.get("join"):
         which = f"made with {option('join')} {printable(str(table))[:80]}"
-        return f"shards {which}: run the command that made them again, with {option('if_exists', 'resume')}"
-    return ""
+    again = f"run the command that made them again, with {option('if_exists', 'resume')}"
+    return which and f"shards {which}: {again}"
 
 
 def wrong_names(file: DatasetFile, codes: Mapping[str, Collection[str]]) -> list[str]:
@@ -231,8 +231,9 @@ class _Repair:
                 self.folder.discard_staged(names)
         self.changed = True
         self.done.append(f"{listing([case.sidecar for case in proven])}: made again from the shard")
-        if len(file.schema) > len(_schema_names()):
-            lost = sorted(set(file.schema) - set(_schema_names()))
+        from shardtool.dataset.shard_index import OWN_COLUMNS
+
+        if lost := sorted({*file.schema} - {*OWN_COLUMNS}):
             self.done[-1] += f"; the columns {listing(lost)} are lost there, for only the source has them"
 
     def _check_unchanged(self) -> None:
@@ -344,9 +345,3 @@ class _Repair:
             (one.name, one.size, one.crc) for one in file.shards
         ]:
             raise InvalidRequest(option("source"), "other content than the dataset was made from", expected="the same")
-
-
-def _schema_names() -> list[str]:
-    from shardtool.dataset.shard_index import OWN_COLUMNS
-
-    return list(OWN_COLUMNS)
