@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from shardtool._version import __version__
 from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
 from shardtool.dataset.sidecar import encode, encode_table, index_of, read_sidecar
-from shardtool.entries.entries import Entries, FieldRows, FieldValues
+from shardtool.entries.entries import FieldValues
 from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import Misreadings
