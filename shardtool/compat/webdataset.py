@@ -24,7 +24,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest
 from shardtool.pattern import parse_pattern
-from shardtool.publish.destination import names_left
+from shardtool.publish.publisher import names_left
 from shardtool.writer.writer import ShardWriter as Writer
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from shardtool.errors import InvalidRequest, OutputExists, current_folder, listi
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, check_written, parse_pattern, text_of
-from shardtool.publish.destination import check_old
+from shardtool.publish.publisher import check_old
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
 from shardtool.publish.records import find_parts as find_records
 from shardtool.request.results import IndexResult, Observer, RunRecord

@@ -26,8 +26,7 @@ from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFail
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import Misreadings
 from shardtool.plan.plan import count_rounded
-from shardtool.publish.destination import Destination, look
-from shardtool.publish.publisher import Publisher, clean
+from shardtool.publish.publisher import Destination, Publisher, clean, look
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import RunRecord
 from shardtool.request.settings import Settings, described, like, setting

@@ -40,8 +40,8 @@ from shardtool import (
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern, sidecar_name
-from shardtool.publish.destination import Append, Destination, EndedAppend, later_files, look, names_left
 from shardtool.publish.foreign_indexes import export_notes, exports_beside
+from shardtool.publish.publisher import Append, Destination, EndedAppend, later_files, look, names_left
 from shardtool.publish.records import encode_skipped, merged, read_skipped, unmerged
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder

@@ -21,7 +21,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.names import Names
 from shardtool.plan.order import random_at
-from shardtool.publish.destination import EndedAppend
+from shardtool.publish.publisher import EndedAppend
 from shardtool.publish.records import read_listed
 from shardtool.table.columns import among, hashes, places_among
 from shardtool.values import counted, to_bytes, to_text
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
-    from shardtool.publish.destination import Destination
+    from shardtool.publish.publisher import Destination
     from shardtool.request.results import RunRecord
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import Kind, Number

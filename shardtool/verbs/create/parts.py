@@ -23,8 +23,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name
-from shardtool.publish.destination import Destination, names_left
-from shardtool.publish.publisher import Publisher, clean
+from shardtool.publish.publisher import Destination, Publisher, clean, names_left
 from shardtool.publish.records import (
     PartRecord,
     encode_skipped,

@@ -15,7 +15,7 @@ from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.publish.destination import EndedAppend
+from shardtool.publish.publisher import EndedAppend
 from shardtool.request.texts import share
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder

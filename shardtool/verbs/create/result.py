@@ -12,8 +12,8 @@ from shardtool.errors import Bug, CorruptShard, InvalidRequest, listing, memory_
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.interop.indexes import cure, index_name, misreading
 from shardtool.interop.readers import unopenable
-from shardtool.publish.destination import EndedAppend
 from shardtool.publish.foreign_indexes import has_own_readme
+from shardtool.publish.publisher import EndedAppend
 from shardtool.publish.records import encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.skipped import in_order
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.interop.indexes import Export
     from shardtool.pattern import ShardPattern
-    from shardtool.publish.destination import Destination
-    from shardtool.publish.publisher import Publisher
+    from shardtool.publish.publisher import Destination, Publisher
     from shardtool.request.results import Changes, RunRecord
     from shardtool.skipped import Skipped
     from shardtool.verbs.create.run import Output, Run, Totals

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardFact
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
-    from shardtool.publish.destination import Destination
+    from shardtool.publish.publisher import Destination
     from shardtool.request.results import RunRecord
     from shardtool.values import ShardSamples
     from shardtool.verbs.create.run import Output, Run

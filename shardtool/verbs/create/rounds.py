@@ -30,7 +30,7 @@ from shardtool.interop.readers import misread_keys
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import shard_samples
-from shardtool.publish.destination import EndedAppend
+from shardtool.publish.publisher import EndedAppend
 from shardtool.skipped import reasons
 from shardtool.source.base import files_at_once
 from shardtool.values import counted, output_text, source_name, to_text

@@ -22,9 +22,8 @@ from shardtool.execute.pool import Needs
 from shardtool.fingerprint import crc32c
 from shardtool.interop.indexes import wanted_exports
 from shardtool.pattern import ShardPattern, check_written, parse_pattern, sidecar_name
-from shardtool.publish.destination import Destination, look
 from shardtool.publish.foreign_indexes import StaleIndexes
-from shardtool.publish.publisher import Publisher, clean
+from shardtool.publish.publisher import Destination, Publisher, clean, look
 from shardtool.publish.records import PartShare, check_divided_alike
 from shardtool.request.results import RunRecord
 from shardtool.request.texts import parse_part

@@ -31,7 +31,7 @@ from shardtool import (
     verify,
 )
 from shardtool.fingerprint import crc32c
-from shardtool.publish.destination import Destination
+from shardtool.publish.publisher import Destination
 from shardtool.publish.records import PartShare, find_parts, read_record
 from shardtool.request.results import RunRecord
 from shardtool.request.texts import Part, parse_part
