@@ -111,10 +111,6 @@ class Decode:
         """Whether a stream goes on without a sample that cannot be decoded."""
         return self.on_error == "skip"
 
-    def functions(self) -> Iterator[tuple[str, object]]:
-        """Yield the functions of the caller, by what a message calls them."""
-        return ((f"the decoder of {name}", given) for name, given in self.own)
-
     def __call__(self, sample: Mapping[str, object]) -> dict[str, object]:
         """Return a sample with its fields decoded.
 
@@ -152,11 +148,11 @@ class Decode:
         return self._named("npy" if ending == "npy" else by_name.get(content, ""))
 
     def _named(self, name: str) -> Function | None:
+        most = parse_size(self.max_bytes)
         if name in get_args(Images):
-            most = parse_size(self.max_bytes)
             return partial(_pil if name == "pil" else _numpy, reduce=self.reduce, max_bytes=most)
         if name == "mask":
-            return partial(_mask, max_bytes=parse_size(self.max_bytes))
+            return partial(_mask, max_bytes=most)
         return _BY_NAME.get(name)
 
 
@@ -324,14 +320,12 @@ def collate(samples: list[object]) -> object:
     """
     first = samples[0]
     if isinstance(first, dict):
-        for sample in samples:
-            if not isinstance(sample, dict) or sample.keys() != first.keys():
-                raise _unlike(first, sample)
+        if bad := [one for one in samples if not isinstance(one, dict) or one.keys() != first.keys()]:
+            raise _unlike(first, bad[0])
         return {name: _joined([sample[name] for sample in samples]) for name in first}  # type: ignore[index]
     if isinstance(first, tuple):
-        for sample in samples:
-            if not isinstance(sample, tuple) or len(sample) != len(first):
-                raise SampleFailed("a batch", "samples of different forms", expected=f"tuples of {len(first)}")
+        if not all(isinstance(sample, tuple) and len(sample) == len(first) for sample in samples):
+            raise SampleFailed("a batch", "samples of different forms", expected=f"tuples of {len(first)}")
         return tuple(_joined([sample[at] for sample in samples]) for at in range(len(first)))  # type: ignore[index]
     return _joined(samples)
 
@@ -357,9 +351,8 @@ def _unlike(first: dict[str, object], sample: object) -> ShardError:
     name = min(first.keys() ^ sample.keys())
     where = first if name in sample else sample
     remedy = f"select({name!r}, ..., missing='none') before batch gives None, missing='skip' leaves such samples out."
-    return SampleFailed(
-        f"sample {where.get('__key__')}", f"no field {name}, as others of its batch have", remedy=remedy
-    )
+    what = f"no field {name}, as others of its batch have"
+    return SampleFailed(f"sample {where.get('__key__')}", what, remedy=remedy)
 
 
 Missing = Literal["error", "skip", "none"]
@@ -378,10 +371,6 @@ class Map:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InvalidRequest("map", repr(self.function), expected="a function of a sample")
-
-    def functions(self) -> Iterator[tuple[str, object]]:
-        """Yield the function, and what a message calls it."""
-        yield "the function of map", self.function
 
     def __call__(self, sample: object) -> object:
         """Return what the function makes of a sample."""
@@ -417,10 +406,6 @@ class _FieldStage:
     def wanted(self) -> frozenset[str]:
         """The fields that are looked at."""
         return frozenset(self.names)
-
-    def functions(self) -> Iterator[tuple[str, object]]:
-        """Yield nothing: no function of the caller's is called."""
-        return iter(())
 
     def _lacking(self, sample: object, name: str) -> object:
         """Return what stands for a field that a sample lacks."""
@@ -561,8 +546,10 @@ class Stages:
 
         if get_spawning_popen() is not None:  # other picklers, such as cloudpickle, may well be able to
             for stage in self.stages:
-                for what, function in () if isinstance(stage, Batch) else stage.functions():
-                    _check_travels(what, function)
+                if isinstance(stage, Map):
+                    _check_travels("the function of map", stage.function)
+                for name, given in stage.own if isinstance(stage, Decode) else ():
+                    _check_travels(f"the decoder of {name}", given)
         return vars(self)
 
 
@@ -634,14 +621,11 @@ class Chain:
         return self.with_stages(self.stages.then(Batch(size, drop_last)))
 
 
-def _each(stages: Iterable[Each], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
-    stages = tuple(stages)
-    if not stages:
-        return iter(samples)
-    return _through(stages, samples, on_skip)
+def _each(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
+    return _through(stages, samples, on_skip) if stages else iter(samples)
 
 
-def _through(stages: tuple[Each, ...], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
+def _through(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
     for own in samples:
         sample: object = own
         while sample is not None:

@@ -60,11 +60,6 @@ class Dataset(Streamable):
         self._count = len(fetcher.catalog) if chosen is None else len(chosen)
         self._finder = KeyFinder(fetcher.store, fetcher.catalog)
 
-    @classmethod
-    def of(cls, catalog: Catalog, options: ReadOptions) -> Dataset:
-        """Return the dataset of a catalog."""
-        return cls(Fetcher(catalog, options))
-
     @property
     def skipped(self) -> SkippedSamples:
         """Damaged samples that were left out with `on_error="skip"`, in this process."""
@@ -201,7 +196,24 @@ class Dataset(Streamable):
         return places if self._chosen is None else self._chosen[places]
 
     def _with_keys(self, keys: Iterable[str]) -> Numbers:
-        return numbers_of(self._finder, keys, self._chosen)
+        """Return the number of the sample of each key: int64 [keys].
+
+        Raises:
+            UnknownKey: There is no sample of some keys, which it names.
+        """
+        wanted, chosen = [*keys], self._chosen
+        for one in wanted:
+            if not isinstance(one, str):
+                raise InvalidRequest("keys", f"{one!r:.40}", expected="texts, as those in `.keys`")
+        numbers = self._finder.numbers(wanted)
+        lacking = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
+        if bad := [wanted[at] for at in np.flatnonzero(lacking).tolist()]:
+            what = "no sample of that key" if len(bad) == 1 else f"{len(bad):,} keys of no sample"
+            what += "" if chosen is None else " in this view"
+            remedy = _without_ending(self._finder, bad[0])
+            expected = "keys such as those in `.keys`"
+            raise UnknownKey(listing([*map(repr, bad)]), what, expected=expected, remedy=remedy)
+        return numbers
 
     def _by_shard(self) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield each shard: its place, the rows of the samples that lie in it, and their places here."""
@@ -220,7 +232,7 @@ class Dataset(Streamable):
     def _of_split(self, split: str) -> Dataset:
         catalog, chosen = self.fetcher.catalog, self._chosen
         if chosen is None:
-            found = Dataset.of(joined(catalog.splits[split]), self.fetcher.options)
+            found = Dataset(Fetcher(joined(catalog.splits[split]), self.fetcher.options))
             return found.with_stages(self.stages)
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
         return self._with_chosen(chosen[np.logical_or.reduce(inside)])
@@ -302,7 +314,7 @@ def open(  # noqa: A001 - its public name
         if not given:
             remedy = "Wait for its writers: `refresh()` says how many shards there are."
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
-    return Dataset.of(open_catalog(given), ReadOptions(check, cache, on_error, metadata))
+    return Dataset(Fetcher(open_catalog(given), ReadOptions(check, cache, on_error, metadata)))
 
 
 _AFTER = "samples as they are read: mix first, then decode, map or select"
@@ -587,32 +599,6 @@ class Keys(Sequence[str]):
             for at, key in zip(which.tolist(), self._store.index(shard).keys_of(rows), strict=True):
                 found[at] = key
         return found
-
-
-def numbers_of(finder: KeyFinder, keys: Iterable[str], chosen: Numbers | None) -> Numbers:
-    """Return the number of the sample of each key: int64 [keys].
-
-    Args:
-        finder: Finds them.
-        keys: Which ones.
-        chosen: The numbers among which they must be; None: all.
-
-    Raises:
-        UnknownKey: There is no sample of some keys, which it names.
-    """
-    wanted = [*keys]
-    for one in wanted:
-        if not isinstance(one, str):
-            raise InvalidRequest("keys", f"{one!r:.40}", expected="texts, as those in `.keys`")
-    numbers = finder.numbers(wanted)
-    lacking = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
-    if bad := [wanted[at] for at in np.flatnonzero(lacking).tolist()]:
-        what = "no sample of that key" if len(bad) == 1 else f"{len(bad):,} keys of no sample"
-        where = "" if chosen is None else " in this view"
-        remedy = _without_ending(finder, bad[0])
-        expected = "keys such as those in `.keys`"
-        raise UnknownKey(listing([*map(repr, bad)]), f"{what}{where}", expected=expected, remedy=remedy)
-    return numbers
 
 
 def _without_ending(finder: KeyFinder, name: str) -> str:

@@ -323,7 +323,8 @@ class MixedReader:
 
     def __init__(self, readers: Sequence[Reader], source: MixedSamples) -> None:
         self._readers, self._source = readers, source
-        self._ends = np.cumsum([one.span for one in source.sources])
+        spans = [one.span for one in source.sources]
+        self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
 
     @property
     def mean_size(self) -> int:
@@ -353,13 +354,13 @@ class MixedReader:
 
     def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
         """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
-        at = self._dataset_of(number)
-        self._readers[at].refuse(error, number - self._first(at), *counts)
+        reader, there = self._reader_of(number)
+        reader.refuse(error, there, *counts)
 
     def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
         """Count a sample that is left out, in its dataset and in `counts`."""
-        at = self._dataset_of(number)
-        self._readers[at].leave_out(error, number - self._first(at), *counts)
+        reader, there = self._reader_of(number)
+        reader.leave_out(error, there, *counts)
 
     def read(self, numbers: Numbers) -> Samples:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
@@ -376,13 +377,12 @@ class MixedReader:
     def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[Reader, Numbers]]:
         """Yield each reader, and its samples among `numbers`, as it numbers them."""
         for at, reader in enumerate(self._readers):
-            yield reader, numbers[which == at] - self._first(at)
+            yield reader, numbers[which == at] - self._firsts[at]
 
-    def _dataset_of(self, number: int) -> int:
-        return int(np.searchsorted(self._ends, number, side="right"))
-
-    def _first(self, at: int) -> int:
-        return int(self._ends[at]) - self._source.sources[at].span
+    def _reader_of(self, number: int) -> tuple[Reader, int]:
+        """Return the reader of a sample, and its number there."""
+        at = int(np.searchsorted(self._ends, number, side="right"))
+        return self._readers[at], number - int(self._firsts[at])
 
 
 Reader = Fetcher | MixedReader

@@ -66,6 +66,11 @@ class OrderOptions:
         for name, least in (("epoch", 0), ("parts", 1), ("window", 1)):
             check_least(name, getattr(self, name), least)
 
+    @property
+    def round(self) -> int:
+        """Positions that are best read together: a window of each part."""
+        return self.parts * self.window
+
 
 def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
     """Return how many samples of a part are shuffled among themselves, for a buffer of all parts.
@@ -141,11 +146,10 @@ def order_of(counts: Numbers, options: OrderOptions) -> Order:
         counts: int64 [shards]: samples of each.
         options: Which order.
     """
-    together = options.window * options.parts
     if not options.shuffle:
-        return InOrder(int(counts.sum()), together)
+        return InOrder(int(counts.sum()))
     if options.shuffle == "full":
-        return FullShuffle(int(counts.sum()), together, options.seed, options.epoch)
+        return FullShuffle(int(counts.sum()), options.seed, options.epoch)
     return ShuffledOrder(counts, options.seed, options.epoch, options.parts, options.window)
 
 
@@ -166,11 +170,6 @@ class ChosenOrder:
         """Samples in an epoch."""
         return self.order.length
 
-    @property
-    def round(self) -> int:
-        """Positions that are best read together."""
-        return self.order.round
-
     def numbers(self, positions: Numbers) -> Numbers:
         """Return the sample at each position."""
         return self.chosen[self.order.numbers(positions)]
@@ -181,7 +180,6 @@ class InOrder:
     """The order of the dataset."""
 
     length: int
-    round: int
 
     def numbers(self, positions: Numbers) -> Numbers:
         """Return the sample at each position: its number."""
@@ -223,11 +221,6 @@ class ShuffledOrder:
         """Samples in an epoch."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @property
-    def round(self) -> int:
-        """Positions of a window in each part."""
-        return self.parts * self.window
-
     def numbers(self, positions: Numbers) -> Numbers:
         """Return the sample at each position."""
         part, at = positions % self.parts, positions // self.parts
@@ -250,13 +243,11 @@ class FullShuffle:
 
     Attributes:
         length: Samples in an epoch.
-        round: Positions that are best read together.
         seed: With the epoch, what the order depends on.
         epoch: Counted from 0.
     """
 
     length: int
-    round: int
     seed: int
     epoch: int
 
@@ -366,11 +357,6 @@ class MixedOrder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_own", lru_cache(2 * len(self.sources))(self._order_of))
-
-    @property
-    def round(self) -> int:
-        """Positions that are best read together."""
-        return self.options.parts * self.options.window
 
     def numbers(self, positions: Numbers) -> Numbers:
         """Return the sample at each position."""
@@ -556,8 +542,8 @@ def others(order: Order, options: OrderOptions, position: int) -> Iterator[int]:
         position: Which one; with `pad`, maybe past the end.
     """
     key = random_at(random_start("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
-    first = position % order.length // order.round * order.round
-    near = min(order.round, order.length - first)
+    first = position % order.length // options.round * options.round
+    near = min(options.round, order.length - first)
     for start, count, most in ((first, near, _NEAR), (0, order.length, MOST_OTHERS)):
         yield from (start + permuted(np.arange(min(count, most)), count, key)).tolist()
 

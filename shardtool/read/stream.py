@@ -174,7 +174,7 @@ class Stream(Chain):
         self._pass = current
         at_once = self.reader.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self.reader.reads_at_once)
         together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
-        step = self._step or order.round * together
+        step = self._step or options.round * together
         jobs = self._expected(order, _jobs(share, current.start, order.length, step))
         ahead = max(at_once, _STEPS_AHEAD) if self._step else 1
         coming = read_ahead(jobs, partial(self._read, order), ahead, threads=at_once)
@@ -284,7 +284,7 @@ class Stream(Chain):
             yield from jobs
             return
         seen, share = set[str](), self._share
-        size = self.reader.mean_size * (self._step or order.round) // (share.world_size * share.workers)
+        size = self.reader.mean_size * (self._step or self._options.round) // (share.world_size * share.workers)
         most = min(_MOST_EXPECTED, 1 + _EXPECTED // max(1, size))
 
         def expect(positions: Numbers) -> None:

@@ -26,6 +26,7 @@ from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.texts import pairs
 from shardtool.select import names as order
+from shardtool.select.fields import without_empty
 from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
@@ -324,21 +325,16 @@ class ShardSource(Source):
         to_format: The format of the shards that the samples go into.
     """
 
+    by_key = False
     asks_for_taken_keys = True
 
     def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
         given = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
         self._datasets = [dataset for one in given for dataset in of_glob(one)]
         if not self._datasets:
-            raise InvalidRequest(
-                "the datasets", "none given", expected="a dataset file, a pattern, a folder, or shards"
-            )
+            expected = "a dataset file, a pattern, a folder, or shards"
+            raise InvalidRequest("the datasets", "none given", expected=expected)
         self._options, self._format = options, to_format
-
-    @property
-    def by_key(self) -> bool:
-        """Whether samples stand in the order of their keys, not in that of their shards."""
-        return False
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the shards, in the workers where they have no index; choose fields and samples."""
@@ -365,7 +361,8 @@ class ShardSource(Source):
         options = self._options
         listed = self._without_duplicates(self._sampled(listed), taken)
         listed = Selection(options, _table).in_order(listed)
-        listed = replace(listed, entries=self._first(listed.entries))
+        if options.head is not None and options.head < len(listed.entries):
+            listed = replace(listed, entries=listed.entries.take(np.arange(options.head)))
         entries, skipped = listed.entries, listed.skipped
         if self._format == "tar":
             _check_tar(listed)
@@ -377,21 +374,16 @@ class ShardSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
-        from shardtool.select.names import column_of
-
-        return column_of(_table(listed), name, listed.name)
+        return order.column_of(_table(listed), name, listed.name)
 
     def _with_fields(self, listed: Listing) -> Listing:
         """Return the samples that have fields: an Example may hold nothing but its key."""
-        from shardtool.select.fields import without_empty
-
         if not len(listed.entries):
             return listed
         entries, empty = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
     def _sampled(self, listed: Listing) -> Listing:
-
         entries, share = listed.entries, self._options.sample
         if share is None:
             return listed
@@ -399,22 +391,14 @@ class ShardSource(Source):
         return take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
-        from shardtool.select.names import resolve_duplicates
-
         before, asked = listed.entries, self._options.on_duplicate
         # An error says where shards lie, for two may have one name; `out.skipped` must not.
         names = [to_text(one.path) for one in before.known_spans.files] if asked == "error" else listed.shards
-        entries, skipped, note = resolve_duplicates(before, asked, names, taken, where=listed.name)
+        entries, skipped, note = order.resolve_duplicates(before, asked, names, taken, where=listed.name)
         if entries is before:
             return listed
         notes, skipped = (*listed.notes, note) if note else listed.notes, listed.skipped + skipped
         return replace(listed, entries=entries, skipped=skipped, digest=None, notes=notes)
-
-    def _first(self, entries: Entries) -> Entries:
-        import numpy as np
-
-        head = self._options.head
-        return entries if head is None or head >= len(entries) else entries.take(np.arange(head))
 
 
 def _check_tar(listed: Listing) -> None:
@@ -440,8 +424,6 @@ def _check_tar(listed: Listing) -> None:
 
 def _unchecked(entries: Entries) -> list[str]:
     """Return what the user should know of payloads whose damage nothing would show."""
-    import numpy as np
-
     spans = entries.known_spans
     rows = np.flatnonzero((spans.expected < 0) & (entries.rows.kind == SPAN))
     if not len(rows):
@@ -453,8 +435,6 @@ def _unchecked(entries: Entries) -> list[str]:
 
 def _table(listed: Listing) -> pa.Table:
     """Return what a query sees of samples."""
-    import numpy as np
-
     return order.table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
 
 
@@ -605,21 +585,19 @@ def joined_columns(parts: Sequence[SourceShard], datasets: Sequence[StoredDatase
 
 def _check_alike(name: str, parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> None:
     """Check that the values of a column can be one column."""
-    kinds: dict[str, str] = {}
-    columns = []
-    for part in parts:
-        if name in part.index.metadata.column_names:
-            columns.append(part.index.metadata.select([name]))
-            kinds.setdefault(str(columns[-1].schema.types[0]), _name_of(datasets[part.dataset]))
-            try:
-                pa.concat_tables(columns, promote_options="permissive")
-            except MemoryError:
-                raise
-            except pa.ArrowException:
-                shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
-                expected = "types that can be one"
-                remedy = f"Reshard them apart, with {option('join')} to give the column another type."
-                raise InvalidRequest(f"the column {name!r}", shown, expected=expected, remedy=remedy) from None
+    having = [part for part in parts if name in part.index.metadata.column_names]
+    columns = [part.index.metadata.select([name]) for part in having]
+    try:
+        pa.concat_tables(columns, promote_options="permissive")
+    except MemoryError:
+        raise
+    except pa.ArrowException:
+        kinds: dict[str, str] = {}
+        for part, column in zip(having, columns, strict=True):
+            kinds.setdefault(str(column.schema.types[0]), _name_of(datasets[part.dataset]))
+        shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
+        remedy = f"Reshard them apart, with {option('join')} to give the column another type."
+        raise InvalidRequest(f"the column {name!r}", shown, expected="types that can be one", remedy=remedy) from None
 
 
 def joined_digest(datasets: Sequence[StoredDataset]) -> int | None:

@@ -91,7 +91,7 @@ def test_shuffle_reads_shards_as_a_whole() -> None:
     """In a shuffle, the samples of a part come window by window: those of a round lie in a few runs of samples."""
     options = OrderOptions(window=100)
     order = order_of(HUNDRED, options)
-    numbers = np.sort(order.numbers(np.arange(3 * order.round, 4 * order.round)))
+    numbers = np.sort(order.numbers(np.arange(3 * options.round, 4 * options.round)))
     assert (np.diff(numbers) > 1).sum() <= 2 * options.parts
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from shardtool.read.catalog import open_catalog
 from shardtool.read.chain import Decode
 from shardtool.read.dataset import Dataset
+from shardtool.read.fetch import Fetcher
 from shardtool.read.files import ReadOptions
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def read_speed(given: Given, *, decode: bool = False, seed: int = 0, seconds: fl
     catalog = open_catalog(given)
     full = np.flatnonzero(np.diff(catalog.firsts))
     chosen = full[:: max(1, len(full) // _OPENED)][:_OPENED]
-    dataset = Dataset.of(catalog, ReadOptions())
+    dataset = Dataset(Fetcher(catalog, ReadOptions()))
     opening = _opening(dataset, [int(catalog.firsts[shard]) for shard in chosen])
     measured = partial(_measure, seconds=SECONDS if seconds is None else seconds)
     return ReadSpeed(
