@@ -663,10 +663,6 @@ class Fetcher:
             raise found
         return found
 
-    def end(self) -> None:
-        """Give up what was begun."""
-        asyncio.run_coroutine_threadsafe(self._begin(()), self._loop).result()
-
     def close(self) -> None:
         """Give up what was begun, and end the thread."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()

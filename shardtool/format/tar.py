@@ -515,8 +515,9 @@ def next_header(read: Read, offset: int, first: int, size: int) -> int | None:
         size: Bytes of the file; -1: unknown, and it is read in sequence only.
     """
     stated = _stated_end(bytes(read(offset, BLOCK)), offset) if size >= 0 else None
-    if stated is not None and not (stated < size and _goes_on(bytes(read(stated, BLOCK)))):
-        stated = None
+    if stated is not None:
+        block = bytes(read(stated, BLOCK)) if stated < size else b"none"
+        stated = stated if is_start(block) or not any(block) else None  # with which a tar goes on, or ends
     found = _search_header(read, offset, first, stated)
     return found if stated is None or (found is not None and _leads_to(read, found, stated)) else stated
 
@@ -529,11 +530,6 @@ def _search_header(read: Read, offset: int, first: int, end: int | None) -> int 
                 return at + found
         at += _WINDOW
     return None
-
-
-def _goes_on(block: bytes) -> bool:
-    """Tell whether a block is one with which a tar goes on, or ends."""
-    return is_start(block) or not any(block)
 
 
 def _leads_to(read: Read, offset: int, end: int) -> bool:

@@ -280,7 +280,7 @@ class Feature(NamedTuple):
 
 
 def walk(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> Iterator[Record]:
-    """Yield the records of a TFRecord file, in order, without reading their data; `check_data` does.
+    """Yield the records of a TFRecord file, in order, without reading their data; `check_crc` is for these.
 
     Args:
         read: Gives the bytes at (offset, length): fewer only at the end of the file.
@@ -319,15 +319,6 @@ def walk(read: Read, where: str, hold: Hold | None = None, offset: int = 0) -> I
 def is_start(start: bytes) -> bool:
     """Tell whether the first bytes of a file are the head of a record: its length, and the right checksum of that."""
     return len(start) >= FRAME_HEAD and _head(start[:FRAME_HEAD])[1] == masked(crc32c(start[:8]))
-
-
-def check_data(record: Record, data: bytes | memoryview, where: str) -> None:
-    """Check a record's data.
-
-    Raises:
-        CorruptShard: It has not.
-    """
-    check_crc(record, crc32c(data), where)
 
 
 def check_crc(record: Record, crc: int, where: str) -> None:
@@ -552,23 +543,20 @@ def next_record(read: Read, offset: int, first: int, size: int) -> int | None:
     if size >= 0:
         length = int.from_bytes(bytes(read(offset, 8)), "little")
         end = offset + FRAME_HEAD + length + FRAME_TAIL
-        if first > offset and length <= DATA_LIMIT and end <= size and (end == size or _is_record(read, end, size)):
+        fits = first > offset and length <= DATA_LIMIT and end <= size
+        if fits and (end == size or _is_record(bytes(read(end, FRAME_HEAD)), end, size)):
             return end
     at = first
     while window := bytes(read(at, BLOCK + FRAME_HEAD)):
         for match in _SHORT_LENGTH.finditer(window, 0, BLOCK):
-            head = window[match.start() : match.start() + FRAME_HEAD]
-            if is_start(head) and _fits(head, at + match.start(), size):
+            if _is_record(window[match.start() : match.start() + FRAME_HEAD], at + match.start(), size):
                 return at + match.start()
         at += BLOCK
     return None
 
 
-def _is_record(read: Read, offset: int, size: int) -> bool:
-    head = bytes(read(offset, FRAME_HEAD))
-    return is_start(head) and _fits(head, offset, size)
-
-
-def _fits(head: bytes, offset: int, size: int) -> bool:
+def _is_record(head: bytes, offset: int, size: int) -> bool:
+    """Tell whether bytes at a place are the head of a record that ends in the file."""
     length = int.from_bytes(head[:8], "little")
-    return length <= DATA_LIMIT and (size < 0 or offset + FRAME_HEAD + length + FRAME_TAIL <= size)
+    ends = size < 0 or offset + FRAME_HEAD + length + FRAME_TAIL <= size
+    return is_start(head) and length <= DATA_LIMIT and ends

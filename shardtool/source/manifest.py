@@ -29,7 +29,7 @@ from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.manifest_columns import META, Endings, asked_columns, choose, ending_of
 from shardtool.source.scan import ALWAYS, ListedTask, look_at_objects, stat_listed
 from shardtool.storage.open_file import is_place
-from shardtool.storage.places import check_scheme, is_url, source_root
+from shardtool.storage.places import is_url, parse_address, source_root
 from shardtool.table import columns as keys
 from shardtool.table.columns import Rows, check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
 from shardtool.table.open import open_table, read_columns, readable
@@ -338,7 +338,7 @@ def _root(options: CreateOptions, folder: str) -> bytes:
     """Return what paths count from, ending in a slash."""
     root = os.fspath(options.root or folder)
     if is_url(root):
-        check_scheme(root)
+        parse_address(root)  # which refuses what is none
         return bytes(source_root(root))
     if options.root is not None and options.stat and not os.path.isdir(options.root):
         found = f"no folder {os.fspath(options.root)!r}"

@@ -12,7 +12,7 @@ from shardtool.errors import InvalidRequest, ShardError
 from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern, read_name, sidecar_name
 from shardtool.request.options import ReshardOptions
 from shardtool.source.folder import EXPECTED, FolderSource, FoldersSource, again, only
-from shardtool.storage.places import base_name, check_scheme, is_url, is_web, refuse_near_url
+from shardtool.storage.places import base_name, is_url, is_web, parse_address, refuse_near_url
 from shardtool.table.kinds import archive_in, is_table
 from shardtool.wording import option
 
@@ -141,7 +141,7 @@ def check_folder(source: str) -> None:
 
 def _check_address(source: str) -> None:
     """Check that an address may be that of a folder; whether something lies below it is seen when it is listed."""
-    check_scheme(source)
+    parse_address(source)  # which refuses what is none
     if is_web(source):
         expected = f"{_OR_TABLE}; or a folder of a store: s3://, gs:// or az://"
         raise InvalidRequest(source, "on the web, where no folder can be listed", expected=expected)

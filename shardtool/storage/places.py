@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.errors import AccessRefused, InvalidRequest, raise_if_machines
 from shardtool.storage.open_file import READ_FOLLOWING, address_of, is_other, is_place, open_blob, open_file
 from shardtool.storage.remote import address, blob, other_schemes, stores
-from shardtool.storage.remote.address import is_url, is_web, refuse_near_url, shown, use_headers
+from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_near_url, shown, use_headers
 from shardtool.storage.remote.blob import called, together
 from shardtool.storage.remote.stores import use_endpoint
 from shardtool.values import to_bytes, to_text
@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from shardtool.storage.open_file import FileFact
     from shardtool.storage.remote.stores import BucketEntry
 
-__all__ = ["called", "is_url", "is_web", "refuse_near_url", "together", "use_endpoint", "use_headers"]  # as they are
+__all__ = [
+    "called",
+    "is_url",
+    "is_web",
+    "parse_address",
+    "refuse_near_url",
+    "together",
+    "use_endpoint",
+    "use_headers",
+]  # as they are
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -55,15 +64,6 @@ def same_place(one: str, other: str) -> bool:
     if is_url(one) or is_url(other):
         return one.rstrip("/") == other.rstrip("/")
     return os.path.realpath(one or ".") == os.path.realpath(other or ".")
-
-
-def check_scheme(where: str) -> None:
-    """Check that an address is of a scheme that is known, and names a bucket or a server.
-
-    Raises:
-        InvalidRequest: It is not, or does not.
-    """
-    address.parse_address(where)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:
@@ -267,7 +267,7 @@ def objects_below(folder: str) -> Iterator[BucketEntry]:
     Raises:
         ShardError: The store cannot be asked, or it is an address of the web, where nothing is listed.
     """
-    above = len(address.parse_address(folder).key.rstrip("/"))
+    above = len(parse_address(folder).key.rstrip("/"))
     for one in _listed(folder, below=True):
         if path := one.key[above:].lstrip("/"):
             yield one._replace(key=path)

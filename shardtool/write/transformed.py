@@ -98,7 +98,7 @@ class TransformPacker(Packer):
         """Close what was opened for reading, and give up what was fetched in vain."""
         super().close()
         if self._fetcher is not None:
-            self._fetcher.end()
+            self._fetcher.begin(())
 
     def more_done(self) -> tuple[int, ...]:
         """Return how many more samples of URLs failed."""

@@ -285,7 +285,7 @@ def test_files_are_passed_over_and_given_up(web: WebServer) -> None:
         fetcher.begin([web.url("ok/a"), web.url("stall/a"), web.url("ok/b")])
         assert fetcher.take(0) == body("a")
         assert fetcher.take(2) == body("b")
-        fetcher.end()
+        fetcher.begin(())
         assert fetcher.held == 0
 
 
