@@ -7,154 +7,110 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool._version import __version__
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # isort: off
     from shardtool.errors import (
-        AccessRefused,
-        CorruptShard,
-        InvalidRequest,
-        OutputExists,
-        OutputFailed,
-        SampleFailed,
-        ShardError,
-        StoreFailed,
-        UnknownKey,
-        WorkerDied,
+        AccessRefused as AccessRefused,
+        CorruptShard as CorruptShard,
+        InvalidRequest as InvalidRequest,
+        OutputExists as OutputExists,
+        OutputFailed as OutputFailed,
+        SampleFailed as SampleFailed,
+        ShardError as ShardError,
+        StoreFailed as StoreFailed,
+        UnknownKey as UnknownKey,
+        WorkerDied as WorkerDied,
     )
     from shardtool.read.dataset import (
-        Dataset,
-        mix,
-        open,  # noqa: A004 - `shardtool.open`
+        Dataset as Dataset,
+        mix as mix,
+        open as open,  # noqa: A004 - `shardtool.open`
     )
-    from shardtool.read.stream import Stream
+    from shardtool.read.stream import Stream as Stream
     from shardtool.request.options import (
-        CopyOptions,
-        CreateOptions,
-        ExportOptions,
-        IndexOptions,
-        InspectOptions,
-        ReshardOptions,
-        VerifyOptions,
+        CopyOptions as CopyOptions,
+        CreateOptions as CreateOptions,
+        ExportOptions as ExportOptions,
+        IndexOptions as IndexOptions,
+        InspectOptions as InspectOptions,
+        ReshardOptions as ReshardOptions,
+        VerifyOptions as VerifyOptions,
     )
     from shardtool.request.results import (
-        CopyResult,
-        CreateResult,
-        DryRun,
-        ExportResult,
-        IndexResult,
-        Observer,
-        SplitResult,
+        CopyResult as CopyResult,
+        CreateResult as CreateResult,
+        DryRun as DryRun,
+        ExportResult as ExportResult,
+        IndexResult as IndexResult,
+        Observer as Observer,
+        SplitResult as SplitResult,
     )
-    from shardtool.storage.places import use_endpoint
-    from shardtool.verbs.cache.cache import Cache
-    from shardtool.verbs.copy import copy
-    from shardtool.verbs.create.create import create, dry_run, reshard, reshard_dry_run
-    from shardtool.verbs.index.index import export, index
-    from shardtool.verbs.inspect.inspect import Summary, inspect
-    from shardtool.verbs.verify.findings import Finding, Report
-    from shardtool.verbs.verify.verify import verify
-    from shardtool.writer.merge import merge
-    from shardtool.writer.output import WriterOptions
-    from shardtool.writer.writer import ShardWriter
+    from shardtool.storage.places import use_endpoint as use_endpoint
+    from shardtool.values import __version__ as __version__
+    from shardtool.verbs.cache.cache import Cache as Cache
+    from shardtool.verbs.copy import copy as copy
+    from shardtool.verbs.create.create import (
+        create as create,
+        dry_run as dry_run,
+        reshard as reshard,
+        reshard_dry_run as reshard_dry_run,
+    )
+    from shardtool.verbs.index.index import (
+        export as export,
+        index as index,
+    )
+    from shardtool.verbs.inspect.inspect import (
+        Summary as Summary,
+        inspect as inspect,
+    )
+    from shardtool.verbs.verify.findings import (
+        Finding as Finding,
+        Report as Report,
+    )
+    from shardtool.verbs.verify.verify import verify as verify
+    from shardtool.writer.merge import merge as merge
+    from shardtool.writer.output import WriterOptions as WriterOptions
+    from shardtool.writer.writer import ShardWriter as ShardWriter
 
 
-__all__ = [
-    "AccessRefused",
-    "Cache",
-    "CopyOptions",
-    "CopyResult",
-    "CorruptShard",
-    "CreateOptions",
-    "CreateResult",
-    "Dataset",
-    "DryRun",
-    "ExportOptions",
-    "ExportResult",
-    "Finding",
-    "IndexOptions",
-    "IndexResult",
-    "InspectOptions",
-    "InvalidRequest",
-    "Observer",
-    "OutputExists",
-    "OutputFailed",
-    "Report",
-    "ReshardOptions",
-    "SampleFailed",
-    "ShardError",
-    "ShardWriter",
-    "SplitResult",
-    "StoreFailed",
-    "Stream",
-    "Summary",
-    "UnknownKey",
-    "VerifyOptions",
-    "WorkerDied",
-    "WriterOptions",
-    "__version__",
-    "copy",
-    "create",
-    "dry_run",
-    "export",
-    "index",
-    "inspect",
-    "merge",
-    "mix",
-    "open",
-    "reshard",
-    "reshard_dry_run",
-    "use_endpoint",
-    "verify",
-]
-
-_MODULES = {
-    "Cache": "verbs.cache.cache",
-    "CopyOptions": "request.options",
-    "CopyResult": "request.results",
-    "CreateOptions": "request.options",
-    "CreateResult": "request.results",
-    "Dataset": "read.dataset",
-    "DryRun": "request.results",
-    "ExportOptions": "request.options",
-    "ExportResult": "request.results",
-    "Finding": "verbs.verify.findings",
-    "IndexOptions": "request.options",
-    "IndexResult": "request.results",
-    "InspectOptions": "request.options",
-    "Observer": "request.results",
-    "Report": "verbs.verify.findings",
-    "ReshardOptions": "request.options",
-    "ShardWriter": "writer.writer",
-    "SplitResult": "request.results",
-    "Stream": "read.stream",
-    "Summary": "verbs.inspect.inspect",
-    "VerifyOptions": "request.options",
-    "WriterOptions": "writer.output",
-    "copy": "verbs.copy",
-    "create": "verbs.create.create",
-    "dry_run": "verbs.create.create",
-    "export": "verbs.index.index",
-    "index": "verbs.index.index",
-    "inspect": "verbs.inspect.inspect",
-    "mix": "read.dataset",
-    "open": "read.dataset",
-    "merge": "writer.merge",
-    "reshard": "verbs.create.create",
-    "reshard_dry_run": "verbs.create.create",
-    "use_endpoint": "storage.places",
-    "verify": "verbs.verify.verify",
-}
+_NAMES = {  # by module
+    "errors": (
+        "AccessRefused", "CorruptShard", "InvalidRequest", "OutputExists", "OutputFailed", "SampleFailed",
+        "ShardError", "StoreFailed", "UnknownKey", "WorkerDied",
+    ),
+    "read.dataset": ("Dataset", "mix", "open"),
+    "read.stream": ("Stream",),
+    "request.options": (
+        "CopyOptions", "CreateOptions", "ExportOptions", "IndexOptions", "InspectOptions", "ReshardOptions",
+        "VerifyOptions",
+    ),
+    "request.results": (
+        "CopyResult", "CreateResult", "DryRun", "ExportResult", "IndexResult", "Observer", "SplitResult",
+    ),
+    "storage.places": ("use_endpoint",),
+    "values": ("__version__",),
+    "verbs.cache.cache": ("Cache",),
+    "verbs.copy": ("copy",),
+    "verbs.create.create": ("create", "dry_run", "reshard", "reshard_dry_run"),
+    "verbs.index.index": ("export", "index"),
+    "verbs.inspect.inspect": ("Summary", "inspect"),
+    "verbs.verify.findings": ("Finding", "Report"),
+    "verbs.verify.verify": ("verify",),
+    "writer.merge": ("merge",),
+    "writer.output": ("WriterOptions",),
+    "writer.writer": ("ShardWriter",),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> object:
     """Import a public name where it is first used (PEP 562)."""
-    if name not in __all__:
+    if name not in _MODULES:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

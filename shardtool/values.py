@@ -15,6 +15,7 @@ from shardtool.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+__version__ = "0.1.0"
 Given = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]  # a dataset, or shards, as a caller names them
 Datasets = Given | Sequence[Given]
 Dots = Literal["first", "last"]
@@ -33,12 +34,8 @@ BLOCK = 2**20  # bytes that are read or written at a time, where nothing speaks 
 
 Trust = Literal["time", "size"]
 OnDuplicate = Literal["error", "rename", "first", "last"]
-OnKnown = Literal["error", "first"]  # a sample whose key the dataset that is appended to has
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
-
-Robots = Literal["obey", "ignore"]  # the header X-Robots-Tag of files that are fetched
-Require = Literal["image"]  # what such a file must be
 
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds

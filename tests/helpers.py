@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from shardtool import cli
-from shardtool.cli.signals import Signals
+from shardtool.cli import Signals
 from tests import tfrecords, warm
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.cli import _LEAST_ROOM
-from shardtool.cli.signals import _PATIENCE_S
+from shardtool.cli import _LEAST_ROOM, _PATIENCE_S
 from shardtool.dataset import payload
 from shardtool.dataset.dataset_file import _FILE_LIMIT as CLASSES_FILE_LIMIT
 from shardtool.dataset.shard_file import _XZ_MEMORY as SHARD_FILE_XZ_MEMORY

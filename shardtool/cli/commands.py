@@ -407,8 +407,7 @@ def _index(dataset: Sequence[str], options: _Making, terminal: Observer) -> tupl
             f"dataset file  {printable(result.dataset_file)}"
         )
     if forms:
-        how = ExportOptions(output=options.output, overwrite=options.overwrite, **options.of_workers())
-        exported = export(file, forms, how, observer=terminal)
+        exported = export(file, forms, options.pick(ExportOptions), observer=terminal)
         document = {**document, "export": exported.to_json()} if document else exported.to_json()
         there = f", {exported.kept:,} of them there already" if exported.kept else ""
         lines.append(f"{counted(len(exported.files), 'file')} in {exported.folder}{there}")

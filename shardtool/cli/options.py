@@ -191,7 +191,7 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
     elif default is False:
         found = [Option(names, is_flag=True, help=text)]
     elif default is True:
-        found = [Option(names, flag_value=False, default=True, help=text)]
+        found = [Option(names, flag_value=False, default=True, help=typed_text(one.off))]
     else:
         multiple = name == "source" or (is_several(kind, name) and not one.word)
         text = text[:-1] + "; repeatable." if multiple else text

@@ -37,13 +37,13 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from shardtool._version import __version__
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
 from shardtool.execute.pool import Pool, what_of
 from shardtool.execute.ray_task import ATTEMPT_BYTES, Surroundings, TaskCounts, look, see, serve
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import local_folder
+from shardtool.values import __version__
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _version_probe() -> Callable[[], tuple[str, str, str]]:
         import ray
 
         try:
-            from shardtool._version import __version__ as installed
+            from shardtool.values import __version__ as installed
         except ImportError:
             installed = ""
         return installed, ".".join(map(str, sys.version_info[:2])), ray.__version__

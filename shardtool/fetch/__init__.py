@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from shardtool._version import __version__
-from shardtool.values import to_bytes, to_text
+from shardtool.values import __version__, to_bytes, to_text
 
 if TYPE_CHECKING:
     from shardtool.skipped import SkipCode

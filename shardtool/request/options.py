@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.settings import Folder, Function, Pairs, Settings, Shares, described, facts, setting
@@ -17,13 +17,10 @@ from shardtool.values import (
     ImageFormat,
     OnDuplicate,
     OnError,
-    OnKnown,
     Oversize,
     Place,
     ReadMethod,
-    Require,
     ResizeMode,
-    Robots,
     StartMethod,
     Symlinks,
     Target,
@@ -69,10 +66,6 @@ class WorkerOptions(Settings):
         recorded=False,
     )  # fmt: skip
 
-    def of_workers(self) -> dict[str, Any]:
-        """Return these options, for another verb."""
-        return {one.name: getattr(self, one.name) for one in fields(WorkerOptions)}
-
 
 @described
 @dataclass(frozen=True, slots=True)
@@ -106,16 +99,19 @@ class OutputOptions(WorkerOptions):
     )  # fmt: skip
     split: Shares | None = setting(
         None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each becomes a dataset; its name takes the place of "
-        "{split} in the output.", form="shares", metavar="SHARES",
+        "{split} in the output.", form="shares", metavar="SHARES", such_as="train=0.8,val=0.2",
     )  # fmt: skip
-    split_column: str | None = setting(None, "Column that names the split of each sample.", metavar="COLUMN")
+    split_column: str | None = setting(
+        None, "Column that names the split of each sample.", metavar="COLUMN", apart=("split", "stratify", "group_by")
+    )
     stratify: str | None = setting(
         None, "Column of labels, each of which keeps the shares of `split`.", metavar="COLUMN",
         needs={"split": "no shares"},
     )  # fmt: skip
     group_by: str | None = setting(
-        None, "Column whose equal values stay in one split.", metavar="COLUMN", needs={"split": "no shares"}
-    )
+        None, "Column whose equal values stay in one split.", metavar="COLUMN", needs={"split": "no shares"},
+        apart=("stratify, and groups that stay whole cannot keep the shares of every label",),
+    )  # fmt: skip
     portable: bool = setting(
         False, "Make names safe for every reader; the sidecars keep the originals.", section="Names and errors"
     )
@@ -230,7 +226,7 @@ class SelectingOptions(OutputOptions):
         of="folder", needs={"on": "no column of keys"}, recorded=False,
     )  # fmt: skip
     on: str | None = setting(
-        None, "Column of `join` that holds keys, or paths of files.", metavar="COLUMN", of="folder",
+        None, "Column of `join` that holds keys, or paths of files.", metavar="COLUMN", such_as="key", of="folder",
         needs={"join": "no table"},
     )  # fmt: skip
     values: Pairs = setting(
@@ -319,11 +315,13 @@ class CreateOptions(SelectingOptions):
     allow_private: bool = setting(
         False, "Ask addresses of this machine and of local networks, too.", needs=_FETCHES, recorded=False
     )
-    robots: Robots = setting("obey", "What to do about the header X-Robots-Tag, such as noai.", needs=_FETCHES)
+    robots: Literal["obey", "ignore"] = setting(
+        "obey", "What to do about the header X-Robots-Tag, such as noai.", needs=_FETCHES
+    )
     user_agent: str | None = setting(
         None, "Name that servers are told.", metavar="TEXT", shown="shardtool/VERSION", needs=_FETCHES, recorded=False
     )
-    require: Require | None = setting(None, "What a file must begin as.", needs=_FETCHES)
+    require: Literal["image"] | None = setting(None, "What a file must begin as.", needs=_FETCHES)
     max_failed: str | float = setting(
         "90%", "Share of a shard's samples that may fail before the run stops.", form="share", metavar="SHARE",
         needs=_FETCHES, recorded=False,
@@ -345,8 +343,8 @@ class CreateOptions(SelectingOptions):
         None, "Column of the sizes of files, for plans that look at none.", metavar="COLUMN", of="manifest"
     )
     stat: bool = setting(
-        True, "Whether files are looked at; if not, a plan goes by `size`.", typed="no-stat", of="manifest",
-        recorded=False,
+        True, "Whether files are looked at; if not, a plan goes by `size`.", typed="no-stat",
+        off="Look at no file: a plan then goes by `size`.", of="manifest", recorded=False,
     )  # fmt: skip
     resize: str | int | tuple[int, int] | None = setting(
         None, "Size of images in pixels; see `resize_mode`.", section="Changing samples", form="pixels",
@@ -371,7 +369,7 @@ class CreateOptions(SelectingOptions):
         None, "Function that is called with each sample, a dict, and returns one, some or None.", form="function",
         metavar="MODULE:FUNCTION",
     )  # fmt: skip
-    on_duplicate: OnKnown = setting(
+    on_duplicate: Literal["error", "first"] = setting(
         "error", "What becomes of a sample whose key the dataset has: an error, or the first one stays.",
         section="Running", needs={"if_exists=append": "no dataset to compare keys with"},
         apart=("map, which makes keys",),
@@ -420,16 +418,8 @@ class CreateOptions(SelectingOptions):
             return Transform(None, function, fetch)
         from shardtool.transform.image import ImageOptions
 
-        images = ImageOptions(
-            resize=None if self.resize is None else pixels("resize", self.resize),
-            resize_mode=self.resize_mode,
-            only_larger=self.only_larger,
-            encode=self.encode,
-            quality=self.quality,
-            fields=tuple(self.images),
-            masks=tuple(self.masks),
-            probe=self.probe,
-        )
+        size = None if self.resize is None else pixels("resize", self.resize)
+        images = self.pick(ImageOptions, resize=size, fields=tuple(self.images), masks=tuple(self.masks))
         return Transform(images, function, fetch)
 
     def _of_fetch(self) -> FetchOptions | None:
@@ -441,19 +431,15 @@ class CreateOptions(SelectingOptions):
             raise InvalidRequest(option("urls"), "aiohttp is not installed here", remedy=remedy)
         from shardtool.fetch import USER_AGENT, FetchOptions
 
-        return FetchOptions(
-            connections=self.connections,
-            per_host=self.per_host,
+        return self.pick(
+            FetchOptions,
             timeout_s=self.timeout,
             max_time_s=self.max_time,
             max_bytes=parse_size(self.max_file_size),
-            retries=self.retries,
-            allow_private=self.allow_private,
             robots=self.robots == "obey",
             user_agent=self.user_agent or USER_AGENT,
             images=self.require == "image",
             max_failed=share("max_failed", self.max_failed),
-            retry_failed=self.retry_failed,
         )
 
 

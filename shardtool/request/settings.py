@@ -58,7 +58,7 @@ class Facts(NamedTuple):
         shown: The default as people read it, where it is no plain value.
         form: What its value means: `size` in bytes, `share` of all, `pairs`, `shares` of splits, `part` of a run,
             `pixels`, `function`, or `path`: a place that a shell completes.
-        such_as: An example of its value, for `pairs`.
+        such_as: An example of its value.
         within: The least and the most that a number can be.
         of: The sources that it is about, `folder` or `manifest`; empty: any.
         needs: Options of which one must be given, too, with `|` between them: and what is missing without.
@@ -66,6 +66,7 @@ class Facts(NamedTuple):
         recorded: Whether a dataset file records it: it decides the dataset's bytes.
         commas: Whether a word of the command line may be several values.
         word: Whether one word of the command line is all of its values.
+        off: What the command line's option does, which turns it off.
         flags: The options of the command line that stand for its values, and their help.
         use: Called with the value that was typed.
     """
@@ -76,7 +77,7 @@ class Facts(NamedTuple):
     metavar: str = ""
     shown: str = ""
     form: Form = ""
-    such_as: str = "jpg=path"
+    such_as: str = ""
     within: tuple[int, int] | None = None
     of: str = ""
     needs: Mapping[str, str] = MappingProxyType({})
@@ -84,6 +85,7 @@ class Facts(NamedTuple):
     recorded: bool = True
     commas: bool = False
     word: bool = False
+    off: str = ""
     flags: Mapping[str, str] = MappingProxyType({})
     use: Callable[[Any], object] | None = None
 
@@ -198,6 +200,11 @@ class Settings:
                 return name
         return ""
 
+    def pick(self, kind: type[Options], **values: object) -> Options:
+        """Return the value of a class whose fields are called as these options, but for the values that are given."""
+        found = {name: getattr(self, name) for name in facts(type(self)) if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+        return kind(**{**found, **values})
+
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
         found: dict[str, object] = {}
@@ -239,12 +246,13 @@ class Settings:
 
     def _check_others(self, name: str) -> None:
         """Refuse an option without another that it needs, and with one that it cannot go together with."""
-        for others, missing in facts(type(self))[name].needs.items():
+        known = facts(type(self))
+        for others, missing in known[name].needs.items():
             if not self.first_given(others):
-                known = [one.partition("=") for one in others.split("|") if one.partition("=")[0] in facts(type(self))]
-                wanted = " or ".join(option(other, value or None) for other, _, value in known)
-                raise InvalidRequest(self._call(name), missing, expected=f"{wanted}, too")
-        for other, *why in (one.split(",") for one in facts(type(self))[name].apart):
+                asked = [one.partition("=") for one in others.split("|") if one.partition("=")[0] in known]
+                wanted = [option(other, value or known[other].such_as or None) for other, _, value in asked]
+                raise InvalidRequest(self._call(name), missing, expected=f"{' or '.join(wanted)}, too")
+        for other, *why in (one.split(",") for one in known[name].apart):
             if given := self.first_given(other):
                 found = ",".join([f"used with {self._call(given)}", *why])
                 raise InvalidRequest(self._call(name), found, expected="one of them")
@@ -257,7 +265,7 @@ class Settings:
 _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
     "size": lambda _name, value, _facts: parse_size(value),
     "share": lambda name, value, _facts: share(name, value),
-    "pairs": lambda name, value, facts: pairs(name, value, f"{facts.metavar}, such as {facts.such_as}"),
+    "pairs": lambda name, value, facts: pairs(name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"),
     "part": lambda _name, value, _facts: check_part(value),
 }
 

@@ -105,9 +105,6 @@ class SplitOptions:
         group_by: A column of groups: each stays in one split.
         seed: Another one divides otherwise.
         option: The option that asked for the column, for messages.
-
-    Raises:
-        InvalidRequest: Options that exclude each other, unsafe names, shares that are not positive or not 1 in all.
     """
 
     shares: tuple[tuple[str, Decimal], ...] = ()
@@ -116,18 +113,6 @@ class SplitOptions:
     group_by: str | None = None
     seed: int = 0
     option: str = "split_column"
-
-    def __post_init__(self) -> None:
-        others = {"split": self.shares or None, "stratify": self.stratify, "group_by": self.group_by}
-        used = [option(name) for name, value in others.items() if value is not None]
-        if self.column is not None:
-            if used:
-                raise InvalidRequest(option("split_column"), f"used with {listing(used)}", expected="the column alone")
-            return
-        _check_shares(self.shares)
-        if len(used) == len(others):
-            remedy = "Choose one: groups that stay whole cannot keep the shares of every label."
-            raise InvalidRequest(option("group_by"), f"used with {option('stratify')}", remedy=remedy)
 
     @property
     def reads(self) -> tuple[str, str] | None:

@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool._version import __version__
 from shardtool.dataset.parquet_bounds import read_extents, read_footer
 from shardtool.entries.arrow import number_array, numbers
 from shardtool.entries.classes import Classes
@@ -52,7 +51,7 @@ from shardtool.storage.places import file_stat, identity, is_url, source_root
 from shardtool.storage.staging import Folder, check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
-from shardtool.values import FILE, INLINE, LINK, SPAN, Number, SpanFile, show_size, to_bytes
+from shardtool.values import FILE, INLINE, LINK, SPAN, Number, SpanFile, __version__, show_size, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:

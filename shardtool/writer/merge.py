@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.errors import InvalidRequest, OutputExists, current_folder, listing, printable
 from shardtool.fingerprint import crc32c
@@ -25,7 +24,7 @@ from shardtool.request.results import IndexResult, Observer, RunRecord
 from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder
 from shardtool.table.columns import repeated
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.values import __version__, counted, output_text, to_bytes
 from shardtool.verbs.create.append import existing_keys, joined
 from shardtool.verbs.create.parts import check_all_ended, merge_parts
 from shardtool.wording import flag, option

@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool._version import __version__
 from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
 from shardtool.dataset.sidecar import encode, encode_table, index_of, read_sidecar
 from shardtool.entries.entries import FieldValues
@@ -39,6 +38,7 @@ from shardtool.values import (
     Oversize,
     ShardContent,
     Target,
+    __version__,
     output_text,
     to_bytes,
 )

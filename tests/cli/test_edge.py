@@ -41,8 +41,9 @@ _WORDS = {
 # Runs the command line in this process, with code where a verb opens what it shall look at.
 _HOOKED = """
 import contextlib, sys, time
-from shardtool.cli import main, signals
-signals._PATIENCE_S = {patience_s}
+from shardtool import cli
+from shardtool.cli import main
+cli._PATIENCE_S = {patience_s}
 import shardtool.{module} as hooked
 first = hooked.{name}
 def instead(*given, **named):

@@ -31,7 +31,7 @@ from shardtool.verbs.copy import copy
 from shardtool.verbs.index.index import index
 from shardtool.verbs.inspect import inspect
 from shardtool.verbs.verify import verify
-from shardtool.cli.signals import Signals
+from shardtool.cli import Signals
 limit(int(sys.argv[1]))
 print(shardtool.cli._run(sys.argv[2:], Signals(print)), "code")
 """

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
 from shardtool.names import Names
+from shardtool.request.options import CreateOptions
 from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import Splits, divide
 from tests.helpers import ENVIRONMENT, REPO
@@ -111,20 +112,20 @@ def test_shares_that_make_no_sense(text: str, found: str) -> None:
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        ({}, "split"),
-        ({"stratify": "x"}, "split"),
-        ({"shares": (("a", Decimal("NaN")),)}, "split"),
-        ({"shares": (("a", Decimal("0.5")), ("a", Decimal("0.5")))}, "split"),
-        ({"shares": THREE, "column": "x"}, "split_column"),
-        ({"column": "x", "group_by": "y"}, "split_column"),
-        ({"column": "x", "stratify": "y"}, "split_column"),
-        ({"shares": THREE, "stratify": "x", "group_by": "y"}, "group_by"),
+        ({"stratify": "x"}, "stratify"),
+        ({"group_by": "x"}, "group_by"),
+        ({"split": {"a": float("nan")}}, "split"),
+        ({"split": "a=0.5,a=0.5"}, "split"),
+        ({"split": "a=1", "split_column": "x"}, "split_column"),
+        ({"split": "a=1", "split_column": "x", "group_by": "y"}, "split_column"),
+        ({"split": "a=1", "split_column": "x", "stratify": "y"}, "split_column"),
+        ({"split": "a=1", "stratify": "x", "group_by": "y"}, "group_by"),
     ],
 )
 def test_options_that_exclude_each_other(options: dict[str, Any], where: str) -> None:
     """Options that cannot hold together are refused, and the message says which."""
     with pytest.raises(InvalidRequest) as caught:
-        SplitOptions(**options)
+        CreateOptions(**options).of_split()
     assert caught.value.where == where
 
 

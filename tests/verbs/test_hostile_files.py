@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, cli, create
-from shardtool.cli.signals import Signals
+from shardtool.cli import Signals
 from tests.helpers import write_tree
 from tests.table.odd_tables import ENDINGS, odd_file
 

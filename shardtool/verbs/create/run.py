@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shardtool._version import __version__
 from shardtool.dataset.dataset_file import Feature, ShardEntry, features_of, open_classes, read_dataset
 from shardtool.dataset.find import find_dataset, given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
@@ -29,7 +28,7 @@ from shardtool.request.results import RunRecord
 from shardtool.request.texts import parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import is_url, read_small
-from shardtool.values import to_bytes
+from shardtool.values import __version__, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardtool._version import __version__
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import FETCH
@@ -36,7 +35,7 @@ from shardtool.request.results import ExportResult, IndexResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.values import __version__, counted, output_text, to_bytes
 from shardtool.verbs.create.result import dataset_of
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import either, flag, option

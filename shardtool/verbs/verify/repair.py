@@ -15,7 +15,7 @@ Everything is staged, then published; afterwards the dataset is verified again.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset
@@ -23,7 +23,7 @@ from shardtool.dataset.find import find_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.request.options import CreateOptions
+from shardtool.request.options import CreateOptions, WorkerOptions
 from shardtool.request.results import Observer
 from shardtool.storage.places import is_url, read_small
 from shardtool.storage.staging import KeptFiles, local_folder
@@ -106,7 +106,7 @@ def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
         expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
         raise InvalidRequest(option("map"), str(given), expected=expected, remedy="Nothing was touched.")
     on_error: OnError = "skip" if file.skipped else "stop"
-    return replace(run.options, map=given, if_exists="resume", on_error=on_error, **asked.of_workers())
+    return replace(run.options, map=given, if_exists="resume", on_error=on_error, **asdict(asked.pick(WorkerOptions)))
 
 
 def output_again(file: DatasetFile, found: StoredDataset, codes: Collection[str]) -> list[str] | str:
@@ -276,9 +276,8 @@ class _Repair:
             return
         try:
             overwrite = "dataset-file-damaged" in self.codes
-            options = IndexOptions(
-                checksum=True, dots=self.seen.dataset.shards[0].dots, overwrite=overwrite, **self.options.of_workers()
-            )
+            dots = self.seen.dataset.shards[0].dots
+            options = self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite)
             made = index(given, options)
         except ShardError as error:
             self._leave(f"the dataset file: {error}")
