@@ -83,120 +83,6 @@ class Node(NamedTuple):
     slots: int
 
 
-class Cluster:
-    """A connection, to be closed. One that the program has made already is used, and stays.
-
-    Raises:
-        InvalidRequest: There is no cluster there, or it is of another version.
-    """
-
-    def __init__(self, address: str | None) -> None:
-        self._own, self._closed, self.lost = not ray.is_initialized(), False, ""
-        if not self._own:
-            if address not in (None, "auto"):
-                found, remedy = "this process is connected to a cluster already", "Leave the address out."
-                raise InvalidRequest(option("address", address), found, remedy=remedy)
-            return
-        _check_answers(address)
-        try:
-            with _own_signals(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                ray.init(address or "auto", log_to_driver=False, logging_level=logging.CRITICAL)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            raise _unreachable(address, error) from None
-
-    def watch(self, tell: Callable[[], None]) -> None:
-        """Have `tell` called, in a thread, when the raylet of this machine ends: a second later, Ray ends the process.
-
-        Where that cannot be watched, nothing is.
-        """
-        here = ray.get_runtime_context().get_node_id()
-        path = next((one["RayletSocketName"] for one in ray.nodes() if one["NodeID"] == here), "")
-        with suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as raylet:  # of Linux
-            raylet.connect(path)
-            (pid,) = struct.unpack("i8x", raylet.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            process = os.pidfd_open(pid)
-
-            def wait() -> None:
-                while not (ended := select.select([process], [], [], _CLUSTER_LOOK_S)[0]) and not self._closed:
-                    pass
-                os.close(process)
-                if ended and not self._closed:
-                    self.lost = f"node {ray.util.get_node_ip_address()} ({here[:8]})"
-                    tell()
-
-            Thread(target=wait, daemon=True).start()
-
-    def close(self) -> None:
-        """End the connection, if it is ours, and there."""
-        self._closed = True
-        if self._own and not self.lost:
-            self._own = False
-            with _own_signals():
-                ray.shutdown()
-
-    def nodes(self) -> list[Node]:
-        """Return the nodes that are there now and run tasks."""
-        found = []
-        for one in ray.nodes():
-            slots = int(one["Resources"].get("CPU", 0))
-            if one["Alive"] and slots:
-                found.append(Node(one["NodeID"], f"node {one['NodeManagerAddress']} ({one['NodeID'][:8]})", slots))
-        return found
-
-    def check_versions(self) -> None:
-        """Refuse nodes on which something else is installed than here.
-
-        Raises:
-            InvalidRequest: There are such.
-            WorkerDied: One does not answer.
-        """
-        wanted = (__version__, ".".join(map(str, sys.version_info[:2])), ray.__version__)
-        problems = []
-        for node, found in self._ask(_version_probe()):
-            for what, one, other in zip(("shardtool", "Python", "Ray"), found, wanted, strict=True):
-                if one != other:
-                    problems.append((node.name, f"{what} {one}" if one else f"no {what}", f"{what} {other}, as here"))
-        remedy = "Install the same on all nodes."
-        _refuse(problems, remedy)
-
-    def check(self, needs: Needs) -> None:
-        """Refuse nodes that do not see what this process sees.
-
-        Raises:
-            InvalidRequest: There are such.
-            WorkerDied: One does not answer.
-        """
-        if needs.output is not None and is_url(needs.output):
-            return  # a store is the same from everywhere
-        paths = [os.path.abspath(path) for path in needs.paths if os.path.isfile(path) or os.path.isdir(path)]
-        with _marker(needs.output) as marker:
-            found = self._ask(look, Surroundings.here(), needs, {path: see(path) for path in paths}, marker)
-        problems = [(node.name, *problem) for node, said in found for problem in said]
-        _refuse(problems, "What is read and written must be reachable from all nodes under the same names.")
-
-    def _ask(self, function: Callable[..., Said], *given: object) -> list[tuple[Node, Said]]:
-        """Return what a function says on each node."""
-        nodes, remote = self.nodes(), ray.remote(num_cpus=0, max_retries=1)(function)
-        asked = {}
-        for node in nodes:
-            where = NodeAffinitySchedulingStrategy(node.key, soft=False)
-            asked[remote.options(scheduling_strategy=where).remote(*given)] = node
-        found, latest = [], time.monotonic() + _ANSWER_S
-        while asked:
-            done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_CLUSTER_LOOK_S)
-            for ref in done:
-                with suppress(*_GONE):  # such a node runs no tasks either
-                    found.append((asked[ref], ray.get(ref)))
-                del asked[ref]
-            if asked and not done:  # Ray may wait for a node that it has given up
-                alive = self.nodes()
-                asked = {ref: node for ref, node in asked.items() if node in alive}
-            for late in asked.values() if time.monotonic() > latest else ():
-                raise WorkerDied(late.name, f"no answer for {_ANSWER_S:.0f} s", remedy="Is it overloaded?")
-        return found
-
-
 def _version_probe() -> Callable[[], tuple[str, str, str]]:
     """Return a function that travels as it is, so that it runs where this package is another one, or missing."""
 
@@ -305,14 +191,15 @@ class RayPool(Pool):
 
     def __init__(self, workers: int | None, address: str | None, again: str) -> None:
         self._asked, self._again = workers, again
-        self._cluster = Cluster(address)
+        self._own, self._closed, self._lost = not ray.is_initialized(), False, ""  # whether we connect, and end it
         self._running: dict[int, tuple[Any, str]] = {}  # by number: the result to come, and what makes it
         self._counts: Any = None
         self._tell: Callable[[tuple[int, Future[Answer]]], None] = lambda _: None
+        self._connect(address)
         try:
-            self._cluster.check_versions()
+            self._check_versions()
             self._count_slots()
-            self._cluster.watch(lambda: self._tell((-1, Future())))
+            self._watch()
         except BaseException:
             self.close()
             raise
@@ -320,8 +207,45 @@ class RayPool(Pool):
         self._surroundings = ray.put(Surroundings.here())
         staging.set_attempt(token_hex(ATTEMPT_BYTES))  # a spool of this run is none that a task of another one knows
 
+    def _connect(self, address: str | None) -> None:
+        """Connect to a cluster; a connection that the program has made already is used, and stays."""
+        if not self._own:
+            if address not in (None, "auto"):
+                found, remedy = "this process is connected to a cluster already", "Leave the address out."
+                raise InvalidRequest(option("address", address), found, remedy=remedy)
+            return
+        _check_answers(address)
+        try:
+            with _own_signals(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ray.init(address or "auto", log_to_driver=False, logging_level=logging.CRITICAL)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            raise _unreachable(address, error) from None
+
+    def _watch(self) -> None:
+        """Have the run told, by a thread, when the raylet of this machine ends: a second later, Ray ends the process.
+
+        Where that cannot be watched, nothing is.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        path = next((one["RayletSocketName"] for one in ray.nodes() if one["NodeID"] == here), "")
+        with suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as raylet:  # of Linux
+            raylet.connect(path)
+            (pid,) = struct.unpack("i8x", raylet.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            process = os.pidfd_open(pid)
+
+            def wait() -> None:
+                while not (ended := select.select([process], [], [], _CLUSTER_LOOK_S)[0]) and not self._closed:
+                    pass
+                os.close(process)
+                if ended and not self._closed:
+                    self._lost = f"node {ray.util.get_node_ip_address()} ({here[:8]})"
+                    self._tell((-1, Future()))
+
+            Thread(target=wait, daemon=True).start()
+
     def _count_slots(self) -> None:
-        nodes = self._cluster.nodes()
+        nodes = self._nodes()
         self._slots, self._counted = sum(node.slots for node in nodes), time.monotonic()
         if not self._slots:
             raise InvalidRequest(option("executor", "ray"), "a cluster without cores", expected="one or more")
@@ -329,8 +253,8 @@ class RayPool(Pool):
         self.most_together = min(self.most, max((node.slots for node in nodes), default=1))
 
     def close(self) -> None:
-        """End what runs, and wait until it has ended, so that nothing is staged any more; then the connection."""
-        if self._cluster.lost:
+        """End what runs, and wait until it has ended, so that nothing is staged any more; then our connection."""
+        if self._lost:
             return  # Ray would end this process where it is called
         running, self._running = [ref for ref, _ in self._running.values()], {}
         for ref in running:
@@ -341,16 +265,72 @@ class RayPool(Pool):
             ray.kill(self._counts)
             self._counts = None
         staging.set_attempt("")
-        self._cluster.close()
+        self._closed = True
+        if self._own:
+            self._own = False
+            with _own_signals():
+                ray.shutdown()
 
-    def check(self, needs: Needs) -> None:
-        """Refuse nodes that lack what tasks will need.
+    def _nodes(self) -> list[Node]:
+        """Return the nodes that are there now and run tasks."""
+        found = []
+        for one in ray.nodes():
+            slots = int(one["Resources"].get("CPU", 0))
+            if one["Alive"] and slots:
+                found.append(Node(one["NodeID"], f"node {one['NodeManagerAddress']} ({one['NodeID'][:8]})", slots))
+        return found
+
+    def _check_versions(self) -> None:
+        """Refuse nodes on which something else is installed than here.
 
         Raises:
-            InvalidRequest: There are such; the first is named, with what it has.
+            InvalidRequest: There are such.
             WorkerDied: One does not answer.
         """
-        self._cluster.check(needs)
+        wanted = (__version__, ".".join(map(str, sys.version_info[:2])), ray.__version__)
+        problems = []
+        for node, found in self._ask(_version_probe()):
+            for what, one, other in zip(("shardtool", "Python", "Ray"), found, wanted, strict=True):
+                if one != other:
+                    problems.append((node.name, f"{what} {one}" if one else f"no {what}", f"{what} {other}, as here"))
+        remedy = "Install the same on all nodes."
+        _refuse(problems, remedy)
+
+    def check(self, needs: Needs) -> None:
+        """Refuse nodes that do not see what this process sees.
+
+        Raises:
+            InvalidRequest: There are such.
+            WorkerDied: One does not answer.
+        """
+        if needs.output is not None and is_url(needs.output):
+            return  # a store is the same from everywhere
+        paths = [os.path.abspath(path) for path in needs.paths if os.path.isfile(path) or os.path.isdir(path)]
+        with _marker(needs.output) as marker:
+            found = self._ask(look, Surroundings.here(), needs, {path: see(path) for path in paths}, marker)
+        problems = [(node.name, *problem) for node, said in found for problem in said]
+        _refuse(problems, "What is read and written must be reachable from all nodes under the same names.")
+
+    def _ask(self, function: Callable[..., Said], *given: object) -> list[tuple[Node, Said]]:
+        """Return what a function says on each node."""
+        nodes, remote = self._nodes(), ray.remote(num_cpus=0, max_retries=1)(function)
+        asked = {}
+        for node in nodes:
+            where = NodeAffinitySchedulingStrategy(node.key, soft=False)
+            asked[remote.options(scheduling_strategy=where).remote(*given)] = node
+        found, latest = [], time.monotonic() + _ANSWER_S
+        while asked:
+            done, _ = ray.wait([*asked], num_returns=len(asked), timeout=_CLUSTER_LOOK_S)
+            for ref in done:
+                with suppress(*_GONE):  # such a node runs no tasks either
+                    found.append((asked[ref], ray.get(ref)))
+                del asked[ref]
+            if asked and not done:  # Ray may wait for a node that it has given up
+                alive = self._nodes()
+                asked = {ref: node for ref, node in asked.items() if node in alive}
+            for late in asked.values() if time.monotonic() > latest else ():
+                raise WorkerDied(late.name, f"no answer for {_ANSWER_S:.0f} s", remedy="Is it overloaded?")
+        return found
 
     def map(
         self, function: Callable[..., Result], tasks: Iterable[object], progress: Progress | None = None
@@ -374,10 +354,8 @@ class RayPool(Pool):
                 if reports is not None:
                     reports.look(self._running)
                 continue
-            if self._cluster.lost:
-                raise WorkerDied(
-                    self._cluster.lost, "its raylet, by which we reach the cluster, has ended", remedy=self._again
-                )
+            if self._lost:
+                raise WorkerDied(self._lost, "its raylet, by which we reach the cluster, has ended", remedy=self._again)
             result = self._result(self._running.pop(number)[1], future)
             feed()  # before the result is used, so that no slot waits for that
             if reports is not None:

@@ -6,6 +6,7 @@ and what is left of the task goes back to the parent, which gives it a name afte
 
 from __future__ import annotations
 
+import sys
 from array import array
 from contextlib import closing
 from functools import cache
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from shardtool.values import Number
     from shardtool.write.packer import Parts, Put, Report
 
-    Fields = list[tuple[bytes, bytes | memoryview]]
+    Encoded = tuple[Parts, list[Field]]  # a sample's record, and what is in it
+
 
 transformer = cache(Transformer)  # of this process: importing the user's function may take long
 fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard
@@ -204,55 +206,51 @@ class TransformPacker(Packer):
                 found = f"field '{to_text(dotted[0])}': with {last}, it begins behind its last dot"
                 raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
 
-    def _encode(self, sample: ChangedSample) -> tuple[Parts, Fields]:
-        """Return a sample's records, and its fields as they are stored."""
+    def _encode(self, sample: ChangedSample) -> Encoded:
+        """Return a sample's record, and what is in it."""
+        fields = [self._field(name, payload) for name, payload in sample.fields]
+        stored = [(one.name, one.stored) for one in fields]
         if self.task.format == "tar":
-            return tar.encode_sample(sample.key, sample.fields), sample.fields
-        fields, stored = [], []
-        for name, payload in sample.fields:
-            again, value = self._number(name, bytes(payload)) if name in self._numbers else (payload, payload)
-            fields.append((name, again))  # what will be read of it
-            stored.append((name, value))
-        sample.fields[:] = fields
-        return tfrecord.encode_sample(sample.key, stored, self._numbers), stored
+            return tar.encode_sample(sample.key, stored), fields
+        return tfrecord.encode_sample(sample.key, stored, self._numbers), fields
 
-    def _number(self, name: bytes, text: bytes) -> tuple[bytes, bytes]:
-        """Return the text of a number, the one that the stored number gives back, and what is stored."""
-        kind = self._numbers[name]
+    def _field(self, name: bytes, payload: bytes | memoryview) -> Field:
+        """Return a field as it is stored; of a number, with the text that the stored one gives back."""
+        kind = self._numbers.get(name)
+        if kind is None:
+            return Field(name, len(payload), payload)
+        text = bytes(payload)
+        if self.task.format == "tar":
+            return Field(name, len(text), text, text)
         try:
-            return (b"%d" % int(text) if kind == "int64" else text), tfrecord.encode_number(text, kind)
+            stored = tfrecord.encode_number(text, kind)
+            text = b"%d" % int(text) if kind == "int64" else text
         except (ValueError, OverflowError):
             raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
+        return Field(name, len(text), stored, text)
 
-    def _add(self, place: int, key: bytes, changed: list[ChangedSample], encoded: list[tuple[Parts, Fields]]) -> bool:
+    def _add(
+        self, place: int, key: bytes, changed: list[ChangedSample], encoded: list[tuple[Parts, list[Field]]]
+    ) -> bool:
         """Write what one sample became; return whether there was room for it."""
-        work = self._work
-        size = sum(len(part) for parts, _ in encoded for part in parts)
-        over_count = work.max_count is not None and len(changed) > work.max_count
-        largest = max((sum(map(len, parts)) for parts, _ in encoded), default=0)
-        over_format = self.task.format == "tfrecord" and largest > tfrecord.RECORD_LIMIT
-        if over_count or over_format or (size > work.room and work.oversize != "alone"):
+        work, sizes = self._work, [sum(map(len, parts)) for parts, _ in encoded]
+        size, most = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
+        over_format = self.task.format == "tfrecord" and max(sizes, default=0) > tfrecord.RECORD_LIMIT
+        if len(changed) > most or over_format or (size > work.room and work.oversize != "alone"):
             self._refuse(place, key, size, len(changed))
             return True
-        full = work.max_count is not None and len(self._records) + len(changed) > work.max_count
-        if len(self._records) and (full or self._records.size + size > work.room):
+        held = len(self._records)
+        if held and (held + len(changed) > most or self._records.size + size > work.room):
             return False
         if not changed:
             self._dropped += 1
-        for one, (parts, stored) in zip(changed, encoded, strict=True):
+        for one, (parts, fields), length in zip(changed, encoded, sizes, strict=True):
             self._sources.append(place)
             if work.transform.probes:
                 image = one.image
                 self._images.append(None if image is None else (image.width, image.height, image.mode))
-            pairs = zip(one.fields, stored, strict=True)
-            fields = [
-                Field(name, len(payload), value, self._text(name, payload)) for (name, payload), (_, value) in pairs
-            ]
-            self._records.add(one.key, parts, sum(map(len, parts)), fields)
+            self._records.add(one.key, parts, length, fields)
         return True
-
-    def _text(self, name: bytes, payload: bytes | memoryview) -> bytes:
-        return bytes(payload) if name in self._numbers else b""
 
     def _refuse(self, place: int, key: bytes, size: int, count: int) -> None:
         """Apply the rule for a sample that fits in no shard, now that its size is known."""
