@@ -6,7 +6,7 @@ And the dataset file of both. The old dataset is only read: its dataset file and
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -327,45 +327,17 @@ _SLACK_NS = 120 * 10**9  # a shard's time is a minute before its run began, and 
 _SHOWN_KEYS = 3  # keys in a note
 
 
-@dataclass(frozen=True, slots=True)
-class KnownSamples:
-    """The samples of a source that are not new.
-
-    Attributes:
-        there: bool per sample: whether a dataset has its key.
-        listed: bool per sample: whether a dataset only lists its key, as left out.
-        changed: bool per sample: whether its files are others than those that were packed, by names, sizes or times.
-    """
-
-    there: NDArray[np.bool_]
-    listed: NDArray[np.bool_]
-    changed: NDArray[np.bool_]
-
-    @property
-    def new(self) -> NDArray[np.bool_]:
-        """Whether each sample is new."""
-        return ~(self.there | self.listed)
-
-    def notes(self, entries: Entries) -> Iterator[str]:
-        """Yield what the user should know of them."""
-        if self.new.any() and (count := int(self.there.sum())):
-            yield f"{counted(count, 'sample')} left out: the dataset has their keys"
-        if self.listed.any():
-            once = f"once mended, append them alone, without {option('on_duplicate')}"
-            yield f"{_named(self.listed, entries)} stay left out, as the dataset lists them: {once}"
-        if self.changed.any():
-            what = "changed in files, sizes or times since they were packed; the dataset keeps what it has"
-            yield f"{_named(self.changed, entries)} {what}"
-
-
 def _named(which: NDArray[np.bool_], entries: Entries) -> str:
     places = np.flatnonzero(which)
     keys = [printable(to_text(entries.keys[place])) for place in places[:_SHOWN_KEYS].tolist()]
     return f"{counted(len(places), 'sample')} ({listing(keys, _SHOWN_KEYS, total=len(places))})"
 
 
-def known_samples(run: Run) -> KnownSamples:
-    """Return which samples of a run are not new, compared with all that the datasets appended to hold.
+def new_samples(run: Run) -> NDArray[np.bool_]:
+    """Tell of each sample of a run whether it is new, compared with all that the datasets appended to hold.
+
+    What the user should know of the others is noted: those whose files have other names, sizes or times than those
+    that were packed stay as they are.
 
     Raises:
         CorruptShard: A sidecar, or the list of what was left out, is damaged.
@@ -397,7 +369,17 @@ def known_samples(run: Run) -> KnownSamples:
         if run.transform is None:  # else the sizes and fields in shards say nothing
             now = _marks(entries.rows.code, entries.rows.size, entries.first, free)
             changed[mine[now[mine] != np.concatenate(marks)[packed]]] = True
-    return KnownSamples(there, _listed(entries, there, destinations), changed)
+    listed = _listed(entries, there, destinations)
+    new: NDArray[np.bool_] = ~(there | listed)
+    if new.any() and (count := int(there.sum())):
+        run.notes.add(f"{counted(count, 'sample')} left out: the dataset has their keys")
+    if listed.any():
+        once = f"once mended, append them alone, without {option('on_duplicate')}"
+        run.notes.add(f"{_named(listed, entries)} stay left out, as the dataset lists them: {once}")
+    if changed.any():
+        what = "changed in files, sizes or times since they were packed; the dataset keeps what it has"
+        run.notes.add(f"{_named(changed, entries)} {what}")
+    return new
 
 
 def _marks(

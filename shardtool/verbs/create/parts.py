@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import reduce
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,16 +23,9 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name
+from shardtool.publish import records
 from shardtool.publish.publisher import Destination, Publisher, clean, names_left
-from shardtool.publish.records import (
-    PartRecord,
-    encode_skipped,
-    find_parts,
-    read_listed,
-    read_record,
-    record_name,
-    remove_records,
-)
+from shardtool.publish.records import PartRecord
 from shardtool.request.results import IndexResult
 from shardtool.skipped import in_order, reasons
 from shardtool.values import counted, output_text, to_bytes
@@ -80,7 +73,7 @@ def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
     e, values, spans = plan.entries, plan.entries.values, plan.entries.spans
     facts = [plan.format, e.fields, made.document, values.numbers, values.lists, values.classes, [*values.inline]]
     yield json.dumps(facts).encode()
-    yield encode_skipped(plan.skipped)
+    yield records.encode_skipped(plan.skipped)
     columns = [e.first, e.rows.code, e.rows.size, plan.order, plan.ends, None if spans is None else spans.expected]
     for column in columns:
         yield b"" if column is None else np.ascontiguousarray(column).data.cast("B")
@@ -107,11 +100,11 @@ def begin_part(run: Run, output: Output) -> None:
     if there.own is None:
         raise Bug(pattern.text, "a part of nothing")
     mine = there.own.part
-    for part in [one for one in find_parts(pattern, there.folder.names())[0] if one != mine][:_LOOKED_AT]:
+    for part in [one for one in records.find_parts(pattern, there.folder.names())[0] if one != mine][:_LOOKED_AT]:
         with suppress(CorruptShard):  # a merge names it
-            plans.append(_plan_of(read_record(there.folder, pattern, part)))
+            plans.append(_plan_of(records.read_record(there.folder, pattern, part)))
     output.part_plan = plan_fingerprint(output.plan, run.record(output))
-    found, expected = _another_plan([*plans, _PlanOf(mine, output.part_plan, run.record(output))])
+    found, expected = _another_plan([*plans, (mine, output.part_plan, run.record(output))])
     if found and not there.resumes:
         remedy = "Run all parts over the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
@@ -176,7 +169,7 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
     folder, pattern = output.folder, output.pattern
     if (state := _state(output)) is not None:
         if not state and output.own is not None:
-            ended, parts = len(find_parts(pattern, folder.names())[0]), output.own.part.parts
+            ended, parts = len(records.find_parts(pattern, folder.names())[0]), output.own.part.parts
             notes.add(f"{ended:,} of {parts:,} parts have ended; the dataset file is published after the last")
         return state
     with ExitStack() as stack:
@@ -197,7 +190,7 @@ def _state(output: Destination) -> bool | None:
     Where only some parts have left a record beside a dataset file, others may yet find a source that has changed.
     """
     names = output.folder.names()
-    ended, _ = find_parts(output.pattern, names)
+    ended, _ = records.find_parts(output.pattern, names)
     all_ended = output.own is not None and len(ended) >= output.own.part.parts
     return None if all_ended else output.pattern.dataset_file in names
 
@@ -222,7 +215,7 @@ def merge_parts(folder: OutputFolder, pattern: ShardPattern, observer: Observer)
 
 def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
     """Make one dataset of all parts, under its lock; return how many there were, and what its file says."""
-    ended, begun = find_parts(pattern, folder.names())
+    ended, begun = records.find_parts(pattern, folder.names())
     if pattern.dataset_file in folder.facts([pattern.dataset_file]):
         return _merged_before(folder, pattern, ended)
     counts = {part.parts for part in (*ended, *begun)}
@@ -231,21 +224,21 @@ def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFil
     missing = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if n not in known]
     missing = [one for one in missing if one not in killed]
     check_all_ended(pattern.text, counts, killed, missing, option("if_exists", "resume"))
-    records = [read_record(folder, pattern, part) for part in ended]
-    _check_one_plan(records, pattern)
-    files = [record.dataset for record in records if record.dataset is not None]
+    left = [records.read_record(folder, pattern, part) for part in ended]
+    _check_one_plan(left, pattern)
+    files = [record.dataset for record in left if record.dataset is not None]
     existing = folder.facts(name for name in folder.names() if pattern.owns(name))
-    for record in records:
+    for record in left:
         _check_files(folder, pattern, record, existing)
-    names = [pattern.shard(number) for number in range(records[0].planned)]
+    names = [pattern.shard(number) for number in range(left[0].planned)]
     stale = sorted({*existing} - {*names, *map(sidecar_name, names), pattern.skipped_file})
-    if stale and not any(record.resumed for record in records):
+    if stale and not any(record.resumed for record in left):
         found = f"{counted(len(stale), 'file')} of this pattern that no part has made: {listing(stale, 3)}"
         raise OutputExists(folder.path or ".", found, remedy="Move them away, and merge again.")
-    skipped = in_order(one for record in records for one in record.skipped)
+    skipped = in_order(one for record in left for one in record.skipped)
     dataset = _joined(files, skipped, pattern)
-    if records[0].content and not skipped:
-        check_fingerprint(dataset.made.source, dataset.fingerprint, records[0].content)
+    if left[0].content and not skipped:
+        check_fingerprint(dataset.made.source, dataset.fingerprint, left[0].content)
     if not any(shard.samples for shard in dataset.shards):
         problem = f"no part could pack a sample: {reasons(skipped)}"
         raise SampleFailed(pattern.text, problem, remedy="No dataset file was written.")
@@ -259,11 +252,11 @@ def _merged_before(folder: OutputFolder, pattern: ShardPattern, ended: Sequence[
     """Return a dataset that is there: a merge was killed when it removed records, or another came first."""
     where = folder.full_path(pattern.dataset_file)
     dataset = read_dataset(folder.read(pattern.dataset_file), where)
-    others = [str(part) for part in ended if not _is_in(dataset, read_record(folder, pattern, part))]
+    others = [str(part) for part in ended if not _is_in(dataset, records.read_record(folder, pattern, part))]
     if others:
         found = f"a dataset file of other shards than the parts {listing(others)} have left"
         raise OutputExists(where, found, remedy="Move it away, and merge again.")
-    remove_records(folder, pattern)
+    records.remove_records(folder, pattern)
     return len(ended), dataset
 
 
@@ -290,28 +283,22 @@ def check_all_ended(where: str, counts: Collection[int], open_: list[str], missi
         raise InvalidRequest(where, f"parts: {'; '.join(wrong)}", expected="all of them, each ended", remedy=remedy)
 
 
-class _PlanOf(NamedTuple):
-    """Which plan a part is of, and how its dataset is made; None: it has no shards, and does not say."""
-
-    part: Part
-    plan: str
-    made: RunRecord | None
+_PlanOf = tuple["Part", str, "RunRecord | None"]  # of a part; how its dataset is made, if it has shards that say it
 
 
 def _plan_of(record: PartRecord) -> _PlanOf:
-    return _PlanOf(record.part, record.plan, None if record.dataset is None else record.dataset.made)
+    return record.part, record.plan, None if record.dataset is None else record.dataset.made
 
 
 def _another_plan(parts: Sequence[_PlanOf]) -> tuple[str, str]:
     """Return which parts are of another plan than most, and what most are of; empty texts: all are of one."""
-    plans = Counter(one.plan for one in parts)
-    plan, most = plans.most_common(1)[0]
-    odd = [one for one in parts if one.plan != plan]
+    ((plan, most),) = Counter(plan for _, plan, _ in parts).most_common(1)
+    odd = [one for one in parts if one[1] != plan]
     if not odd:
         return "", ""
-    usual = next(one for one in parts if one.plan == plan)
-    numbers = listing([str(one.part) for one in odd])
-    found = f"another plan in {numbers}: {_difference(usual.made, odd[0].made)} ({odd[0].plan[:_SHOWN]})"
+    usual = next(made for _, one, made in parts if one == plan)
+    _, other, made = odd[0]
+    found = f"another plan in {listing([str(part) for part, *_ in odd])}: {_difference(usual, made)} ({other[:_SHOWN]})"
     return found, f"the plan of the other {counted(most, 'part')} ({plan[:_SHOWN]})"
 
 
@@ -328,14 +315,14 @@ def _difference(before: RunRecord | None, now: RunRecord | None) -> str:
     return "other samples in the source" if before.document == now.document else f"{now.verb} by {now.tool}"
 
 
-def _check_one_plan(records: Sequence[PartRecord], pattern: ShardPattern) -> None:
+def _check_one_plan(left: Sequence[PartRecord], pattern: ShardPattern) -> None:
     """Refuse parts that saw different sources, or were asked for different things."""
-    found, expected = _another_plan([*map(_plan_of, records)])
+    found, expected = _another_plan([*map(_plan_of, left)])
     if found:
         remedy = f"Run these again with {option('if_exists', 'resume')}, over the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
-    made = [record.dataset.made for record in records if record.dataset is not None]
-    if len({(record.planned, record.content) for record in records}) > 1 or any(one != made[0] for one in made):
+    made = [record.dataset.made for record in left if record.dataset is not None]
+    if len({(record.planned, record.content) for record in left}) > 1 or any(one != made[0] for one in made):
         raise CorruptShard(pattern.text, "records of one plan that do not say the same of it")
 
 
@@ -351,14 +338,14 @@ def _check_files(
             problem = "no such file" if fact is None else f"{fact.size:,} bytes"
             raise _not_left(folder.full_path(name), record.part, problem, f"{shard.size:,} bytes")
         try:
-            content.append(read_listed(folder, shard).fingerprint())
+            content.append(records.read_listed(folder, shard).fingerprint())
         except CorruptShard as error:
             expected = error.expected.partition(", as ")[0] or "its sidecar"
             raise _not_left(error.where, record.part, error.found, expected) from None
     found = show_fingerprint(sum(one for one in content if one is not None))
     is_known = dataset is not None and dataset.format == "tar" and None not in content
     if dataset is not None and is_known and found != dataset.fingerprint:
-        where = folder.full_path(record_name(pattern, record.part))
+        where = folder.full_path(records.record_name(pattern, record.part))
         raise _not_left(where, record.part, f"the fingerprint {dataset.fingerprint}", f"{found}, that of the sidecars")
 
 
@@ -369,7 +356,7 @@ def _not_left(where: str, part: Part, found: str, expected: str) -> CorruptShard
 
 def _joined(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: ShardPattern) -> DatasetFile:
     """Return what the dataset file says of the shards of all parts, in their order: what one machine's says."""
-    dataset, rows = reduce(joined, files), encode_skipped(skipped)
+    dataset, rows = reduce(joined, files), records.encode_skipped(skipped)
     return replace(
         dataset,
         pattern=output_text(pattern.text),

@@ -20,7 +20,7 @@ from shardtool.request.texts import share
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size
-from shardtool.verbs.create.append import append_notes, begin_append, check_appended, known_samples
+from shardtool.verbs.create.append import append_notes, begin_append, check_appended, new_samples
 from shardtool.verbs.create.result import empty_notes, folder_notes, loader_notes, name_notes
 from shardtool.verbs.create.resume import find_changes, plan_notes, refusal, shards_before, splits_gone, with_shards
 from shardtool.verbs.create.run import check_source_stays
@@ -53,11 +53,10 @@ def check_outputs(run: Run) -> None:
     if not any(output.destination.appends for output in run.outputs):
         return
     if run.takes_only_new:
-        known = known_samples(run)
-        run.notes.add(*known.notes(run.entries))
+        new = new_samples(run)
         for output in run.outputs:
             which = np.arange(len(run.entries)) if output.which is None else output.which
-            output.which = which[known.new[which]]
+            output.which = which[new[which]]
         run.untouched = [output for output in run.outputs if not len(_which(output))]
         run.outputs = [output for output in run.outputs if len(_which(output))]
     begin_append(run)

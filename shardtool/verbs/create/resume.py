@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
+from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
 from shardtool.fingerprint import crc32c
+from shardtool.names import Names
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
 from shardtool.request.results import Changes, differing_options
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.shard_index import ShardFact
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
@@ -235,23 +236,6 @@ def _nine_digits(data: bytes, before: int = 0) -> int:
 _LOOKED_AT = 8  # shards of an earlier run that show whether it had the same plan
 
 
-@dataclass(frozen=True, slots=True)
-class _EarlierShard:
-    """A shard of an earlier run.
-
-    Attributes:
-        shard: Its name.
-        size: Its bytes.
-        samples: How many, as the dataset file says; None: there is none that says it.
-        sidecar_crc: The checksum of its sidecar; None: unknown.
-    """
-
-    shard: str
-    size: int
-    samples: int | None
-    sidecar_crc: int | None
-
-
 def shards_before(output: Destination) -> int | None:
     """Return how many shards a run by hash that is resumed has made, or was to make; None where that is not known."""
     if not output.resumes or output.appends:
@@ -271,19 +255,14 @@ def find_changes(run: Run) -> Changes | None:
 
     What a damaged or missing sidecar said is not known; then the number of samples gives a lower bound.
     """
-    before = [(output, earlier) for output in run.outputs for earlier in _earlier_shards(output.destination)]
+    before = [(output.destination, *earlier) for output in run.outputs for earlier in _earlier(output.destination)]
     if not before:
         return None
     planned = np.sort(np.concatenate([_planned_keys(output.plan) for output in run.outputs]))
     total = removed = 0
-    for output, earlier in before:
-        if run.makes_keys:
-            total += _consumed(output.destination, earlier)
-            continue
-        keys = _keys_of(output.destination, earlier)
-        total += (earlier.samples or 0) if keys is None else len(keys)
-        if keys is not None:
-            removed += int(np.count_nonzero(~among(keys, planned)))
+    for there, name, listed in before:
+        samples, keys = _packed(run, there, name, listed)
+        total, removed = total + samples, removed + int(np.count_nonzero(~among(keys, planned)))
     removed = max(removed, total - len(planned))
     added = len(planned) - (total - removed)
     return Changes(samples_added=added, samples_removed=removed, samples_before=total)
@@ -390,46 +369,33 @@ def _dataset_file(output: Destination) -> DatasetFile | None:
         return None
 
 
-def _earlier_shards(output: Destination) -> Iterator[_EarlierShard]:
-    """Yield the shards of the dataset that is there, or those that a run without an end has finished."""
-    file = _dataset_file(output)
-    if file is not None:
-        for one in file.shards:
-            yield _EarlierShard(os.fsdecode(to_bytes(one.name)), one.size, one.samples, one.sidecar_crc)
-        return
-    for name in sorted(output.existing):
-        if name.endswith(output.pattern.format) and sidecar_name(name) in output.existing:
-            yield _EarlierShard(name, output.existing[name].size, None, None)
+def _earlier(output: Destination) -> list[tuple[str, ShardEntry | None]]:
+    """Return the shards of the dataset that is there, or those that a run without an end has finished, unlisted."""
+    if (file := _dataset_file(output)) is not None:
+        return [(os.fsdecode(to_bytes(one.name)), one) for one in file.shards]
+    there = output.existing
+    names = (name for name in sorted(there) if name.endswith(output.pattern.format) and sidecar_name(name) in there)
+    return [(name, None) for name in names]
 
 
-def _keys_of(output: Destination, earlier: _EarlierShard) -> NDArray[np.uint64] | None:
-    """Return hashes of the keys of a shard, as its sidecar says; None where it does not."""
-    name = sidecar_name(earlier.shard)
+def _packed(run: Run, output: Destination, name: str, listed: ShardEntry | None) -> tuple[int, NDArray[np.uint64]]:
+    """Return how many samples of the source went into a shard, as far as that is known, and hashes of their keys.
+
+    Where the user's function makes keys, those in the shard say nothing.
+    """
+    index, keys, known = sidecar_name(name), np.zeros(0, np.uint64), 0 if listed is None else listed.samples
     try:
-        data = _sidecar(output, earlier)
-        keys = read_sidecar(data, name, earlier.size, metadata=False).all_keys()
+        data = output.folder.read(index)
+        if listed is not None:
+            check_listed(data, index, listed)
+        if run.makes_keys:
+            made = read_facts(data, index).made
+            return 0 if made is None else made.consumed, keys
+        size = output.existing[name].size if listed is None else listed.size
+        keys = hashes(Names.of(read_sidecar(data, index, size, metadata=False).all_keys()))
     except (OSError, CorruptShard):
-        return None
-    return np.fromiter(map(hash, keys), np.int64, len(keys)).view(np.uint64)
-
-
-def _sidecar(output: Destination, earlier: _EarlierShard) -> bytes:
-    """Return a shard's sidecar, if it is the one that the dataset file lists."""
-    name = sidecar_name(earlier.shard)
-    data = output.folder.read(name)
-    if earlier.sidecar_crc not in (None, crc32c(data)):
-        raise CorruptShard(name, "its checksum is not the one in the dataset file")
-    return data
-
-
-def _consumed(output: Destination, earlier: _EarlierShard) -> int:
-    """Return how many samples of the source went into a shard; 0 where its sidecar does not say."""
-    name = sidecar_name(earlier.shard)
-    try:
-        made = read_facts(_sidecar(output, earlier), name).made
-    except (OSError, CorruptShard):
-        return 0
-    return 0 if made is None else made.consumed
+        return 0 if run.makes_keys else known, keys
+    return len(keys), keys
 
 
 def _is_as_planned(run: Run, output: Output, shard: int) -> bool:

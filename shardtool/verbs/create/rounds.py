@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.dataset import sidecar
 from shardtool.dataset.shard_index import MadeFact, ShardFact, types_of, with_shard
-from shardtool.dataset.sidecar import (
-    FORMAT_VERSION,
-    encode,
-    encode_table,
-    index_of,
-    read_facts,
-    read_sidecar,
-    string_lists,
-)
 from shardtool.entries.arrow import number_array, with_column, with_images
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
 from shardtool.fetch import shown_bytes
@@ -304,7 +296,7 @@ class Packing:
             sources, content, skipped, consumed = np.frombuffer(made.sources, np.int64), made.content, (), made.consumed
             if plan.entries.source_paths:
                 counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
-                columns = with_column(columns, "source_paths", string_lists(paths[:-1].split(b"\0"), counts))
+                columns = with_column(columns, "source_paths", sidecar.string_lists(paths[:-1].split(b"\0"), counts))
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
             if made.images or (self.run.transform and self.run.transform.probes):
@@ -314,8 +306,8 @@ class Packing:
             of_made = MadeFact(result.digest, consumed, made.dropped, len(result.skipped), left_out)
         shards, name = self._planned(planned.shard, consumed), output_text(planned.name)
         fact = ShardFact(name, result.size, result.crc, planned.fingerprint(), of_made, self._first, shards)
-        index = index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
-        data, self.totals.schema = encode(index, fact)
+        index = sidecar.index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
+        data, self.totals.schema = sidecar.encode(index, fact)
         accounted = len(np.unique(sources)) + made.dropped if made else len(index)
         if consumed != accounted + len(result.skipped):
             found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
@@ -325,16 +317,16 @@ class Packing:
     def _known(self, planned: PlannedShard, data: bytes) -> tuple[ShardIndex, ShardFact, bytes]:
         """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
         name = sidecar_name(planned.name)
-        fact = read_facts(data, name)
-        index = read_sidecar(data, name, fact.size)  # as it was read when it was found to be sound
+        fact = sidecar.read_facts(data, name)
+        index = sidecar.read_sidecar(data, name, fact.size)  # as it was read when it was found to be sound
         table = index.plain_table()
         self.totals.schema = types_of(with_shard(table.schema))
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without its facts")
         shards = self._planned(planned.shard, fact.made.consumed)  # another if the source has grown or shrunk since
-        if (fact.shards, index.version) != (shards, FORMAT_VERSION):
+        if (fact.shards, index.version) != (shards, sidecar.FORMAT_VERSION):
             fact = replace(fact, first=self._first, shards=shards)
-            data = encode_table(table, fact)
+            data = sidecar.encode_table(table, fact)
         return index, fact, data
 
     @property

@@ -24,6 +24,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed, memory_for
+from shardtool.plan.order import Runs, running
 from shardtool.storage.open_file import is_place
 from shardtool.storage.staging import local_folder, spool_remedy
 from shardtool.values import SPAN, SpanFile, counted, parse_size, show_size, show_time, to_text
@@ -207,11 +208,8 @@ class _SpanPlaces:
     NOWHERE = 2**62
 
     def __init__(self, entries: Entries) -> None:
-        rows, spans, some = (
-            entries.rows,
-            entries.known_spans,
-            np.flatnonzero(entries.counts()),
-        )  # a sample may have no field
+        rows, spans = entries.rows, entries.known_spans
+        some = np.flatnonzero(entries.counts())  # a sample may have no field
         self.file = spans.file
         self.start = np.full(len(entries), self.NOWHERE)
         self.sizes = np.zeros(len(entries), np.int64)
@@ -327,7 +325,7 @@ def _buckets(plans: list[Plan], held: NDArray[np.int64], room: int) -> tuple[NDA
     """
     bucket, sizes, count = np.full(len(held), -1, np.int32), [], 0
     for plan in plans:
-        total = _running(held[_which(plan)])
+        total = running(held[_which(plan)])
         ends = _cut(total, plan.ends, room)
         numbers = np.arange(count, count + len(ends), dtype=np.int32)
         bucket[_which(plan)] = np.repeat(numbers, np.diff(ends, prepend=0))
@@ -358,19 +356,13 @@ def _room(size: int, share: int) -> int:
     return min(enough, max(share - _BUFFERS, share // 2) * (ROW_SHARE - 1) // ROW_SHARE)
 
 
-def _running(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
-
-
 def _cut(total: NDArray[np.int64], shard_ends: NDArray[np.int64], room: int) -> NDArray[np.int64]:
     """Return the places after each bucket: as much of a shard as `room` holds, or one sample."""
-    ends, at = [], 0
+    ends, at = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
-        while at < end:
-            reach = int(np.searchsorted(total, total[at] + room, "right")) - 1
-            at = min(max(reach, at + 1), end)
-            ends.append(at)
-    return np.array(ends, np.int64)
+        ends.append(at + Runs(total[at : end + 1], room, None).fill())
+        at = end
+    return np.concatenate(ends)
 
 
 def _in_file_order(entries: Entries, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
@@ -429,7 +421,7 @@ class _Pass:
 
     def _parts(self, first: int, end: int) -> list[int]:
         """Return where to cut what is wanted of one file, so that memory holds each part, or it is one payload."""
-        total = _running(np.maximum(self._entries.rows.size[self._layout.rows[first:end]], LEAST))
+        total = running(np.maximum(self._entries.rows.size[self._layout.rows[first:end]], LEAST))
         return [first + int(cut) for cut in _cut(total, np.array([end - first]), self._layout.room)]
 
     def _bad(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
