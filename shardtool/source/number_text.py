@@ -6,6 +6,7 @@ that a TFRecord can hold. The two are the same number only where each gives the 
 
 from __future__ import annotations
 
+import os
 import struct
 from array import array
 from dataclasses import dataclass, field
@@ -53,7 +54,6 @@ class TextTask:
     """A shard to read numbers from; `salvage`: a damaged one is noted, and no error."""
 
     file: SpanFile
-    path: str
     wanted: tuple[NumberField, ...]
     salvage: bool = False
 
@@ -83,7 +83,7 @@ def read_texts(task: TextTask) -> list[Texts]:
     Raises:
         CorruptShard: The shard is another one than was listed, or a value has not its checksum, or is no number.
     """
-    columns = [[_column(data) for data in (one.offsets, one.lengths, one.crcs)] for one in task.wanted]
+    columns = [[array("q", data) for data in (one.offsets, one.lengths, one.crcs)] for one in task.wanted]
     places = sorted(  # in the order of the file: a compressed one is read in sequence only
         (offset, length, crc, number, at)
         for number, (offsets, lengths, crcs) in enumerate(columns)
@@ -91,9 +91,9 @@ def read_texts(task: TextTask) -> list[Texts]:
     )
     texts: list[list[bytes]] = [[b""] * len(column[0]) for column in columns]
     found = [Texts() for _ in task.wanted]
-    with open_shard(task.path) as shard:
+    with open_shard(path := os.fsdecode(task.file.path)) as shard:
         if isinstance(shard, ShardFile) and (shard.size, shard.mtime_ns) != (task.file.size, task.file.mtime_ns):
-            raise CorruptShard(task.path, "changed while it was read", remedy="Run the command again.")
+            raise CorruptShard(path, "changed while it was read", remedy="Run the command again.")
         for offset, length, crc, number, at in places:
             one = task.wanted[number]
             try:
@@ -117,7 +117,7 @@ def read_texts(task: TextTask) -> list[Texts]:
 def _text(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, one: NumberField) -> bytes:
     """Return the text of one value."""
     data = _read(shard, offset, length, crc, one) if length <= _LONGEST else b""
-    text = _stored_text(data, one.number) if one.stored else data
+    text = data if not one.stored else float_text(data) if one.number == "float" else int_text(data)
     if text is None or (one.stored and length > _LONGEST):
         raise CorruptShard(f"{shard.path}, at {offset:,}", f"field {one.field!r} is no {one.number}")
     return text
@@ -149,12 +149,6 @@ def float_text(data: bytes) -> bytes | None:
     return b"%a" % float(text)
 
 
-def _column(data: bytes) -> array[int]:
-    found = array("q")
-    found.frombytes(data)
-    return found
-
-
 def _read(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, wanted: NumberField) -> bytes:
     data = bytes(shard.read(offset, length))
     if len(data) < length or (crc >= 0 and crc32c(data) != crc):
@@ -163,10 +157,6 @@ def _read(shard: ShardFile | PackedFile, offset: int, length: int, crc: int, wan
         remedy = "Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset."
         raise CorruptShard(f"{shard.path}, at {offset:,}", found, expected=expected, remedy=remedy)
     return data
-
-
-def _stored_text(data: bytes, number: Number) -> bytes | None:
-    return float_text(data) if number == "float" else int_text(data)
 
 
 def _comes_back(text: bytes, number: Number) -> bool:

@@ -85,8 +85,8 @@ class SourceShard:
         file: Where, and what the file system says of it.
         format: `tar` or `tfrecord`.
         dataset: The place of its dataset among those that were given.
-        kinds: In a TFRecord, field to what it holds, for those that are no bytes at least; None: only a walk can tell.
-        numbers: In a tar, field to `int64` or `float`, where texts stand for numbers.
+        kinds: Field to what it holds, where that is no bytes; in a tar, what its texts stand for. None: of a TFRecord,
+            of which only a walk can tell.
         index: Where its samples lie, and their metadata; empty before it was listed.
         unlike: Field to the first feature that is no single value, or of another kind, as far as the shard was walked.
         skipped: What the shard holds that is no part of a sample.
@@ -99,7 +99,6 @@ class SourceShard:
     format: str
     dataset: int
     kinds: Mapping[str, Kind] | None
-    numbers: Mapping[str, Number]
     index: ShardIndex = _EMPTY
     unlike: Mapping[str, FeatureConflict] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
@@ -117,7 +116,7 @@ class SourceShard:
         return self.stored.name
 
     def kind(self, field_name: str) -> Kind:
-        """Return what a TFRecord has in a field."""
+        """Return what a field holds, or what its texts stand for."""
         return (self.kinds or {}).get(field_name, "bytes")
 
     def rows(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
@@ -374,13 +373,17 @@ def find_numbers(
     stored = {name: kind for name, some in having.items() if (kind := _stored_kind(name, some)) is not None}
     lists = {name: kind for name, kind in stored.items() if _is_list(name, kind, having[name])}
     numbers = {name: kind for name, kind in stored.items() if kind != "bytes" and name not in lists}
-    recorded = {name: _recorded_kinds(name, some) for name, some in having.items() if name not in stored}
+    kinds = {name: sorted({part.kind(name) for part in some}) for name, some in having.items()}
+    recorded: dict[str, list[Number]] = {
+        name: [kind for kind in some if kind != "bytes"] for name, some in kinds.items() if name not in stored
+    }
     maybe = {name: kinds[0] for name, kinds in recorded.items() if len(kinds) == 1 and to_format == "tfrecord"}
     notes = [
         f"{name!r} stays text: it stands for {' and '.join(kinds)} in different datasets"
         for name, kinds in recorded.items()
         if len(kinds) > 1 and to_format == "tfrecord"
     ]
+    agreed = {name: some[0] for name, some in kinds.items() if len(some) == 1 and some[0] != "bytes"}
     of_tar = {**numbers, **maybe} if to_format == "tfrecord" else {}
     found = _read(parts, numbers, of_tar, run, salvage=salvage)
     for name in of_tar:
@@ -394,7 +397,7 @@ def find_numbers(
     for (name, at), texts in found.items():
         sizes.setdefault(name, {})[at] = Names.parse(texts.data).lengths()
     return NumberFields(
-        numbers={**numbers, **maybe} if to_format == "tfrecord" else _agreed(having),
+        numbers={**numbers, **maybe} if to_format == "tfrecord" else agreed,
         texts=_columns(sizes, parts, found),
         sizes=sizes,
         lists=lists,
@@ -415,16 +418,14 @@ def _damaged(parts: Sequence[SourceShard], found: Mapping[tuple[str, int], Texts
 
 def _check_alike(part: SourceShard, wanted: Callable[[str], bool], to_format: str) -> None:
     """Check that the values of each field of a part are of one kind, and single where a tar is to hold them."""
-    for name, one in part.unlike.items():
-        if not wanted(name):
-            continue
+    unlike = {name: one for name, one in part.unlike.items() if wanted(name)}
+    for name, one in unlike.items():
         if one.kind != part.kind(name):
             raise _other_kind(part.where(one.sample), name, one.kind, f"{part.kind(name)}, as in the samples before it")
         if to_format == "tar":
-            lists = [name for name in part.unlike if wanted(name)]
             found = f"the field {name!r} is a list of {one.values:,} {one.kind} values"
+            remedy = f"Write TFRecord shards, or leave lists out with {option('drop_fields', tuple(unlike))}."
             expected = "one: a tar shard holds no lists"
-            remedy = f"Write TFRecord shards, or leave lists out with {option('drop_fields', tuple(lists))}."
             raise InvalidRequest(part.where(one.sample), found, expected=expected, remedy=remedy)
 
 
@@ -445,38 +446,17 @@ def _is_list(name: str, kind: Kind, having: Sequence[SourceShard]) -> bool:
 
 def _stored_kind(name: str, having: Sequence[SourceShard]) -> Kind | None:
     """Return what TFRecord shards have in a field that these shards have; None where none of them is a TFRecord."""
-    first: SourceShard | None = None
-    for part in having:
-        if part.format != "tfrecord":
-            continue
-        first = first or part
-        if part.kind(name) != first.kind(name):
+    stored = [part for part in having if part.format == "tfrecord"]
+    for part in stored:
+        if part.kind(name) != (first := stored[0]).kind(name):
             before = f"{first.kind(name)}, as in {first.name}"
             raise _other_kind(part.where_first(name), name, part.kind(name), before)
-    return None if first is None else first.kind(name)
+    return stored[0].kind(name) if stored else None
 
 
 def _other_kind(where: str, name: str, kind: str, expected: str) -> InvalidRequest:
     remedy = f"Reshard them apart, or leave it out with {option('drop_fields', (name,))}."
     return InvalidRequest(where, f"the field {name!r} is {kind}", expected=expected, remedy=remedy)
-
-
-def _recorded_kinds(name: str, having: Sequence[SourceShard]) -> list[Number]:
-    """Return what the texts of a field of tar shards are said to stand for."""
-    return sorted({part.numbers[name] for part in having if name in part.numbers})
-
-
-def _agreed(having: Mapping[str, Sequence[SourceShard]]) -> dict[str, Number]:
-    """Return the fields that are the same kind of number in all shards that have them."""
-    found: dict[str, Number] = {}
-    for name, parts in having.items():
-        kinds: set[Kind] = {
-            part.kind(name) if part.format == "tfrecord" else part.numbers.get(name, "bytes") for part in parts
-        }
-        kind, *others = kinds
-        if kind != "bytes" and not others:
-            found[name] = kind
-    return found
 
 
 def _read(
@@ -490,22 +470,21 @@ def _read(
     """Return the texts of each of the fields in each of the parts, by name and place."""
     tasks, places = [], []
     for at, part in enumerate(parts):
-        kinds = numbers if part.format == "tfrecord" else of_tar
-        if kinds.keys() & {*part.index.names}:
-            fields = tuple(_wanted(part, name, kinds[name], rows) for name, rows in part.rows() if name in kinds)
-            tasks.append(TextTask(part.file, part.path, fields, salvage))
+        index, stored = part.index, part.format == "tfrecord"
+        kinds, fields = numbers if stored else of_tar, list[NumberField]()
+        crcs = np.broadcast_to(-1, len(index.codes)) if index.crcs is None else index.crcs
+        for name, rows in part.rows() if kinds.keys() & {*index.names} else ():
+            if name in kinds:
+                columns = (one[rows].astype(np.int64).tobytes() for one in (index.offsets, index.lengths, crcs))
+                fields.append(NumberField(name, kinds[name], stored, *columns))
+        if fields:
+            tasks.append(TextTask(part.file, tuple(fields), salvage))
             places.append(at)
     return {
         (field.field, places[number]): texts
         for number, results in run(read_texts, tasks)
         for field, texts in zip(tasks[number].wanted, results, strict=True)
     }
-
-
-def _wanted(part: SourceShard, name: str, kind: Number, rows: NDArray[np.int64]) -> NumberField:
-    crcs = np.full(len(part.index.codes), -1) if part.index.crcs is None else part.index.crcs
-    columns = [column[rows].astype(np.int64).tobytes() for column in (part.index.offsets, part.index.lengths, crcs)]
-    return NumberField(name, kind, part.format == "tfrecord", *columns)
 
 
 def _no_number(part: SourceShard, name: str, texts: Texts, kind: str) -> InvalidRequest:

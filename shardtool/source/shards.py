@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from shardtool.request.options import ReshardOptions
     from shardtool.request.results import Observer
     from shardtool.source.shard_columns import NumberFields
-    from shardtool.values import Given
+    from shardtool.values import Given, Number
 
 # The shard source: datasets become `Entries`, in the order in which they are given.
 #
@@ -460,10 +460,10 @@ def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> tuple[list[Stored
             seen.add(found.dataset_file, file_fact(found.dataset_file))
         elif found.dataset_file is None:
             _check_of_one(found)
-        kinds = None
+        of_records: Mapping[str, Number] | None = None
         # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can find.
         if file is not None and file.made.verb != "index" and not any(one.is_list for one in file.features.values()):
-            kinds = numbers_in(file.features)
+            of_records = numbers_in(file.features)
         for stored, fact in zip(found.shards, for_each(stat_shard, found.paths), strict=True):
             seen.add(stored.path, fact)
             if stored.entry is not None and stored.entry.size != fact.st_size:
@@ -473,7 +473,8 @@ def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> tuple[list[Stored
                 )
                 raise CorruptShard(stored.path, f"{fact.st_size:,} bytes", expected=expected, remedy=remedy)
             place = SpanFile(os.fsencode(stored.path), fact.st_size, fact.st_mtime_ns)
-            shards.append(SourceShard(stored, place, stored.format, number, kinds, file.numbers if file else {}))
+            kinds = of_records if (form := stored.format) == "tfrecord" else file.numbers if file else {}
+            shards.append(SourceShard(stored, place, form, number, kinds))
         datasets.append(found)
     return datasets, shards
 
