@@ -19,27 +19,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import check_below
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists, listing, reason
-from shardtool.interop.indexes import (
-    EXPORTS,
-    HEAD_SIZE,
-    ONCE,
-    README,
-    DigestTask,
-    IndexedShard,
-    cure,
-    difference,
-    digest,
-    form_of,
-    index_name,
-    is_ours,
-    listed,
-    misreading,
-    names_beside,
-    readme,
-    split_name,
-    stems_of,
-    wanted_exports,
-)  # fmt: skip
+from shardtool.interop import indexes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
 from shardtool.publish.records import read_listed
 from shardtool.storage.folders import open_folder
@@ -83,7 +63,7 @@ def _local(name: str) -> str:
 # An index file beside a shard.
 
 
-def misfit(path: str, form: str, shard: IndexedShard) -> str:
+def misfit(path: str, form: str, shard: indexes.IndexedShard) -> str:
     """Return what is wrong with a shard's index file; empty: readers find by it what lies there.
 
     Args:
@@ -96,7 +76,7 @@ def misfit(path: str, form: str, shard: IndexedShard) -> str:
         data, size = read_head(path, limit)
     except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
         data, size = b"", 0
-    return f"{size:,} bytes" if size > limit else difference(form, data, shard)
+    return f"{size:,} bytes" if size > limit else indexes.difference(form, data, shard)
 
 
 # Index files of which a folder has one set, such as energon's .nv-meta, shared by all splits of a dataset.
@@ -167,7 +147,7 @@ def _other_splits(dataset: DatasetFile, name: str, folder: OutputFolder) -> list
 
 def has_own_readme(folder: OutputFolder) -> bool:
     """Tell whether there is a `README.md` of ours, which names the shards."""
-    return is_ours(_read(folder, README) or b"")
+    return indexes.is_ours(_read(folder, indexes.README) or b"")
 
 
 def _read(folder: OutputFolder, path: str) -> bytes | None:
@@ -206,17 +186,17 @@ class StaleIndexes:
         self._forms, self._files = {}, {}
         ending = "." + self.pattern.shard(0).rpartition(".")[2]
         for name in there:
-            owned = [stem + ending for stem in stems_of(name) if self.pattern.owns(stem + ending)]
+            owned = [stem + ending for stem in indexes.stems_of(name) if self.pattern.owns(stem + ending)]
             if owned and name != self.pattern.dataset_file and (form := self._form(name)):
                 self._forms[name] = form
                 self._files.setdefault(owned[0], []).append(name)
-        lists = {form: sample_counts(once, self.folder) or {} for form, once in ONCE.items()}
+        lists = {form: sample_counts(once, self.folder) or {} for form, once in indexes.ONCE.items()}
         ours = {form: {name: found[name] for name in found if self.pattern.owns(name)} for form, found in lists.items()}
         self._counts = {form: counts for form, counts in ours.items() if counts}
 
     def _form(self, name: str) -> str:
         with suppress(OSError):
-            return form_of(name, *read_head(self.folder.full_path(name), HEAD_SIZE, READ_PLAIN))
+            return indexes.form_of(name, *read_head(self.folder.full_path(name), indexes.HEAD_SIZE, READ_PLAIN))
         return ""
 
     def check_none_left(self, there: Collection[str]) -> None:
@@ -241,14 +221,14 @@ class StaleIndexes:
             written: Whether the shard is written, too; otherwise the one that is there stays.
         """
         files, counts = self._files.pop(shard, []), {} if self._appends else self._counts
-        unread = [name for name in files if written and EXPORTS[self._forms[name]].hashed]
+        unread = [name for name in files if written and indexes.EXPORTS[self._forms[name]].hashed]
         self._stale += unread  # hashes that were not taken yet
         if len(files) == len(unread) and not counts:
             return
         from shardtool.dataset.sidecar import read_sidecar
 
         try:
-            indexed = IndexedShard(read_sidecar(sidecar, shard, None, metadata=False))
+            indexed = indexes.IndexedShard(read_sidecar(sidecar, shard, None, metadata=False))
         except CorruptShard:
             self._stale += [name for name in files if name not in unread]
             if counts:
@@ -272,8 +252,8 @@ class StaleIndexes:
         """Have the files removed that list the folder's shards: without them, the folder is none of their readers'."""
         for form in forms:
             del self._counts[form]
-            self._stale.append(ONCE[form].info)
-            self._forms[ONCE[form].info] = form
+            self._stale.append(indexes.ONCE[form].info)
+            self._forms[indexes.ONCE[form].info] = form
 
     def keep_only(self, shards: Iterable[str]) -> None:
         """Find the index files of shards that are no longer there.
@@ -286,12 +266,12 @@ class StaleIndexes:
             self._stale += self._files.pop(shard)
         self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
         there = set(self.folder.names())
-        if README in there and is_ours(data := _read(self.folder, README) or b""):
+        if indexes.README in there and indexes.is_ours(data := _read(self.folder, indexes.README) or b""):
             names = {name for name in there if not self.pattern.owns(name)} | wanted
-            named = {name for name in listed(data, names) if self.pattern.owns(name)}
+            named = {name for name in indexes.listed(data, names) if self.pattern.owns(name)}
             if named and named != wanted:  # other shards of this dataset than there are
-                self._stale.append(README)
-                self._forms[README] = "huggingface"
+                self._stale.append(indexes.README)
+                self._forms[indexes.README] = "huggingface"
 
     def remove(self) -> None:
         """Remove what was found to be stale, durably; to be called before any of the shards changes.
@@ -336,7 +316,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
         notes.add("indexes of other tools were not looked for: the store does not let us list")
         return 0
     for shard in dataset.shards:
-        for name in names_beside(_local(shard.name), names):
+        for name in indexes.names_beside(_local(shard.name), names):
             data = _index_data(join(source, name), join(source, _local(shard.sidecar)))
             if data is None:
                 wrong.append(output_text(name))
@@ -353,9 +333,9 @@ def _index_data(path: str, sidecar: str) -> bytes | None:
     from shardtool.dataset.sidecar import read_sidecar
 
     try:
-        if not (form := form_of(base_name(path), *read_head(path, HEAD_SIZE))):
+        if not (form := indexes.form_of(base_name(path), *read_head(path, indexes.HEAD_SIZE))):
             return b""
-        shard = IndexedShard(read_sidecar(read_small(sidecar), sidecar, None, metadata=False))
+        shard = indexes.IndexedShard(read_sidecar(read_small(sidecar), sidecar, None, metadata=False))
         return None if misfit(path, form, shard) else read_small(path)
     except (OSError, CorruptShard):
         return None
@@ -375,14 +355,14 @@ def copy_lists(datasets: Sequence[DatasetFile], source: str, folder: OutputFolde
     if is_web(source) or any(dataset.shards_folder for dataset in datasets):
         return
     shards, paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
-    for once in ONCE.values():
+    for once in indexes.ONCE.values():
         counts = once.counts(_read_list(join(source, once.info)))
         if counts and counts == {name: shards[name] for name in counts if name in shards}:
             with suppress(InvalidRequest):
                 paths += once.encode(datasets)
-    data = _read_list(join(source, README))
-    if is_ours(data) and listed(data, [*map(output_text, names_in(source))]) == {*shards}:
-        paths.append(README)
+    data = _read_list(join(source, indexes.README))
+    if indexes.is_ours(data) and indexes.listed(data, [*map(output_text, names_in(source))]) == {*shards}:
+        paths.append(indexes.README)
     for path in paths:
         _put(folder, path, _read_list(join(source, path)))
 
@@ -523,11 +503,8 @@ def check_exports(
             names.append(export.once.info)
     if not overwrite and (found := [*folder.facts(names)]):
         what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
-        raise OutputExists(
-            folder.path or ".",
-            what,
-            remedy=f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}.",
-        )
+        remedy = f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}."
+        raise OutputExists(folder.path or ".", what, remedy=remedy)
 
 
 class Exporter:
@@ -564,7 +541,7 @@ class Exporter:
             raise InvalidRequest(where, reason(error), expected="a dataset file") from None
         dataset = read_dataset(data, where)
         check_below(where, {dataset.shards_folder})
-        wanted_exports([*self.wanted], dataset.format)
+        indexes.wanted_exports([*self.wanted], dataset.format)
         if packed := [shard.name for shard in dataset.shards if is_packed_name(shard.name)]:
             raise InvalidRequest(packed[0], "a compressed shard", expected="plain ones: offsets lead nowhere else")
         return dataset
@@ -597,7 +574,7 @@ class Exporter:
             for shard in self._indexed(dataset, pool):
                 for export in wanted:
                     if export.encode is not None:
-                        box.add(index_name(shard.name, export), export.encode(shard))
+                        box.add(indexes.index_name(shard.name, export), export.encode(shard))
             for path, data, replaces, lasting in shared:
                 box.add(path, data, replaces=replaces, lasting=lasting)
             box.publish()
@@ -612,7 +589,7 @@ class Exporter:
                 found += [(path, data, renewed, path == once.lasting) for path, data in files.items()]
         for export in wanted if target == self.folder else ():
             if export.readme and (data := self._readme(export, dataset)) is not None:
-                found.append((README, data, True, False))
+                found.append((indexes.README, data, True, False))
         return found
 
     def _note_limits(self, dataset: DatasetFile, target: OutputFolder) -> None:
@@ -630,12 +607,12 @@ class Exporter:
     def _note_folder(self, names: list[str]) -> None:
         """Say what the new files make of the folder for `load_dataset`."""
         there = [*map(output_text, self.folder.names())]
-        if has_own_readme(self.folder) or misreading(there):
+        if has_own_readme(self.folder) or indexes.misreading(there):
             return
-        if wrong := misreading({*there, *map(output_text, names)}):
-            self._note(f"Hugging Face load_dataset(folder) {wrong}: {cure()}")
+        if wrong := indexes.misreading({*there, *map(output_text, names)}):
+            self._note(f"Hugging Face load_dataset(folder) {wrong}: {indexes.cure()}")
 
-    def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[IndexedShard]:
+    def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexes.IndexedShard]:
         """Yield each shard with its index; where hashes are wanted, with these, as they come."""
         shards, wanted = dataset.shards, self.wanted.values()
         if all(export.encode is None for export in wanted):
@@ -645,40 +622,40 @@ class Exporter:
         self.observer.start(sum(shard.samples for shard in shards), size, len(shards))
         if pool is None or not hashed:
             for shard in shards:
-                yield IndexedShard(read_listed(self.folder, shard))
+                yield indexes.IndexedShard(read_listed(self.folder, shard))
                 self._done(shard, shard.sidecar_size)
             return
-        indexes: dict[int, ShardIndex] = {}
+        known: dict[int, ShardIndex] = {}
 
-        def tasks() -> Iterator[DigestTask]:
+        def tasks() -> Iterator[indexes.DigestTask]:
             for number, shard in enumerate(shards):
-                indexes[number] = read_listed(self.folder, shard)
-                yield self._digest_task(dataset, shard, indexes[number])
+                known[number] = read_listed(self.folder, shard)
+                yield self._digest_task(dataset, shard, known[number])
 
-        for number, digests in pool.map(digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
+        for number, digests in pool.map(indexes.digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
             shard = shards[number]
             if shard.crc is not None and shard.crc != digests.crc:
                 where, remedy = self.folder.full_path(shard.name), "`shardtool verify` shows what is damaged."
                 raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=remedy)
-            yield IndexedShard(indexes.pop(number), digests)
+            yield indexes.IndexedShard(known.pop(number), digests)
             self._done(shard, 0)
 
     def _done(self, shard: ShardEntry, size: int) -> None:
         self.observer.advance(shard.samples, size, 1)
         self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
 
-    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex) -> DigestTask:
+    def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex) -> indexes.DigestTask:
         stops = index.offsets + index.lengths
         if (index.offsets[1:] < stops[:-1]).any():
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
         path = join(join(self.folder.path, _local(dataset.shards_folder)), _local(shard.name))
-        return DigestTask(path, shard.size, index.offsets.tobytes(), stops.tobytes())
+        return indexes.DigestTask(path, shard.size, index.offsets.tobytes(), stops.tobytes())
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
         """Return this dataset, and its other splits that have an index."""
         others = []
         for other in _other_splits(dataset, self.name, self.folder):
-            names = {index_name(shard.name, export) for shard in other.shards if export.encode is not None}
+            names = {indexes.index_name(shard.name, export) for shard in other.shards if export.encode is not None}
             if len(target.facts(names)) == len(names):
                 others.append(other)
         return [dataset, *others]
@@ -687,19 +664,20 @@ class Exporter:
         """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""
         datasets, there = self._covered(export, dataset, self.folder), {*map(output_text, self.folder.names())}
         for one in datasets:
-            if (split := one.made.split) and (name := split_name(split)) != split:
-                self._note(f"Hugging Face datasets takes no split called {split!r}: {README} calls it {name}")
-        if README in there:
-            old = _read(self.folder, README) or b""
-            others = sorted(listed(old, there) & there - {shard.name for one in datasets for shard in one.shards})
-            if not is_ours(old) or others:
-                whose = f"names other shards ({listing(others, 3)})" if is_ours(old) else "is not ours"
+            if (split := one.made.split) and (name := indexes.split_name(split)) != split:
+                self._note(f"Hugging Face datasets takes no split called {split!r}: {indexes.README} calls it {name}")
+        if indexes.README in there:
+            old = _read(self.folder, indexes.README) or b""
+            ours = {shard.name for one in datasets for shard in one.shards}
+            others = sorted(indexes.listed(old, there) & there - ours)
+            if not indexes.is_ours(old) or others:
+                whose = f"names other shards ({listing(others, 3)})" if indexes.is_ours(old) else "is not ours"
                 self._note(
-                    f"{README} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
+                    f"{indexes.README} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
                     "load_dataset(folder) takes the JSON files for the data (docs/format.md has the lines)"
                 )
                 return None
-        return readme(datasets, there)
+        return indexes.readme(datasets, there)
 
 
 def index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_file: str) -> list[str]:
@@ -716,7 +694,7 @@ def index_names(shards: Iterable[str], wanted: Mapping[str, Export], dataset_fil
     owners: dict[str, str] = {}
     for shard in shards:
         for name, export in exports.items():
-            index = index_name(shard, export)
+            index = indexes.index_name(shard, export)
             if index == dataset_file or index in owners:
                 other = "the dataset file" if index == dataset_file else f"an index of {owners[index]}"
                 found = f"the index of {shard} and {other} would both be {index}"
@@ -735,7 +713,7 @@ def exports_beside(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
         return []
     stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
     ours, found = {shard.name for shard in old.shards}, []
-    for name, export in EXPORTS.items():
+    for name, export in indexes.EXPORTS.items():
         if export.once is not None:  # a list of the folder's shards: it may be of others
             is_there = not ours.isdisjoint(sample_counts(export.once, folder) or ())
         else:
@@ -753,7 +731,7 @@ def export_notes(folder: OutputFolder, old: DatasetFile | None, renewed: Collect
         old: What its dataset file says; None: there is none.
         renewed: The exports that this run makes itself.
     """
-    hashed = {name for name in exports_beside(folder, old) if EXPORTS[name].hashed}
+    hashed = {name for name in exports_beside(folder, old) if indexes.EXPORTS[name].hashed}
     if stale := sorted(hashed.difference(renewed)):
         again = f"{export_call('', stale, overwrite=False)} renews them, and reads all shards"
         yield f"indexes of other tools ({listing(stale)}) cover the old shards only: {again}"
@@ -772,7 +750,7 @@ def renew_exports(
         notes: Gets which could not be renewed: the dataset is complete without them.
     """
     for name in exports_beside(folder, old):
-        export = EXPORTS[name]
+        export = indexes.EXPORTS[name]
         if name not in made and not export.hashed:
             exporter = Exporter(folder, dataset_file, {name: export}, notes)
             try:

@@ -216,11 +216,8 @@ def _open_source(given: Given) -> CopySource:
     """
     found = find_dataset(given)
     if found.dataset_file is None or not found.own:
-        where, expected = (
-            found.dataset_file or found.folder or ".",
-            "a dataset with a dataset file, which says what its shards must be",
-        )
-        raise InvalidRequest(where, "no dataset file of shardtool", expected=expected, remedy="`index` makes one.")
+        expected, remedy = "a dataset with a dataset file, which says what its shards must be", "`index` makes one."
+        raise InvalidRequest(found.where, "no dataset file of shardtool", expected=expected, remedy=remedy)
     path, data = found.dataset_file, _read(found.dataset_file)
     file = read_dataset(data, path)
     names = {shard.name for shard in found.shards}

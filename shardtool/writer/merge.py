@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.errors import InvalidRequest, OutputExists, current_folder, listing, printable
-from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, check_written, parse_pattern, text_of
 from shardtool.publish.publisher import check_old
@@ -25,8 +23,8 @@ from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder
 from shardtool.table.columns import repeated
 from shardtool.values import __version__, counted, output_text, to_bytes
-from shardtool.verbs.create.append import existing_keys, joined
-from shardtool.verbs.create.parts import check_all_ended, merge_parts
+from shardtool.verbs.create.append import existing_keys
+from shardtool.verbs.create.parts import check_all_ended, joined_parts, merge_parts, merge_result
 from shardtool.wording import flag, option
 from shardtool.writer.output import journal_name
 
@@ -201,11 +199,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     with folder.lock(pattern.base):
         merging = _Merge(folder, pattern)
         dataset = merging.run()
-    samples = sum(shard.samples for shard in dataset.shards)
-    note = f"{counted(samples, 'sample')} of {counted(len(merging.parts), 'part')}"
-    (observer or Observer()).note(note)
-    where = folder.full_path(pattern.dataset_file)
-    return IndexResult(where, len(dataset.shards), len(dataset.shards), samples, (note,))
+    return merge_result(folder, pattern, len(merging.parts), dataset, observer or Observer())
 
 
 class _Merge:
@@ -233,12 +227,11 @@ class _Merge:
         if not whole:
             raise InvalidRequest(self._pattern.text, "parts without a sample", expected="one sample at least")
         self._check_keys(whole)
-        dataset = self._joined(whole, [*dict.fromkeys([*self._before, *(part.tag for part in new)])])
         lists = [(self._old, self._pattern.skipped_file)] if self._old else []
         lists += [(one, tagged_pattern(self._pattern, part.tag).skipped_file) for one, part in found]
         skipped = self._skipped(lists)
-        rows = encode_skipped(skipped)
-        dataset = replace(dataset, skipped=len(skipped), skipped_crc=crc32c(rows) if rows else None)
+        rows, tags = encode_skipped(skipped), [*dict.fromkeys([*self._before, *(part.tag for part in new)])]
+        dataset = self._joined(whole, skipped, tags)
         if found:
             staged = [self._folder.stage_whole(self._pattern.skipped_file, rows)] if rows else []
             self._folder.publish(*staged, self._folder.stage_whole(self._pattern.dataset_file, dataset.encode()))
@@ -289,8 +282,8 @@ class _Merge:
             found = f"{counted(len(twice), 'key')} of samples in two parts: {shown}"
             raise InvalidRequest(self._pattern.text, found, expected="a key of its own for each sample")
 
-    def _joined(self, whole: Sequence[DatasetFile], tags: list[str]) -> DatasetFile:
-        dataset = reduce(joined, whole)
+    def _joined(self, whole: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
+        dataset = joined_parts(whole, skipped, self._pattern)
         options = {
             name: value
             for name, value in whole[0].made.options.items()
@@ -300,17 +293,12 @@ class _Merge:
             options["dots"] = "last"
             if dotted := [name for name in dataset.fields if "." in name]:
                 found = f"keys with dots in their last part, and fields with dots: {listing(dotted)}"
-                raise InvalidRequest(
-                    self._pattern.text, found, expected="names that the first dot divides, or the last"
-                )
-        made = {"verb": "create", "source": "ShardWriter", "options": options, _MERGED: tags}
-        return replace(
-            dataset,
-            name=output_text(self._pattern.base),
-            pattern=text_of([shard.name for shard in dataset.shards]),
-            made=RunRecord({**made, "tool": f"shardtool {__version__}"}),
-            appends=(),
-        )
+                expected = "names that the first dot divides, or the last"
+                raise InvalidRequest(self._pattern.text, found, expected=expected)
+        asked = {"verb": "create", "source": "ShardWriter", "options": options, _MERGED: tags}
+        made = RunRecord({**asked, "tool": f"shardtool {__version__}"})
+        pattern = text_of([shard.name for shard in dataset.shards])
+        return replace(dataset, name=output_text(self._pattern.base), pattern=pattern, made=made)
 
     def _skipped(self, datasets: Iterable[tuple[DatasetFile, str]]) -> list[Skipped]:
         """Return what datasets have left out, each with the name of its list."""

@@ -81,9 +81,11 @@ def encode_value(value: object, field: str) -> EncodedValue:
     Raises:
         BadValue: It can be none.
     """
+    if value is None:
+        raise BadValue("no value (None)", "a value, or no such field")
     encode = _ENCODERS.get(type(value))
     if encode is not None:
-        if type(value) is not bytes and value is not None and (expected := _expected(field)):
+        if type(value) is not bytes and (expected := _expected(field)):
             raise BadValue(f"a value of the type {type(value).__name__}", expected)
         return encode(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -92,15 +94,13 @@ def encode_value(value: object, field: str) -> EncodedValue:
         return _array(value, field)
     if isinstance(value, np.generic):
         return _numpy_scalar(value)
-    for kind in (bool, int, float, str, dict, list, tuple, datetime, date, time, Decimal):
+    for kind, encode in _ENCODERS.items():
         if isinstance(value, kind):
-            return _ENCODERS[kind](value)
+            return encode(value)
     if hasattr(value, "save") and hasattr(value, "getexif"):  # without an import of Pillow, which may not be there
         return _image(value, field)  # type: ignore[arg-type]
-    raise BadValue(
-        f"a value of the type {type(value).__name__}",
-        "bytes, text, a number, what JSON has a form for, a NumPy array, or an image of Pillow",
-    )
+    expected = "bytes, text, a number, what JSON has a form for, a NumPy array, or an image of Pillow"
+    raise BadValue(f"a value of the type {type(value).__name__}", expected)
 
 
 @lru_cache(4096)
@@ -218,28 +218,15 @@ def _holds(kind: str, image: Image) -> bool:
     return kind not in ("WEBP", "GIF")
 
 
-def _null(_value: object) -> EncodedValue:
-    raise BadValue("no value (None)", "a value, or no such field")
-
-
-def _decimal(value: Decimal) -> EncodedValue:
-    return EncodedValue(str(value).encode(), "float", inline=True)
-
-
 _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
     bytes: lambda value: EncodedValue(value, "", inline=False),
     str: _text,
     bool: lambda value: EncodedValue(b"1" if value else b"0", "int64", inline=True),
     int: _int,
     float: _float,
-    dict: lambda value: EncodedValue(encode_json(value), "", inline=True),
-    list: lambda value: EncodedValue(encode_json(value), "", inline=True),
-    tuple: lambda value: EncodedValue(encode_json(value), "", inline=True),
-    datetime: lambda value: _text(value.isoformat()),
-    date: lambda value: _text(value.isoformat()),
-    time: lambda value: _text(value.isoformat()),
-    Decimal: _decimal,
-    type(None): _null,
+    **dict.fromkeys((dict, list, tuple), lambda value: EncodedValue(encode_json(value), "", inline=True)),
+    **dict.fromkeys((datetime, date, time), lambda value: _text(value.isoformat())),
+    Decimal: lambda value: EncodedValue(str(value).encode(), "float", inline=True),
 }
 
 
@@ -328,11 +315,8 @@ class SampleEncoder:
     @property
     def stored_numbers(self) -> dict[bytes, Number]:
         """The fields that the format stores as numbers."""
-        return (
-            {to_bytes(name): kind for name, kind in self.numbers.items()}
-            if NUMBERS["tar" if self._tar else "tfrecord"]
-            else {}
-        )
+        stored = self.numbers if NUMBERS["tar" if self._tar else "tfrecord"] else {}
+        return {to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> Sample:
         """Return a sample as its record.
@@ -351,11 +335,8 @@ class SampleEncoder:
         key, dotted = self._key(given, layout)
         mark = blake2b(key, digest_size=_MARK_SIZE).digest()
         if mark in self._marks:
-            found = "a key that an earlier sample of this dataset has"
-            raise SampleRefused(
-                InvalidRequest(f"key {printable(key)!r}", found, remedy="Give each sample a key of its own."),
-                "duplicate",
-            )
+            found, remedy = "a key that an earlier sample of this dataset has", "Give each sample a key of its own."
+            raise SampleRefused(InvalidRequest(f"key {printable(key)!r}", found, remedy=remedy), "duplicate")
         fields, numbers, inline = self._fields(key, sample, layout)
         parts, size = self._tar_record(key, fields) if self._tar else self._record(key, fields, layout, numbers)
         return Sample(key, mark, fields, parts, size, layout, numbers, inline, dotted)
@@ -413,25 +394,17 @@ class SampleEncoder:
         if isinstance(given, int) and not isinstance(given, bool):
             given = str(given)
         if not isinstance(given, str):
-            raise _refused(
-                "a sample",
-                f"a key of the type {type(given).__name__}",
-                "unsafe-name",
-                expected="text, or a whole number",
-            )
+            found = f"a key of the type {type(given).__name__}"
+            raise _refused("a sample", found, "unsafe-name", expected="text, or a whole number")
         if _PLAIN_KEY.fullmatch(given) and len(given) <= NAME_LIMIT:
             return given.encode(), False
         key = given.encode("utf-8", "surrogatepass")
         if (problem := name_problem(key)) or _BAD_PART.search(given):
+            found = f"no sound name{f': {problem}' if problem else ''}"
             expected = (
                 f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'"
             )
-            raise _refused(
-                f"key {given[:80]!r}",
-                f"no sound name{f': {problem}' if problem else ''}",
-                "unsafe-name",
-                expected=expected,
-            )
+            raise _refused(f"key {given[:80]!r}", found, "unsafe-name", expected=expected)
         dotted = self._tar and ends_early(key)
         if dotted or (layout.dotted and self._tar):
             self._check_dots(printable(key), layout, dotted=dotted)

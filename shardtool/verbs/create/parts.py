@@ -206,6 +206,13 @@ def merge_parts(folder: OutputFolder, pattern: ShardPattern, observer: Observer)
     """
     with folder.lock(pattern.base):
         parts, dataset = _merge(folder, pattern)
+    return merge_result(folder, pattern, parts, dataset, observer)
+
+
+def merge_result(
+    folder: OutputFolder, pattern: ShardPattern, parts: int, dataset: DatasetFile, observer: Observer
+) -> IndexResult:
+    """Return what a merge has made of so many parts, once the observer knows it."""
     samples = sum(shard.samples for shard in dataset.shards)
     note = f"{counted(samples, 'sample')} of {counted(parts, 'part')}"
     observer.note(note)
@@ -236,7 +243,7 @@ def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFil
         found = f"{counted(len(stale), 'file')} of this pattern that no part has made: {listing(stale, 3)}"
         raise OutputExists(folder.path or ".", found, remedy="Move them away, and merge again.")
     skipped = in_order(one for record in left for one in record.skipped)
-    dataset = _joined(files, skipped, pattern)
+    dataset = joined_parts(files, skipped, pattern)
     if left[0].content and not skipped:
         check_fingerprint(dataset.made.source, dataset.fingerprint, left[0].content)
     if not any(shard.samples for shard in dataset.shards):
@@ -354,7 +361,7 @@ def _not_left(where: str, part: Part, found: str, expected: str) -> CorruptShard
     return CorruptShard(where, found, expected=f"{expected}, as the part {part} has left it", remedy=remedy)
 
 
-def _joined(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: ShardPattern) -> DatasetFile:
+def joined_parts(files: Sequence[DatasetFile], skipped: Sequence[Skipped], pattern: ShardPattern) -> DatasetFile:
     """Return what the dataset file says of the shards of all parts, in their order: what one machine's says."""
     dataset, rows = reduce(joined, files), records.encode_skipped(skipped)
     return replace(
