@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile
+from shardtool.dataset.dataset_file import DatasetFile, features_of
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, listing, memory_for, printable
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.interop.indexes import cure, index_name, misreading
@@ -150,21 +150,24 @@ def publish_dataset(totals: Totals, publisher: Publisher, made: RunRecord) -> Da
 
 def dataset_of(totals: Totals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord) -> DatasetFile:
     """Return what the dataset file says of packed shards, and of all that is left out."""
+    values, is_tar = totals.values, pattern.format == "tar"
+    kinds = {**values.numbers, **values.lists}
+    fields = {name: totals.fields[name] for name in sorted(totals.fields, key=to_bytes)}
     return DatasetFile(
         name=output_text(pattern.base),
         pattern=output_text(pattern.text),
         format=pattern.format,
         shards=tuple(totals.shards),
-        fields={name: totals.fields[name] for name in sorted(totals.fields, key=to_bytes)},
+        fields=fields,
         field_bytes=totals.field_bytes,
         skipped=len(skipped),
         schema=totals.schema,
-        classes=totals.values.classes,
-        features=totals.features() if pattern.format == "tfrecord" else {},
+        classes=values.classes,
+        features={} if is_tar else features_of(totals.fields, kinds, totals.samples, values.lists),
         made=made,
         fingerprint=show_fingerprint(totals.digest),
         skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
-        numbers=totals.numbers() if pattern.format == "tar" else {},
+        numbers={name: values.numbers[name] for name in fields if name in values.numbers} if is_tar else {},
     )
 
 

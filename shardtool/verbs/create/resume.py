@@ -88,11 +88,6 @@ class PlannedShard:
         return fingerprint(plan.format, self.samples, work)
 
 
-def planned_shard(run: Run, output: Output, shard: int) -> PlannedShard:
-    """Return a shard of an output's plan."""
-    return PlannedShard(run, output.plan, shard, output.shard_name(shard), shard_samples(output.plan, shard))
-
-
 @dataclass(frozen=True, slots=True)
 class _Said:
     """The sidecar of an earlier run's shard, if it is of the same plan."""
@@ -408,7 +403,8 @@ def _is_as_planned(run: Run, output: Output, shard: int) -> bool:
         said = read_facts(there.folder.read(index), index)
     except (OSError, CorruptShard):
         return False
-    return said.size == there.existing[name].size and said.plan == planned_shard(run, output, shard).fingerprint()
+    planned = PlannedShard(run, output.plan, shard, name, shard_samples(output.plan, shard))
+    return said.size == there.existing[name].size and said.plan == planned.fingerprint()
 
 
 def _differing(before: RunRecord, now: RunRecord) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import Feature, ShardEntry, features_of, open_classes, read_dataset
+from shardtool.dataset.dataset_file import ShardEntry, open_classes, read_dataset
 from shardtool.dataset.find import find_dataset, given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
     from shardtool.storage.staging import Folder
     from shardtool.transform import Transform
-    from shardtool.values import Dots, Number
+    from shardtool.values import Dots
 
 
 OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -94,15 +94,6 @@ class Totals:
     def samples(self) -> int:
         """How many samples there are."""
         return sum(shard.samples for shard in self.shards)
-
-    def features(self) -> dict[str, Feature]:
-        """Return the features of TFRecords."""
-        return features_of(self.fields, {**self.values.numbers, **self.values.lists}, self.samples, self.values.lists)
-
-    def numbers(self) -> dict[str, Number]:
-        """Return the fields of tar shards that are numbers as text, and their kinds."""
-        numbers = self.values.numbers
-        return {name: numbers[name] for name in sorted(numbers, key=to_bytes) if name in self.fields}
 
 
 @dataclass(slots=True, eq=False, repr=False)

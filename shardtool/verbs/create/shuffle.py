@@ -170,7 +170,11 @@ def scatter(
         OutputFailed: There is no space for the spool, or it cannot be written.
     """
     temp, layout = room.folder, _lay_out(plans, room.memory // room.workers)
-    free, need = _free(temp), layout.size + room.besides
+    need = layout.size + room.besides
+    try:
+        free = temp.free_bytes()
+    except OutputFailed as error:
+        raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
     if free < need:
         found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
         raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
@@ -182,13 +186,6 @@ def scatter(
     spans = _spooled(plans[0].entries, SpanFile(os.fsencode(spool.path), layout.size, -1), bad, layout.offset)
     regions = layout.regions if len(layout.regions) else None
     return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
-
-
-def _free(temp: Folder) -> int:
-    try:
-        return temp.free_bytes()
-    except OutputFailed as error:
-        raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
 
 
 def _which(plan: Plan) -> NDArray[np.int64]:
@@ -237,22 +234,19 @@ def _cheaper(plans: list[Plan], files: Sequence[SpanFile], lie: _SpanPlaces, siz
     if is_place(files[0].path):
         figure = f"{samples:,} requests, one a sample, are weighed as {show_time(REQUEST_S)} each"
         cost = Cost(REQUEST_S + size / samples * REMOTE_BYTE_S, REMOTE_BYTE_S)
-        return _chosen(size, figure, gathers=gathering_pays(samples, size, read, 1, cost))  # both run in all workers
-    chance = random.Random(0)  # noqa: S311 - seeded: the same places each time
-    orders = [order[lie.sizes[order] > 0] for order in map(_which, plans)]
-    chosen = [int(order[chance.randrange(len(order))]) for order in orders for _ in range(PROBES) if len(order)]
-    chance.shuffle(chosen)
-    places = [(files[int(lie.file[at])], int(lie.start[at])) for at in chosen]
-    try:
-        cost = probe(places, size // samples, opening=len(files) > OPEN_FILES)
-    except (OSError, SourceFailed):
-        return ReadStrategy("gather")  # packing will meet that too, and say so
-    figure = f"a sample costs {show_time(cost.sample_s)} to read at random here"
-    return _chosen(size, figure, gathers=gathering_pays(samples, size, read, workers, cost))
-
-
-def _chosen(size: int, figure: str, *, gathers: bool) -> ReadStrategy:
-    if gathers:
+        workers = 1  # both ways run in all of them
+    else:
+        chance = random.Random(0)  # noqa: S311 - seeded: the same places each time
+        orders = [order[lie.sizes[order] > 0] for order in map(_which, plans)]
+        chosen = [int(order[chance.randrange(len(order))]) for order in orders for _ in range(PROBES) if len(order)]
+        chance.shuffle(chosen)
+        places = [(files[int(lie.file[at])], int(lie.start[at])) for at in chosen]
+        try:
+            cost = probe(places, size // samples, opening=len(files) > OPEN_FILES)
+        except (OSError, SourceFailed):
+            return ReadStrategy("gather")  # packing will meet that too, and say so
+        figure = f"a sample costs {show_time(cost.sample_s)} to read at random here"
+    if gathering_pays(samples, size, read, workers, cost):
         return ReadStrategy("gather", f"shuffled by gathering: {figure}")
     return ReadStrategy("scatter", f"shuffled in two passes over {show_size(size)}: {figure}")
 
