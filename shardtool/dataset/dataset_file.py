@@ -52,6 +52,7 @@ _MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far m
 _MOST_LEVELS = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
 _FINGERPRINT_LENGTH = 80  # ours has 67 characters
 _NUMBERS = ("int64", "float")
+_OF_RUNS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,12 @@ def _as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+def _must(right: object, problem: str) -> None:
+    """Check what is asked once a dataset file, not once a shard: a text is made of each problem, there or not."""
+    if not right:
+        raise ValueError(problem)
+
+
 def _without_folder(document: Json, ours: Json) -> str:
     """Take the shards' folder away from their names, and return it: a path down from the dataset file's folder."""
     if "shards_folder" not in ours:
@@ -309,61 +316,65 @@ def _without_folder(document: Json, ours: Json) -> str:
 
 def _dataset(document: Json, ours: Json) -> DatasetFile:
     shards = tuple(_shard(one) for one in _typed(document, "shardlist", list))
-    if not shards:
-        raise ValueError("no shards")
-    if len({shard.sidecar for shard in shards}) < len(shards):
-        raise ValueError("a sidecar is listed twice")
-    if (shard_format := _typed(ours, "format", str)) not in FORMATS.values():
-        raise ValueError(f"the format {shard_format!r:.40}")
+    _must(shards, "no shards")
+    _must(len({shard.sidecar for shard in shards}) == len(shards), "a sidecar is listed twice")
+    shard_format: str = _typed(ours, "format", str)
+    _must(shard_format in FORMATS.values(), f"the format {shard_format!r:.40}")
     for shard in shards:
         if format_of(shard.name) not in (shard_format, "") or not is_shard_name(shard.name):
             raise ValueError(f"{shard.name!r:.80} is no name for a shard of the format {shard_format}")
-    totals, appends = _totals(ours, shards), _appends(ours, len(shards)) if "appends" in ours else ()
+    totals: Json = _typed(ours, "totals", dict)
+    sums = {name: sum(getattr(shard, name) for shard in shards) for name in ("samples", "size")}
+    for name, total in {"shards": len(shards), **sums}.items():
+        right = _typed(totals, name, int) == total
+        _must(right, f"{totals[name]:,} {name} in all, but {total:,} in the list of shards")
+    appends: list[int] = _typed(ours, "appends", list) if "appends" in ours else []
+    right = all(type(number) is int for number in appends) and sorted({0, *appends, len(shards)}) == [
+        0,
+        *appends,
+        len(shards),
+    ]
+    _must(right or "appends" not in ours, f"appends from the shards {appends!r:.80}, of {len(shards)}")
+    fields, features = _mapping(ours, "fields", int), _mapping(ours, "features", str) if "features" in ours else {}
+    numbers = cast("dict[str, Number]", _mapping(ours, "numbers", str) if "numbers" in ours else {})
+    for name, kind in numbers.items():
+        right = kind in _NUMBERS and name in fields and shard_format == "tar"
+        _must(right, f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
+    classes: dict[str, list[str]] = _mapping(ours, "classes", list)
+    for name, names in classes.items():
+        _must(all(type(one) is str for one in names), f"the classes of {name!r:.40} are {names!r:.80}")
+    fingerprint: str = _typed(ours, "fingerprint", str)  # one of another form is compared with what there is, and found
+    _must(len(fingerprint) <= _FINGERPRINT_LENGTH, f"the fingerprint {fingerprint!r:.80}")
     return DatasetFile(
         name=_file_name(document, "name"),
         pattern=_pattern(ours, shards),
         format=shard_format,
         shards=shards,
-        fields=_mapping(ours, "fields", int),
+        fields=fields,
         field_bytes=_typed(totals, "field_bytes", int),
         skipped=_typed(totals, "skipped", int),
         schema=_mapping(ours, "schema", str),
-        classes=_classes(ours),
-        features=_features(ours) if "features" in ours else {},
+        classes=classes,
+        features={name: Feature.parse(text) for name, text in features.items()},
         made=_made(ours, len(appends)),
-        fingerprint=_fingerprint(ours),
+        fingerprint=fingerprint,
         skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
-        numbers=_numbers(ours) if "numbers" in ours else {},
-        appends=appends,
+        numbers=numbers,
+        appends=tuple(appends),
     )
-
-
-def _totals(ours: Json, shards: Sequence[ShardEntry]) -> Json:
-    totals: Json = _typed(ours, "totals", dict)
-    sums = {
-        "shards": len(shards),
-        "samples": sum(shard.samples for shard in shards),
-        "size": sum(shard.size for shard in shards),
-    }
-    for name, total in sums.items():
-        if _typed(totals, name, int) != total:
-            raise ValueError(f"{totals[name]:,} {name} in all, but {total:,} in the list of shards")
-    return totals
 
 
 def _pattern(ours: Json, shards: Sequence[ShardEntry]) -> str:
     """Return the pattern: a range must give the names of the shards that are listed, in their order."""
     text: str = _file_name(ours, "pattern")
     if any(mark in text for mark in "{}<>"):
-        if not _RANGE.fullmatch(text):  # braces of another kind may stand for any number of names
-            raise ValueError(f"the pattern {text!r:.80}")
-        pattern = parse_pattern(text)
-        names = [shard.name for shard in shards]
-        if pattern.count is not None and pattern.count < len(names):
-            raise ValueError(f"{len(names):,} shards, but {pattern.count:,} names in the pattern {text!r:.80}")
-        for number, name in enumerate(names):
-            if pattern.shard(number) != name:
-                raise ValueError(f"the shard {name!r:.80} does not have its name by the pattern {text!r:.80}")
+        _must(_RANGE.fullmatch(text), f"the pattern {text!r:.80}")  # other braces may stand for any number of names
+        pattern, many = parse_pattern(text), len(shards)
+        enough = pattern.count is None or pattern.count >= many
+        _must(enough, f"{many:,} shards, but {pattern.count or 0:,} names in the pattern {text!r:.80}")
+        for number, shard in enumerate(shards):
+            if pattern.shard(number) != shard.name:
+                raise ValueError(f"the shard {shard.name!r:.80} does not have its name by the pattern {text!r:.80}")
     return text
 
 
@@ -375,70 +386,28 @@ def _mapping(ours: Json, name: str, kind: type[Value]) -> dict[str, Value]:
     return found
 
 
-def _classes(ours: Json) -> dict[str, list[str]]:
-    classes: dict[str, list[str]] = _mapping(ours, "classes", list)
-    for name, names in classes.items():
-        if not all(type(one) is str for one in names):
-            raise TypeError(f"the classes of {name!r:.40} are {names!r:.80}")
-    return classes
-
-
-def _features(ours: Json) -> dict[str, Feature]:
-    features: dict[str, str] = _mapping(ours, "features", str)
-    return {name: Feature.parse(text) for name, text in features.items()}
-
-
-def _numbers(ours: Json) -> dict[str, Number]:
-    numbers = cast("dict[str, Number]", _mapping(ours, "numbers", str))
-    for name, kind in numbers.items():
-        if kind not in _NUMBERS or name not in _typed(ours, "fields", dict) or ours["format"] != "tar":
-            raise ValueError(f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
-    return numbers
-
-
-def _appends(ours: Json, shards: int) -> tuple[int, ...]:
-    appends: list[int] = _typed(ours, "appends", list)
-    if any(type(number) is not int for number in appends) or sorted({0, *appends, shards}) != [0, *appends, shards]:
-        raise ValueError(f"appends from the shards {appends!r:.80}, of {shards}")
-    return tuple(appends)
-
-
 def _made(ours: Json, appends: int) -> RunRecord:
     made: dict[str, object] = _typed(ours, "made", dict)
     appended = _typed(made, "appended", list) if "appended" in made else []
-    if len(appended) != appends:
-        raise ValueError(f"{len(appended):,} runs that appended, but {appends:,} places where they did")
+    _must(len(appended) == appends, f"{len(appended):,} runs that appended, but {appends:,} places where they did")
     for number, run in enumerate([made, *appended]):
-        if type(run) is not dict:
-            raise TypeError(f"the run that appended as number {number} is {run!r:.80}")
-        for name in ("verb", "source", "split", "tool"):
+        _must(type(run) is dict, f"the run that appended as number {number} is {run!r:.80}")
+        for name, kind in _OF_RUNS.items():
             if name in run:
-                _typed(run, name, str)
-        if "options" in run:
-            _typed(run, "options", dict)
-        if not is_plain_name(run.get("split", "-").replace("/", "-")):
-            raise ValueError(f"the split {run['split']!r:.80}")
+                _typed(run, name, kind)
+        _must(is_plain_name(run.get("split", "-").replace("/", "-")), f"the split {run.get('split')!r:.80}")
     _check_values(made)
     return RunRecord(made)
 
 
 def _check_values(value: object, depth: int = 0) -> None:
     """Check that values from JSON are nested in no more than a few levels, and that numbers fit a float."""
-    if depth > _MOST_LEVELS:
-        raise ValueError(f"more than {_MOST_LEVELS} levels of nested values in how it was made")
-    if type(value) is int and abs(value) > _MOST_IN_OPTIONS:
-        raise ValueError("a number without bounds in how it was made")
+    _must(depth <= _MOST_LEVELS, f"more than {_MOST_LEVELS} levels of nested values in how it was made")
+    bounded = type(value) is not int or abs(value) <= _MOST_IN_OPTIONS
+    _must(bounded, "a number without bounds in how it was made")
     if isinstance(value, (list, dict)):
         for one in value.values() if isinstance(value, dict) else value:
             _check_values(one, depth + 1)
-
-
-def _fingerprint(ours: Json) -> str:
-    """Return the content fingerprint; one of another form is compared with what there is, and so found."""
-    text: str = _typed(ours, "fingerprint", str)
-    if len(text) > _FINGERPRINT_LENGTH:
-        raise ValueError(f"the fingerprint {text!r:.80}")
-    return text
 
 
 def _shard(found: Json) -> ShardEntry:
