@@ -21,7 +21,7 @@ from shardtool.format import tar, tfrecord
 from shardtool.values import BLOCK, is_utf8, source_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from shardtool.values import Dots, Kind
 
@@ -119,44 +119,6 @@ def walk_records(
                 raise
         else:
             return
-
-
-def broken_samples(
-    keys: Sequence[bytes],
-    starts: Sequence[int],
-    fields: Sequence[frozenset[int]],
-    ends: Sequence[int],
-    lost: Iterable[tuple[LostRange, bytes]],
-    size: int,
-) -> dict[int, str]:
-    """Return the samples of a tar that are not whole, and why.
-
-    Args:
-        keys: The keys of the samples.
-        starts: Where each starts.
-        fields: The fields of each.
-        ends: Where the last payload of each ends.
-        lost: The parts that could not be read, and the key that each seems to have.
-        size: Bytes of the file; -1: unknown, since it is compressed.
-    """
-    broken: dict[int, str] = {}
-    near: dict[int, str] = {}
-    for one, key in lost:
-        before, behind = bisect_left(starts, one.start) - 1, bisect_right(starts, one.end - 1)
-        sides = [before] if one.end < 0 else [before, behind]
-        for at in sides:
-            if 0 <= at < len(keys):
-                near[at] = f"next to what is lost at {one.start:,}"
-                if keys[at] == key or (size < 0 and one.end < 0):
-                    broken[at] = f"{near[at]}: {_MAY_MISS}"
-    for at, end in enumerate(ends) if size >= 0 else ():
-        if end > size:
-            broken[at] = f"the file ends in it: {end - size:,} bytes are not there"
-    usual = frozenset().union(*(names for at, names in enumerate(fields) if at not in broken))
-    for at, reason in near.items():
-        if at not in broken and not fields[at] >= usual:
-            broken[at] = f"{reason}: {_MAY_MISS}"
-    return dict(sorted(broken.items()))
 
 
 def torn_samples(keys: Sequence[bytes], fields: Sequence[frozenset[int]]) -> list[tuple[int, int]]:
@@ -357,19 +319,36 @@ def survey(task: SurveyTask) -> Survey:
 
 def _take_out_broken(found: Survey, dots: Dots) -> None:
     """Take the samples out that are not whole, for a part of the shard is lost."""
-    names = [_divided(one.name, dots)[0] for one in found.lost]
-    ends = [0, *accumulate(found.counts)]
-    fields = found.fields()
-    cut = [found.offsets[at] + found.lengths[at] for at in (end - 1 for end in ends[1:])]
-    broken = broken_samples(found.keys, found.starts, fields, cut, zip(found.lost, names, strict=True), found.size)
+    bounds, broken = [0, *accumulate(found.counts)], _broken(found, dots)
     found.broken = [(found.starts[at], found.keys[at], reason) for at, reason in broken.items()]
-    rows = [row for at, (first, end) in enumerate(pairwise(ends)) if at not in broken for row in range(first, end)]
     kept = [at for at in range(len(found.keys)) if at not in broken]
+    rows = [row for at in kept for row in range(bounds[at], bounds[at + 1])]
     found.keys = [found.keys[at] for at in kept]
-    for name in ("starts", "sizes", "counts"):
-        setattr(found, name, array(getattr(found, name).typecode, [getattr(found, name)[at] for at in kept]))
-    for name in ("codes", "offsets", "lengths", *(("crcs",) if found.crcs else ())):
-        setattr(found, name, array(getattr(found, name).typecode, [getattr(found, name)[at] for at in rows]))
+    of_fields = ("codes", "offsets", "lengths", *(("crcs",) if found.crcs else ()))
+    for names, which in ((("starts", "sizes", "counts"), kept), (of_fields, rows)):
+        for name in names:
+            column = getattr(found, name)
+            setattr(found, name, array(column.typecode, [column[at] for at in which]))
+
+
+def _broken(found: Survey, dots: Dots) -> dict[int, str]:
+    """Return the samples of a tar that are not whole, and why."""
+    fields, size, near, broken = found.fields(), found.size, dict[int, str](), dict[int, str]()
+    for one in found.lost:
+        before, behind = bisect_left(found.starts, one.start) - 1, bisect_right(found.starts, one.end - 1)
+        for at in [before] if one.end < 0 else [before, behind]:
+            if 0 <= at < len(found.keys):
+                near[at] = f"next to what is lost at {one.start:,}"
+                if found.keys[at] == _divided(one.name, dots)[0] or (size < 0 and one.end < 0):
+                    broken[at] = f"{near[at]}: {_MAY_MISS}"
+    for at, last in enumerate(accumulate(found.counts)) if size >= 0 else ():
+        if (end := found.offsets[last - 1] + found.lengths[last - 1]) > size:  # of its last payload
+            broken[at] = f"the file ends in it: {end - size:,} bytes are not there"
+    usual = frozenset().union(*(names for at, names in enumerate(fields) if at not in broken))
+    for at, reason in near.items():
+        if at not in broken and not fields[at] >= usual:
+            broken[at] = f"{reason}: {_MAY_MISS}"
+    return dict(sorted(broken.items()))
 
 
 def _divided(name: bytes, dots: Dots) -> tuple[bytes, bytes]:

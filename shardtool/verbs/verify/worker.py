@@ -138,48 +138,32 @@ def _decode(task: Task, found: Survey, examined: ShardExamination) -> None:
         checks.append(_check_for(text, task.classes.get(text)) if kind == "bytes" else None)
     if not any(checks):
         return
-    row = 0
+    packed, row = is_packed(task.path), 0
     with open_shard(task.path) as shard:
         for key, count in zip(found.keys, found.counts, strict=True):
             rows = range(row, min(row + count, len(found.lengths)))
             for at in sorted(rows, key=found.offsets.__getitem__):  # a compressed shard is read in sequence only
-                check = checks[found.codes[at]]
+                check, offset, length = checks[found.codes[at]], found.offsets[at], found.lengths[at]
                 if check is None:
                     continue
-                large = check.whole and found.lengths[at] > check.limit
-                wrong = None if large else _wrong(check, shard, found.offsets[at], found.lengths[at])
+                wrong = None if check.whole and length > check.limit else _wrong(check, shard, offset, length)
                 if wrong is None:
                     examined.undecoded += 1
+                elif wrong and len(examined.findings) >= _MOST:
+                    examined.more[check.code] = examined.more.get(check.code, 0) + 1
                 elif wrong:
-                    _note(examined, _finding(task, found, at, key, (check.code, wrong)))
+                    place, text = None if packed else offset, walked_text(found.names[found.codes[at]])
+                    examined.findings.append(Finding(check.code, task.name, wrong, "", place, walked_text(key), text))
             row += count
-
-
-def _note(examined: ShardExamination, one: Finding) -> None:
-    """Note a finding; of many, how many more there are."""
-    if len(examined.findings) < _MOST:
-        examined.findings.append(one)
-    else:
-        examined.more[one.code] = examined.more.get(one.code, 0) + 1
-
-
-def _finding(task: Task, found: Survey, row: int, key: bytes, wrong: tuple[str, str]) -> Finding:
-    """Return what is wrong with the payload of a row, a code and a text, as a finding."""
-    code, what = wrong
-    place = None if is_packed(task.path) else found.offsets[row]
-    name = walked_text(found.names[found.codes[row]])
-    return Finding(code, task.name, what, offset=place, key=walked_text(key), field=name)
 
 
 def _check_for(name: str, classes: int | None) -> _Check | None:
     """Return how a field of that name is decoded; None: it can be anything."""
     ending = name.rpartition(".")[2].lower()
+    if ending in ("json", "npy"):
+        return _Check("json-bad", _json, JSON_LIMIT) if ending == "json" else _Check("array-bad", _array, IMAGE_LIMIT)
     if ending in IMAGE_ENDINGS:
         return _Check("image-bad", _image, IMAGE_LIMIT)
-    if ending == "json":
-        return _Check("json-bad", _json, JSON_LIMIT)
-    if ending == "npy":
-        return _Check("array-bad", _array, IMAGE_LIMIT)
     if classes is not None or ending in _NUMBERS:
         return _Check("number-bad", lambda data: _number(data, classes), _NUMBER_BYTES, whole=False)
     return None
