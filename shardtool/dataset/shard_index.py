@@ -490,7 +490,7 @@ def _texts(names: list[bytes]) -> list[bytes]:
 
 
 def _unsigned(places: Places) -> pa.Array:
-    return number_array(places.astype(np.uint64))
+    return number_array(places.astype(np.int64, copy=False).view(np.uint64))
 
 
 def _aligned(at: int) -> int:

@@ -288,7 +288,7 @@ class Overview:
         """Return the payloads of each field, and count how large the samples are."""
         order = np.argsort(part.codes, kind="stable")
         bounds = np.searchsorted(part.codes[order], np.arange(len(part.names) + 1))
-        offsets, lengths = part.offsets.astype(np.uint64), part.lengths.astype(np.uint64)
+        offsets, lengths = part.offsets.view(np.uint64), part.lengths.view(np.uint64)
         known = None if part.crcs is None else part.crcs.astype(np.uint64)
         ends, parents = ends_of(part.lengths), part.owners()
         self.sample_sizes.add(np.diff(ends[part.firsts]).astype(np.uint64))
