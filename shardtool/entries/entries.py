@@ -174,6 +174,14 @@ class Entries:
             return shown_bytes(path) if self.rows.kind[row] == URL else path
         return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
+    def paths(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Return the paths of `rows`, one at least, as they are read."""
+        if self.rows.paths is not None:
+            return self.rows.paths.gather(rows)[:-1].split(b"\0")
+        endings = [b"." + to_bytes(name) for name in self.fields]
+        keys = self.keys.gather(self.owners(rows))[:-1].split(b"\0")
+        return [key + endings[code] for key, code in zip(keys, self.rows.code[rows].tolist(), strict=True)]
+
     def place(self, row: int) -> bytes:
         """Return where the file of a row is read."""
         return self.root + placed(self.path(row), self.folders)

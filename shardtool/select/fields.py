@@ -207,19 +207,11 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
 
 def paths_of(entries: Entries) -> Names:
     """Return the source's path of each row; empty for what is no file."""
-    endings = [b"." + to_bytes(name) for name in entries.fields]
-    counts, chunks = entries.counts(), []
-    for first in range(0, len(entries), _CHUNK):
-        last = min(first + _CHUNK, len(entries))
-        rows = slice(int(entries.first[first]), int(entries.first[last]))
-        if entries.rows.paths is not None:
-            chunks.append(entries.rows.paths.span(rows.start, rows.stop))
-            continue
-        keys = entries.keys.span(first, last)[:-1].split(b"\0")
-        owners = np.repeat(np.arange(last - first), counts[first:last]).tolist()
-        columns = zip(owners, entries.rows.code[rows].tolist(), entries.rows.kind[rows].tolist(), strict=True)
-        paths = [b"" if kind == INLINE else keys[owner] + endings[code] for owner, code, kind in columns]
-        chunks.append(b"\0".join(paths) + b"\0")
+    chunks = []
+    for first in range(0, len(entries.rows.code), _CHUNK):
+        rows = np.arange(first, min(first + _CHUNK, len(entries.rows.code)))
+        paths = zip(entries.paths(rows), entries.rows.kind[rows].tolist(), strict=True)
+        chunks.append(b"".join([(b"" if kind == INLINE else path) + b"\0" for path, kind in paths]))
     return Names.parse(b"".join(chunks))
 
 

@@ -21,7 +21,7 @@ from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of, read_file
 from shardtool.storage.places import for_each, read_small
-from shardtool.values import FILE, LINK, counted, placed, show_time, source_name, to_bytes
+from shardtool.values import FILE, LINK, counted, placed, show_time, source_name
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -197,16 +197,8 @@ def file_tasks(
     """Yield some of the places in `rows` of files at a time, `most` of them, and what to read for them."""
     for at in range(0, len(places), most):
         chunk = places[at : at + most]
-        paths = tuple([entries.root + placed(path, entries.folders) for path in _paths(entries, rows[chunk])])
+        paths = tuple([entries.root + placed(path, entries.folders) for path in entries.paths(rows[chunk])])
         yield chunk, Files(paths, bytes(entries.rows.kind[rows[chunk]] == LINK), reads)
-
-
-def _paths(entries: Entries, rows: Rows) -> list[bytes]:
-    if entries.rows.paths is not None:
-        return entries.rows.paths.gather(rows)[:-1].split(b"\0")
-    endings = [b"." + to_bytes(name) for name in entries.fields]
-    keys = entries.keys.gather(entries.owners(rows))[:-1].split(b"\0")
-    return [key + endings[code] for key, code in zip(keys, entries.rows.code[rows].tolist(), strict=True)]
 
 
 def span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Spans]]:

@@ -266,13 +266,15 @@ class FoldersSource(FolderSource):
 
         from shardtool.entries.entries import Entries, FieldRows
         from shardtool.names import Names
+        from shardtool.select.fields import paths_of
 
         fields = sorted({name for one in names for name in one.values()}, key=to_bytes)
         place = {name: at for at, name in enumerate(fields)}
         codes, paths = [], []
         for entries, label, named in zip(trees, self._labels, names, strict=True):
             codes.append(_numbers(place[named[name]] for name in entries.fields).astype(np.uint16)[entries.rows.code])
-            paths.append(_paths(entries, label + b"/"))
+            chunks = paths_of(entries).chunks()
+            paths += [b"".join([label + b"/" + path + b"\0" for path in some]) for _, some in chunks]
         rows = [entries.rows for entries in trees]
         return Entries(
             root=b"",
@@ -364,17 +366,6 @@ def _lacking(entries: Entries, has: NDArray[np.bool_], labels: Sequence[bytes]) 
         path = to_text(entries.path(int(entries.first[at])))
         found.append(Skipped(entries.key(at), path, "incomplete", f"no file of its key in {without}"))
     return found
-
-
-def _paths(entries: Entries, before: bytes) -> bytes:
-    """Return the path of each row with what stands before it, a NUL after each."""
-    endings, found = [b"." + to_bytes(name) + b"\0" for name in entries.fields], []
-    for first, keys in entries.keys.chunks():
-        counts = entries.counts()[first : first + len(keys)].tolist()
-        owners = [key for key, count in zip(keys, counts, strict=True) for _ in range(count)]
-        codes = entries.rows.code[entries.first[first] : entries.first[first + len(keys)]].tolist()
-        found.append(b"".join([before + key + endings[code] for key, code in zip(owners, codes, strict=True)]))
-    return b"".join(found)
 
 
 def _numbers(values: Iterable[int]) -> NDArray[np.int64]:

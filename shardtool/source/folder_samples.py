@@ -251,7 +251,7 @@ def table_of(entries: Entries) -> pa.Table:
     sizes = np.where(kinds == INLINE, 0, entries.rows.size)
     for first, names in keys.chunks():
         ends = entries.first[first : first + len(names) + 1]
-        paths = _first_paths(entries, names, files[np.searchsorted(files, ends[:-1])])
+        paths = entries.paths(files[np.searchsorted(files, ends[:-1])])
         folders = [name.rpartition(b"/")[0] for name in names]
         totals = np.add.reduceat(sizes[: ends[-1]], ends[:-1])
         texts = [
@@ -267,14 +267,6 @@ def table_of(entries: Entries) -> pa.Table:
         if name not in table.column_names:
             table = table.append_column(name, own.column(name))
     return table
-
-
-def _first_paths(entries: Entries, keys: list[bytes], rows: NDArray[np.int64]) -> list[bytes]:
-    """Return the paths of rows, one of each sample of `keys`."""
-    if entries.rows.paths is not None:
-        return entries.rows.paths.gather(rows)[:-1].split(b"\0")
-    endings = [b"." + to_bytes(name) for name in entries.fields]
-    return [key + endings[code] for key, code in zip(keys, entries.rows.code[rows].tolist(), strict=True)]
 
 
 # Files of a store or an archive: the same samples as of a folder, by the same rules and in the same order.

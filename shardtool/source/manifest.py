@@ -27,7 +27,7 @@ from shardtool.skipped import Skipped
 from shardtool.source import manifest_columns as checks
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.manifest_columns import META, Endings, asked_columns, choose, ending_of
-from shardtool.source.scan import ALWAYS, ListedTask, look_at_objects, stat_listed
+from shardtool.source.scan import ALWAYS, ListedTask, stat_listed
 from shardtool.storage.open_file import is_place
 from shardtool.storage.places import is_url, parse_address, source_root
 from shardtool.table import columns as keys
@@ -144,8 +144,7 @@ class ManifestSource(Source):
         files = _FoundFiles([FieldColumn(FILE, sizes, 0, 0) for _ in paths])
         if paths and options.stat:
             parts: dict[int, ListedPart] = {}
-            look = look_at_objects if is_place(self._root) else stat_listed
-            for number, part in pool.map(look, self._tasks(paths)):
+            for number, part in pool.map(stat_listed, self._tasks(paths)):
                 parts[number] = part
                 observer.listed(part.samples)
             files = _put_together([parts[number] for number in sorted(parts)], len(paths))

@@ -23,18 +23,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import printable, reason
 from shardtool.skipped import SkipCode, Skipped
+from shardtool.storage.open_file import is_place
 from shardtool.storage.places import file_fact, together
 from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_text
 from shardtool.wording import typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from shardtool.pattern import ShardPattern
 
 
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
 _OF_MACS = (b"._", b".DS_Store")  # what starts with the first, beside each file, and the second
+_SPECIAL = "a fifo, socket or device; only files can be packed"
 ALWAYS = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
 _DOT = 46  # the byte
 _CHUNK = 8192  # files of one folder that a worker takes at a time
@@ -273,8 +275,7 @@ def _look_at(root: bytes, rules: ScanRules, prefix: bytes, name: bytes, skipped:
     path, wanted = root + prefix + name, rules.takes_file(prefix, name)
     if not os.path.islink(path):
         if wanted:
-            message = "a fifo, socket or device; only files can be packed"
-            skipped.append(_skip(_key(rules, prefix, name), prefix + name, "special-file", message))
+            skipped.append(_skip(_key(rules, prefix, name), prefix + name, "special-file", _SPECIAL))
         return ""
     if rules.symlinks == "skip":
         return ""
@@ -302,17 +303,20 @@ def _link_problem(
         )
     try:
         mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return "dangling-link", "a link to nothing"
     except OSError as error:
-        code: SkipCode = "link-loop" if error.errno == errno.ELOOP else "unreadable"
-        return code, reason(error)
+        return _link_failure(error)
     if stat.S_ISDIR(mode):
         if any(_below(os.path.realpath(root + above), target) for above in _and_above(prefix)):
             return "link-loop", f"a link to a folder that it lies in; {typed_option('symlinks', 'skip')} leaves it out"
     elif not stat.S_ISREG(mode):
         return "special-file", "a link to a fifo, socket or device"
     return None
+
+
+def _link_failure(error: OSError) -> tuple[SkipCode, str]:
+    if isinstance(error, FileNotFoundError):
+        return "dangling-link", "a link to nothing"
+    return "link-loop" if error.errno == errno.ELOOP else "unreadable", reason(error)
 
 
 def _below(path: bytes, folder: bytes) -> bool:
@@ -464,9 +468,6 @@ class ListedPart:
     problems: list[tuple[SkipCode, str]] = field(default_factory=list)
     problem: array[int] = field(default_factory=lambda: array("I"))
 
-    def __len__(self) -> int:
-        return self.samples
-
 
 class _Folder(NamedTuple):
     """A folder on the way to files: whether a link is on the way, when it last changed, what is wrong with it."""
@@ -476,32 +477,30 @@ class _Folder(NamedTuple):
     problem: tuple[SkipCode, str] | None
 
 
-_NOTHING = os.stat_result(range(10))
+class _Seen(NamedTuple):
+    """What is at a path: its kind, size and times as in `ListedPart`, or why it cannot be packed."""
+
+    kind: int = FILE
+    size: int = 0
+    mtime_ns: int = 0
+    changed_ns: int = 0
+    problem: tuple[SkipCode, str] | None = None
 
 
 def stat_listed(task: ListedTask) -> ListedPart:
-    """Look at the files of a task."""
-    part, look = ListedPart(task.samples), PathChecks(task.root, outside=task.outside)
+    """Look at the files, or objects, of a task.
+
+    Raises:
+        AccessRefused: We may not look at objects.
+        StoreFailed: The store or server fails time and again.
+    """
+    part, paths = ListedPart(task.samples), task.paths[:-1].split(b"\0")
     found: dict[tuple[SkipCode, str], int] = {}
-    last, folder = None, None
-    for path in task.paths[:-1].split(b"\0"):
-        above = path[: path.rfind(b"/") + 1]
-        if above != last or folder is None:
-            last, folder = above, look.folder(above)
-        kind, size, mtime_ns, changed_ns, problem = FILE, 0, 0, 0, folder.problem
-        if problem is None:
-            try:
-                fact = os.lstat(task.root + path)
-                if stat.S_ISLNK(fact.st_mode):
-                    kind = LINK
-                    fact, problem = look.link(path)
-                if problem is None and not stat.S_ISREG(fact.st_mode):
-                    problem = _special(fact.st_mode)
-                if problem is None:
-                    size, mtime_ns = fact.st_size, fact.st_mtime_ns
-                    changed_ns = ALWAYS if kind == LINK else max(fact.st_ctime_ns, folder.changed_ns)
-            except OSError as error:
-                problem = _path_failure(error)
+    if is_place(task.root):
+        all_seen: Iterable[_Seen] = together(_look_at_object, [task.root + path for path in paths])
+    else:
+        all_seen = map(_Files(task.root, outside=task.outside).look_at, paths)
+    for kind, size, mtime_ns, changed_ns, problem in all_seen:
         part.kinds.append(kind)
         part.sizes.append(size)
         part.mtimes.append(mtime_ns)
@@ -511,8 +510,8 @@ def stat_listed(task: ListedTask) -> ListedPart:
     return part
 
 
-class PathChecks:
-    """Looks at folders and links below a root, at each folder once.
+class _Files:
+    """Looks at files below a root, and at each folder on the way once.
 
     Args:
         root: Ending in a slash.
@@ -526,7 +525,27 @@ class PathChecks:
         self._device = os.stat(root).st_dev
         self._folders = {b"": _Folder(linked=False, changed_ns=changed, problem=None)}
 
-    def folder(self, prefix: bytes) -> _Folder:
+    def look_at(self, path: bytes) -> _Seen:
+        """Return what is at a path, relative to the root."""
+        folder, kind = self._folder(path[: path.rfind(b"/") + 1]), FILE
+        if folder.problem is not None:
+            return _Seen(problem=folder.problem)
+        try:
+            fact = os.lstat(self._root + path)
+            if stat.S_ISLNK(fact.st_mode):
+                kind = LINK
+                if problem := self._outside_problem(self._root + path):
+                    return _Seen(problem=problem)
+                fact = os.stat(self._root + path)
+        except OSError as error:
+            return _Seen(problem=_link_failure(error) if kind == LINK else _path_failure(error))
+        if not stat.S_ISREG(fact.st_mode):
+            what = "a folder" if stat.S_ISDIR(fact.st_mode) else _SPECIAL
+            return _Seen(problem=("special-file", what))
+        changed_ns = ALWAYS if kind == LINK else max(fact.st_ctime_ns, folder.changed_ns)
+        return _Seen(kind, fact.st_size, fact.st_mtime_ns, changed_ns)
+
+    def _folder(self, prefix: bytes) -> _Folder:
         """Return what is known of a folder, relative to the root and ending in a slash."""
         new = []
         while prefix not in self._folders:  # no recursion: a path may have a thousand parts
@@ -550,27 +569,10 @@ class PathChecks:
             return _Folder(linked=above.linked, changed_ns=0, problem=_path_failure(error))
         return _Folder(linked, max(above.changed_ns, fact.st_ctime_ns) if sure else ALWAYS, problem)
 
-    def link(self, path: bytes) -> tuple[os.stat_result, tuple[SkipCode, str] | None]:
-        """Return what a link leads to, and why it cannot be followed."""
-        problem = self._outside_problem(self._root + path)
-        if problem is not None:
-            return _NOTHING, problem
-        try:
-            return os.stat(self._root + path), None
-        except FileNotFoundError:
-            return _NOTHING, ("dangling-link", "a link to nothing")
-        except OSError as error:
-            code: SkipCode = "link-loop" if error.errno == errno.ELOOP else "unreadable"
-            return _NOTHING, (code, reason(error))
-
     def _outside_problem(self, path: bytes) -> tuple[SkipCode, str] | None:
         if self._outside or (os.path.realpath(path) + b"/").startswith(self._real):
             return None
         return "link-outside", f"leads out of the root by a link; {typed_option('allow_outside', value=True)} packs it"
-
-
-def _special(mode: int) -> tuple[SkipCode, str]:
-    return "special-file", "a folder" if stat.S_ISDIR(mode) else "a fifo, socket or device; only files can be packed"
 
 
 def _path_failure(error: OSError) -> tuple[SkipCode, str]:
@@ -578,39 +580,10 @@ def _path_failure(error: OSError) -> tuple[SkipCode, str]:
     return "vanished" if gone else "unreadable", reason(error)
 
 
-# Look at the objects that a manifest lists: what `stat` does for files. Runs in workers.
-
-
-class _Seen(NamedTuple):
-    size: int = 0
-    version: int = 0
-    problem: tuple[SkipCode, str] | None = None
-
-
-def look_at_objects(task: ListedTask) -> ListedPart:
-    """Look at the objects of a task.
-
-    Raises:
-        AccessRefused: We may not.
-        StoreFailed: The store or server fails time and again.
-    """
-    part = ListedPart(task.samples)
-    found: dict[tuple[SkipCode, str], int] = {}
-    for seen in together(_object_facts, [task.root + path for path in task.paths[:-1].split(b"\0")]):
-        part.kinds.append(FILE)
-        part.sizes.append(seen.size)
-        part.mtimes.append(seen.version)
-        part.changed.append(0 if seen.version else ALWAYS)  # a version shows each change, and no clock does
-        problem = seen.problem
-        part.problem.append(0 if problem is None else found.setdefault(problem, len(found) + 1))
-    part.problems = list(found)
-    return part
-
-
-def _object_facts(place: bytes) -> _Seen:
+def _look_at_object(place: bytes) -> _Seen:
     try:
         fact = file_fact(place)
     except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        return _Seen(problem=("vanished" if gone else "unreadable", reason(error)))
-    return _Seen(fact.st_size, fact.st_mtime_ns)
+        return _Seen(problem=_path_failure(error))
+    version = fact.st_mtime_ns  # it shows each change, and no clock does
+    return _Seen(FILE, fact.st_size, version, 0 if version else ALWAYS)
