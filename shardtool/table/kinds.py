@@ -99,8 +99,7 @@ def _parquet_objects(folder: str) -> list[str]:
 # Is a source an archive, or a manifest? Nothing heavy is imported to tell, and of a folder few names are looked at.
 
 
-_STREAM = ("__arrow_c_stream__", "__arrow_c_array__")
-_MANIFEST_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".feather", ".arrow", ".ipc", ".gz", ".zst")
+_LOOKED_AT = 8  # names in a folder: there may be millions
 
 
 def archive_in(source: object) -> tuple[str, str] | None:
@@ -116,38 +115,20 @@ def archive_in(source: object) -> tuple[str, str] | None:
 
 
 def is_table(source: object) -> bool:
-    """Tell whether a source is a manifest."""
-    if not isinstance(source, (str, os.PathLike)):
+    """Tell whether a source is a table: by the name of a file, or by what a folder holds; an object must be one."""
+    if not isinstance(source, str | os.PathLike):
         return True
-    text = os.fspath(source)
-    if not _may_be_manifest(text):
-        return False
-    return is_manifest(text)
-
-
-def _may_be_manifest(text: str) -> bool:
-    """Tell whether it is worth asking: pyarrow is not imported for a folder of samples."""
-    if is_url(text) and (is_web(text) or is_shard_name(base_name(text)) or text.lower().endswith(".zip")):
-        return base_name(text).lower().endswith(_MANIFEST_ENDINGS)
-    if text == "-" or os.path.isfile(text) or text.lower().endswith(_MANIFEST_ENDINGS):
+    path = os.fspath(source)
+    if path == "-" or (table_ending(path) and not os.path.isdir(path)):
         return True
+    if is_url(path):
+        if is_web(path) or is_shard_name(base_name(path)) or path.lower().endswith(".zip"):
+            return False
+        names: Iterator[str] = (one.key for one in objects_below(path))
+    else:
+        names = (one.name for one in entries_in(path)) if os.path.isdir(path) else iter(())
     try:
-        entries = (one.name for one in entries_in(text)) if not is_url(text) else _paths_below(text)
-        names = list(islice(entries, 8))
+        some = list(islice(names, _LOOKED_AT))
     except OSError:
         return False
-    return any(name.endswith(".parquet") or "=" in name for name in names)
-
-
-def _paths_below(folder: str) -> Iterator[str]:
-    return (one.key for one in objects_below(folder))
-
-
-def is_manifest(source: object) -> bool:
-    """Tell whether a source is a table: by the name of a file, by what a folder holds, or by what an object can do."""
-    if not isinstance(source, str | os.PathLike):
-        return is_frame(source) or any(hasattr(source, name) for name in _STREAM)
-    path = os.fspath(source)
-    if os.path.isdir(path) or (is_url(path) and not table_ending(path)):
-        return bool(parquet_files(path))
-    return path == "-" or bool(table_ending(path))
+    return any(name.endswith(PARQUET) or "=" in name for name in [*some, path]) and bool(parquet_files(path))

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import numpy as np
@@ -24,7 +24,7 @@ from shardtool.storage.open_file import open_blob, open_object
 from shardtool.storage.places import file_fact
 from shardtool.table.columns import PATH_NAMES, Rows, check_names, check_shape, mixed_types
 from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, is_glob, parquet_files, table_ending
-from shardtool.table.text import DelimitedTable, numbers_of, read_json_lines, read_list
+from shardtool.table.text import DelimitedTable, MemoryTable, Table, numbers_of, read_json_lines, read_list
 from shardtool.values import counted, is_utf8
 from shardtool.wording import create_again, option
 
@@ -82,11 +82,11 @@ def _fact(path: str) -> tuple[int, int, int]:
     return getattr(fact, "st_ino", 0), fact.st_size, fact.st_mtime_ns
 
 
-class _Files:
+class _Files(Table):
     """A table of files that are read again for their bytes; they must stay as they are meanwhile."""
 
     def __init__(self, path: str, files: list[str]) -> None:
-        self.name, self.where, self.folder = base_name(path), path, folder_of(path)
+        super().__init__(path, folder_of(path), base_name(path))
         self._path, self._files = path, files
         self._facts = self._look()
 
@@ -249,31 +249,6 @@ _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _NESTED = ("list", "dict", "tuple", "ndarray")
 
 
-class Table(Protocol):
-    """A table that can be read.
-
-    Attributes:
-        name: The name of the file, or of the kind of table.
-        where: What the user called it.
-        folder: What relative paths in it count from.
-        schema: Its columns.
-    """
-
-    name: str
-    where: str
-    folder: str
-    schema: pa.Schema
-
-    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
-        """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
-
-    def count(self) -> int:
-        """Return the number of rows."""
-
-    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of some columns, all rows in order."""
-
-
 def open_table(source: object, named: Collection[str]) -> Table:
     """Return the table that `source` is.
 
@@ -353,26 +328,6 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
             columns[name] = arrow.one_chunk(arrow.plain(column))
             del column
     return columns
-
-
-class MemoryTable:
-    """A table in memory."""
-
-    def __init__(self, where: str, folder: str, table: pa.Table, name: str = "") -> None:
-        self.name, self.where, self.folder, self._table = name or where, where, folder, table
-        self.schema = table.schema
-
-    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
-        """Return some columns, in the order of the table."""
-        return self._table.select([name for name in self.schema.names if name in columns])
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        return int(self._table.num_rows)
-
-    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of some columns."""
-        yield from self._table.select(columns).to_batches()
 
 
 def _standard_input(data: bytes, named: Collection[str]) -> Table:

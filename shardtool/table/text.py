@@ -36,7 +36,7 @@ from shardtool.table.columns import (
     too_long,
     too_many_columns,
 )
-from shardtool.values import counted
+from shardtool.values import counted, is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -64,7 +64,51 @@ _UTF8 = b"\xef\xbb\xbf"
 _RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
 
 
-class DelimitedTable:
+class Table:
+    """A table that can be read.
+
+    Attributes:
+        where: What the user called it.
+        folder: What relative paths in it count from.
+        name: The name of the file, or of the kind of table.
+        schema: Its columns.
+    """
+
+    schema: pa.Schema
+
+    def __init__(self, where: str, folder: str, name: str) -> None:
+        self.where, self.folder, self.name = where, folder, name
+
+    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
+        """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
+        raise NotImplementedError
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self.read(self.schema.names[:1], ()).num_rows)
+
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of some columns, all rows in order."""
+        yield from self.read(columns, ()).select(columns).to_batches()
+
+
+class MemoryTable(Table):
+    """A table in memory."""
+
+    def __init__(self, where: str, folder: str, table: pa.Table, name: str = "") -> None:
+        super().__init__(where, folder, name or where)
+        self._table, self.schema = table, table.schema
+
+    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
+        """Return some columns, in the order of the table."""
+        return self._table.select([name for name in self.schema.names if name in columns])
+
+    def count(self) -> int:
+        """Return the number of rows, also of a table without columns."""
+        return int(self._table.num_rows)
+
+
+class DelimitedTable(Table):
     """A CSV or TSV.
 
     Args:
@@ -82,7 +126,7 @@ class DelimitedTable:
     """
 
     def __init__(self, where: str, opened: Opened, separator: str, *, name: str, folder: str) -> None:
-        self.name, self.where, self.folder = name, where, folder
+        super().__init__(where, folder, name)
         self._opened, self._separator = opened, separator
         self._table: pa.Table | None = None
         with opened() as stream:
@@ -126,14 +170,6 @@ class DelimitedTable:
                     return True
                 last = data[-2:]
         return False
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        return int(self.read((), ()).num_rows)
-
-    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of some columns."""
-        yield from self.read(columns, ()).select(columns).to_batches()
 
     def _read(self, text: frozenset[str]) -> pa.Table:
         from pyarrow import csv as arrow_csv
@@ -317,20 +353,12 @@ def read_list(name: str, data: bytes, column: str) -> pa.Table:
         lines = data.removesuffix(b"\n").split(b"\n")
         if all(line.endswith(b"\r") for line in lines[:-1]):
             lines = [line.removesuffix(b"\r") for line in lines]
-    bad = [number for number, line in enumerate(lines, 1) if not _is_utf8(line)]
+    bad = [number for number, line in enumerate(lines, 1) if not is_utf8(line)]
     if bad:
         raise InvalidRequest(name, f"{rows_text(bad)}: no UTF-8", expected="paths in UTF-8")
     if lines == [b""]:
         lines = []
     return pa.table({column: arrow.texts([line.decode() for line in lines])})
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _header(name: str, head: bytes, separator: str) -> list[str]:

@@ -13,9 +13,10 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from shardtool import InvalidRequest, SampleFailed
+from shardtool import CreateOptions, InvalidRequest, SampleFailed
+from shardtool.source.manifest import ManifestSource
 from shardtool.table import text as textfile
-from shardtool.table.kinds import is_manifest
+from shardtool.table.kinds import is_table
 from shardtool.table.open import open_table
 from shardtool.table.text import numbers_of
 from tests.helpers import ENVIRONMENT
@@ -93,8 +94,8 @@ def _error(source: Any) -> str:
 def test_one_table_in_every_format(name: str, tmp_path: Path) -> None:
     """A table reads the same from each format: keys stay text, `NA` in text is text, elsewhere a gap is null."""
     path = _write(tmp_path / name, _TABLE)
-    assert is_manifest(path)
-    assert is_manifest(str(path))
+    assert is_table(path)
+    assert is_table(str(path))
     assert _read(path).to_pylist() == _ROWS
 
 
@@ -113,7 +114,6 @@ def test_one_table_in_every_format(name: str, tmp_path: Path) -> None:
 )
 def test_tables_in_memory(source: Any) -> None:
     """A table in memory is read as it is; an index with a name is a column, one without is nothing."""
-    assert is_manifest(source)
     found = _read(source)
     assert sorted(found.column_names) == sorted(_SCHEMA.names)
     assert found.select(_SCHEMA.names).to_pylist() == _ROWS
@@ -122,7 +122,6 @@ def test_tables_in_memory(source: Any) -> None:
 def test_a_reader_is_read_once() -> None:
     """A stream of batches is a table, too."""
     reader = _TABLE.to_reader()
-    assert is_manifest(reader)
     assert _read(reader).to_pylist() == _ROWS
 
 
@@ -140,21 +139,22 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
         "csv",
         "x.parquet.gz",
         "x.gz",
-        [1],
-        {},
-        5,
     ]
     for source in sources:
-        assert not is_manifest(source)
-    assert is_manifest("-")
-    assert is_manifest("gone.csv")
+        assert not is_table(source)
+    objects: list[object] = [[1], {}, 5]
+    for source in objects:
+        with pytest.raises(InvalidRequest):
+            ManifestSource(source, CreateOptions())
+    assert is_table("-")
+    assert is_table("gone.csv")
 
 
 def test_nothing_heavy_for_the_question() -> None:
     """Asking whether a source is a manifest, and looking at files, imports neither NumPy, pyarrow nor pandas."""
     code = (
-        "import sys, shardtool.source.scan; from shardtool.table.kinds import is_manifest; "
-        "assert not is_manifest('.'); print({'numpy', 'pyarrow', 'pandas'} & set(sys.modules))"
+        "import sys, shardtool.source.scan; from shardtool.table.kinds import is_table; "
+        "assert not is_table('.'); print({'numpy', 'pyarrow', 'pandas'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -168,7 +168,7 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
         pq.write_table(pa.table({"id": [f"{year}{name}"], "n": pa.array([1], pa.int32())}), folder / f"{name}.parquet")
     pq.write_table(pa.table({"id": ["z"], "extra": [1.5]}), tmp_path / "data" / "z.parquet")
     (tmp_path / "data" / "_SUCCESS").write_bytes(b"")
-    assert is_manifest(tmp_path / "data")
+    assert is_table(tmp_path / "data")
     table = open_table(tmp_path / "data", ())
     assert table.folder == str(tmp_path)
     assert table.read(table.schema.names, ()).to_pylist() == [
