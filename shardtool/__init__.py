@@ -67,7 +67,7 @@ if TYPE_CHECKING:  # isort: off
         Report as Report,
     )
     from shardtool.verbs.verify.verify import verify as verify
-    from shardtool.writer.merge import merge as merge
+    from shardtool.writer.output import merge as merge
     from shardtool.writer.output import WriterOptions as WriterOptions
     from shardtool.writer.writer import ShardWriter as ShardWriter
 
@@ -95,8 +95,7 @@ _NAMES = {  # by module
     "verbs.inspect.inspect": ("Summary", "inspect"),
     "verbs.verify.findings": ("Finding", "Report"),
     "verbs.verify.verify": ("verify",),
-    "writer.merge": ("merge",),
-    "writer.output": ("WriterOptions",),
+    "writer.output": ("WriterOptions", "merge"),
     "writer.writer": ("ShardWriter",),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}

@@ -389,7 +389,7 @@ def _index(dataset: Sequence[str], options: _Making, terminal: Observer) -> tupl
     """Index one dataset, and make what other tools want of it; return what was done, as JSON and as lines."""
     from shardtool.verbs.index.index import check_names, export
     from shardtool.verbs.index.index import index as run
-    from shardtool.writer.merge import merge
+    from shardtool.writer.output import merge
 
     document: dict[str, object] = {}
     lines, file, forms = list[str](), dataset[0], options.export
