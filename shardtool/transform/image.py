@@ -35,6 +35,7 @@ import logging
 import re
 import struct
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -250,14 +251,9 @@ def change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple
     Raises:
         BadImage: The image is damaged, cut off or too large, or what is asked for would lose part of it.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _blamed(data):
         warnings.simplefilter("ignore")  # what Pillow warns of is refused here, or harmless
-        try:
-            return _change(data, field, options)
-        except (BadImage, MemoryError):  # the pixels are bounded, so it is the machine that has too little
-            raise
-        except Exception as error:  # hostile bytes make Pillow raise nearly anything
-            raise _blame(error, data) from error
+        return _change(data, field, options)
 
 
 def pixels(
@@ -278,13 +274,9 @@ def pixels(
     Raises:
         BadImage: The image is damaged, cut off or too large, or no rule says what its values are.
     """
-    try:
+    with _blamed(data):
         picture = _open(data, MAX_PIXELS, max_bytes)
         image, _ = _decode(picture, least[::-1] if least and picture.turn >= _LYING else least)
-    except (BadImage, MemoryError):
-        raise
-    except Exception as error:  # hostile bytes make Pillow raise nearly anything
-        raise _blame(error, data) from error
     if exact:
         image = _as_stored(image, picture)
     elif image.mode in _WIDE or not picture.white:
@@ -809,6 +801,17 @@ def _is_lossless_webp(data: bytes) -> bool:
             return name == b"VP8L"
         offset += 8 + size + size % 2
     return False
+
+
+@contextmanager
+def _blamed(data: bytes | memoryview) -> Iterator[None]:
+    """Say of what Pillow raises in the block that the image is at fault."""
+    try:
+        yield
+    except (BadImage, MemoryError):  # the pixels are bounded, so it is the machine that has too little
+        raise
+    except Exception as error:  # hostile bytes make Pillow raise nearly anything
+        raise _blame(error, data) from error
 
 
 def _blame(error: Exception, data: bytes | memoryview) -> BadImage:

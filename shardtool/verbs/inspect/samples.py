@@ -156,17 +156,9 @@ class FieldView:
 
     def to_json(self) -> dict[str, object]:
         """Return the field as data: bytes as base64, what is not there as null."""
+        found = {name: plain(getattr(self, name)) for name in ("content", "offset", "length", "value", "label")}
         image = None if self.image is None else dict(zip(("width", "height", "mode"), self.image, strict=True))
-        return {
-            "content": self.content,
-            "offset": self.offset,
-            "length": self.length,
-            "value": plain(self.value),
-            "label": self.label,
-            "image": image,
-            "head": base64.b64encode(self.head).decode() if self.head else None,
-            "problem": self.problem or None,
-        }
+        return {**found, "image": image, "head": plain(self.head) or None, "problem": self.problem or None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +175,9 @@ class SampleView:
 
     def to_json(self) -> dict[str, object]:
         """Return the sample as data, the way `--json` prints it (docs/cli.md)."""
-        return {
-            "key": self.key,
-            "number": self.number,
-            "shard": self.shard,
-            "offset": self.offset,
-            "size": self.size,
-            "fields": {one.name: one.to_json() for one in self.fields},
-            "metadata": {name: plain(value) for name, value in self.metadata.items()},
-        }
+        found = {name: getattr(self, name) for name in ("key", "number", "shard", "offset", "size")}
+        fields = {one.name: one.to_json() for one in self.fields}
+        return {**found, "fields": fields, "metadata": plain(self.metadata)}
 
 
 def keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
@@ -319,15 +305,8 @@ def view(sample: FoundSample, *, text_limit: int = TEXT_LIMIT) -> SampleView:
         in_order = sorted(range(len(sample.fields)), key=lambda at: sample.fields[at]["offset"])
         found = {at: _view_field(sample, sample.fields[at], file, text_limit) for at in in_order}
     fields = tuple(found[at] for at in range(len(sample.fields)))
-    return SampleView(
-        sample.key,
-        sample.number,
-        output_text(sample.shard.path),
-        sample.offset,
-        sample.size,
-        fields,
-        dict(sample.metadata),
-    )
+    shard = output_text(sample.shard.path)
+    return SampleView(sample.key, sample.number, shard, sample.offset, sample.size, fields, dict(sample.metadata))
 
 
 def _view_field(sample: FoundSample, one: FieldRow, file: ShardFile | PackedFile, text_limit: int) -> FieldView:
