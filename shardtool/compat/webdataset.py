@@ -310,9 +310,8 @@ def _bound(name: str, given: float) -> int | None:
 
 def _check(given: TarOptions) -> None:
     """Refuse arguments that ask for what no shard is."""
-    known = (*_FIXED, "encoder", "keep_meta", "overwrite", "resume")
     for name, value in given.items():
-        if name not in known:
+        if name not in (known := TarOptions.__annotations__):
             raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {', '.join(known)}")
         if name in _FIXED and value not in _FIXED[name][0]:
             raise InvalidRequest(name, repr(value), expected=_FIXED[name][1])

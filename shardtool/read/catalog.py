@@ -59,13 +59,13 @@ class Catalog:
         shards: In order.
         firsts: int64 [shards + 1]: the number of each shard's first sample, and how many samples there are.
         sizes: int64 [shards]: bytes.
+        fingerprint: Equal for equal samples in an equal order, as far as that is known without reading them.
         fields: How many samples have each field; empty where any dataset does not say so.
         kinds: Field to `int64` or `float`, of TFRecords.
         classes: Field to the names of its class numbers, where all datasets agree.
-        fingerprint: Equal for equal samples in an equal order, as far as that is known without reading them.
         lists: Features of TFRecords that are lists of values in every sample.
         content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
-        key_ranges: The first and the last key of each shard, as a dataset file says; empty texts where none does.
+        key_ranges: The first and the last key of each shard, as dataset files say; empty where one does not.
         parts: The catalog of each of several datasets; empty of one.
         shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
         crcs: int64 [shards]: the CRC-32C of each shard, as a dataset file says; -1 where none does.
@@ -79,10 +79,10 @@ class Catalog:
     shards: tuple[StoredShard, ...] = field(repr=False)
     firsts: NDArray[np.int64] = field(repr=False)
     sizes: NDArray[np.int64] = field(repr=False)
-    fields: Mapping[str, int]
-    kinds: Mapping[str, Kind]
-    classes: Mapping[str, list[str]]
     fingerprint: str
+    fields: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
     lists: frozenset[str] = frozenset()
     content: str = ""
     key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -187,7 +187,9 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
         classes=_agreed(one.classes for one in parts),
         fingerprint=_hash(*(one.fingerprint for one in parts)),
         lists=frozenset(name for one in parts for name in one.lists),
-        key_ranges=tuple(pair for one in parts for pair in one.key_ranges),
+        key_ranges=tuple(pair for one in parts for pair in one.key_ranges)
+        if all(one.key_ranges for one in parts)
+        else (),
         parts=tuple(parts),
         shared=JoinedBlocks([(one.shared, len(one.shards)) for one in parts]),
         crcs=np.concatenate([one.crcs for one in parts]),
@@ -239,11 +241,7 @@ def _without_file(opened: StoredDataset, name: str, shared: SharedBlocks) -> Cat
         shards=shards,
         firsts=ends_of(counts),
         sizes=np.array(sizes, np.int64),
-        fields={},
-        kinds={},
-        classes={},
         fingerprint=_hash("", str(counts), *facts),
-        key_ranges=(("", ""),) * len(shards),
         shared=shared,
         crcs=np.array([-1 if crc is None else crc for crc in crcs], np.int64),
         split=_called(opened),
@@ -510,8 +508,13 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
             expected = f"{size:,}, as the dataset file says"
             raise CorruptShard(shard.path, f"{there:,} bytes", expected=expected, remedy=_VERIFY)
     found = shard.index()
-    if found.walk is not None:
-        _look_at_walk(shard, found, dataset)
+    if found.walk is not None and not dataset.walks:
+        raise found.damage or CorruptShard(shard.sidecar, "missing", remedy=made_again())
+    if found.error is not None:
+        raise found.error
+    if found.walk is not None and (dataset.listed or found.damage is not None):
+        problem = "missing" if found.damage is None else found.damage.found
+        _log.warning("%s: %s; its shard was walked instead. `shardtool index` makes it again.", shard.sidecar, problem)
     samples = int(catalog.firsts[number + 1] - catalog.firsts[number])
     if len(found) != samples:
         expected = f"{samples:,}, as when the dataset was opened, or as its dataset file says"
@@ -523,14 +526,3 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
         expected = f"{crc:08x}, as when the dataset was opened"
         raise CorruptShard(shard.path, what, expected=expected, remedy="Was it replaced? Open the dataset again.")
     return found.for_reading()
-
-
-def _look_at_walk(shard: StoredShard, found: ShardIndex, dataset: Catalog) -> None:
-    """Raise what ended a walk, and say of a sidecar that should be there that it is not."""
-    if not dataset.walks:
-        raise found.damage or CorruptShard(shard.sidecar, "missing", remedy=made_again())
-    if found.error is not None:
-        raise found.error
-    if dataset.listed or found.damage is not None:
-        problem = "missing" if found.damage is None else found.damage.found
-        _log.warning("%s: %s; its shard was walked instead. `shardtool index` makes it again.", shard.sidecar, problem)

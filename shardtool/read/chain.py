@@ -150,7 +150,7 @@ class Decode:
     def _named(self, name: str) -> Function | None:
         most = parse_size(self.max_bytes)
         if name in get_args(Images):
-            return partial(_pil if name == "pil" else _numpy, reduce=self.reduce, max_bytes=most)
+            return partial(_rgb, images=name, reduce=self.reduce, max_bytes=most)
         if name == "mask":
             return partial(_mask, max_bytes=most)
         return _BY_NAME.get(name)
@@ -187,16 +187,11 @@ def _failed(sample: Mapping[str, object], name: str, error: Exception) -> Sample
     )
 
 
-def _numpy(data: bytes, reduce: tuple[int, int] | None, max_bytes: int) -> NDArray[Any]:
+def _rgb(data: bytes, images: str, reduce: tuple[int, int] | None, max_bytes: int) -> NDArray[Any] | Image:
     from shardtool.transform.image import as_rgb
 
-    return _values(_pixels(data, least=reduce, max_bytes=max_bytes), as_rgb)
-
-
-def _pil(data: bytes, reduce: tuple[int, int] | None, max_bytes: int) -> Image:
-    from shardtool.transform.image import as_rgb
-
-    return as_rgb(_pixels(data, least=reduce, max_bytes=max_bytes))
+    image = _pixels(data, least=reduce, max_bytes=max_bytes)
+    return as_rgb(image) if images == "pil" else _values(image, as_rgb)
 
 
 def _mask(data: bytes, max_bytes: int) -> NDArray[Any]:
@@ -236,10 +231,6 @@ def _integer(data: bytes) -> int:
         raise ValueError(f"no whole number: {data[:_SHOWN]!r}") from None
 
 
-def _text(data: bytes) -> str:
-    return data.decode()
-
-
 def _json_lines(data: bytes) -> list[object]:
     return [json.loads(line) for line in data.splitlines() if line.strip()]
 
@@ -273,7 +264,7 @@ def read_npy(data: bytes) -> NDArray[Any]:
 _BY_NAME: Mapping[str, Function] = {
     "int": _integer,
     "float": float,
-    "text": _text,
+    "text": bytes.decode,
     "json": json.loads,
     "jsonl": _json_lines,
     "npy": read_npy,

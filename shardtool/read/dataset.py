@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from shardtool.read.fetch import SkippedSamples
     from shardtool.read.files import ShardCache
     from shardtool.read.order import Stop
-    from shardtool.read.samples import Sample
     from shardtool.values import Given, OnBadSample
 
     Numbers = NDArray[np.int64]
@@ -105,12 +104,6 @@ class Dataset(Streamable):
     def keys(self) -> Keys:
         """The keys of all samples, in order: a sequence that is read when it is asked."""
         return Keys(self.fetcher.store, self._finder, self.fetcher.catalog, self._chosen)
-
-    def __len__(self) -> int:
-        return self.stages.count(self._count)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.stream(shuffle=False, rank=0, world_size=1, ends="uneven") if self._count else ())
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys
@@ -323,18 +316,6 @@ _AFTER = "samples as they are read: mix first, then decode, map or select"
 class Mixture(Streamable):
     """Samples of several datasets, by weights: what `mix` returns."""
 
-    def __len__(self) -> int:
-        """Return how many samples, or batches, an epoch has, of all ranks together."""
-        return self.stages.count(self.source.length)
-
-    @property
-    def fingerprint(self) -> str:
-        """What is equal for equal samples in an equal mix."""
-        return self.source.fingerprint
-
-    def __iter__(self) -> Iterator[Sample]:
-        return iter(self.stream(shuffle=False, rank=0, world_size=1, ends="uneven"))
-
     def __repr__(self) -> str:
         return f"<Mixture: {counted(self.source.length, 'sample')} an epoch{self.stages}>"
 
@@ -482,18 +463,15 @@ class _KeyIndex:
             everything[first:last] = hashes(index.keys, index.key_ends)
         parts, done = -(-count // _AT_ONCE), 0
         for part in range(parts):
-            where = self._between(everything, 2**64 * part // parts, 2**64 * (part + 1) // parts - 1)
+            low, high = np.uint64(2**64 * part // parts), np.uint64(2**64 * (part + 1) // parts - 1)
+            some = [everything[first : first + _AT_ONCE] for first in range(0, count, _AT_ONCE)]
+            rows = [np.flatnonzero((one >= low) & (one <= high)) + at * _AT_ONCE for at, one in enumerate(some)]
+            where = np.concatenate(rows)
             found = everything[where]
             order = np.argsort(found, kind="stable")
             yield done * _WORD, found[order].tobytes()
             yield count * _WORD + done * self._number.itemsize, where[order].astype(self._number).tobytes()
             done += len(where)
-
-    @staticmethod
-    def _between(everything: Hashes, low: int, high: int) -> Numbers:
-        blocks = (everything[first : first + _AT_ONCE] for first in range(0, len(everything), _AT_ONCE))
-        found = [np.flatnonzero((one >= np.uint64(low)) & (one <= np.uint64(high))) for one in blocks]
-        return np.concatenate([one + at * _AT_ONCE for at, one in enumerate(found)])
 
     def _in_memory(self, size: int) -> bytes:
         block = bytearray(size)

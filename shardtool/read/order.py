@@ -601,14 +601,8 @@ class StreamState:
 
     def to_json(self) -> dict[str, object]:
         """Return the state as JSON can hold it."""
-        numbers = {name: getattr(self.options, name) for name in _NUMBERS[:-1]}
-        return {
-            "version": _VERSION,
-            "fingerprint": self.fingerprint,
-            "shuffle": self.options.shuffle,
-            **numbers,
-            "position": self.position,
-        }
+        order = {"fingerprint": self.fingerprint, **vars(self.options)}
+        return {"version": _VERSION, **order, "position": self.position}
 
     @classmethod
     def at(cls, source: OrderedSamples, options: OrderOptions, position: int, end: int) -> StreamState:
@@ -626,12 +620,9 @@ class StreamState:
         """
         values = _checked(given)
         if values["fingerprint"] != source.fingerprint:
-            raise InvalidRequest(
-                "the state",
-                f"of other samples: fingerprint {values['fingerprint']}",
-                expected=source.fingerprint,
-                remedy="Open the dataset, and choose the samples, that the state was taken with.",
-            )
+            found = f"of other samples: fingerprint {values['fingerprint']}"
+            remedy = "Open the dataset, and choose the samples, that the state was taken with."
+            raise InvalidRequest("the state", found, expected=source.fingerprint, remedy=remedy)
         numbers = {name: cast("int", values[name]) for name in _NUMBERS}
         position = numbers.pop("position")
         if not 0 <= position < max(1, source.length):
@@ -645,9 +636,8 @@ def _checked(given: object) -> Mapping[str, object]:
         raise InvalidRequest("the state", f"a {type(given).__name__}", expected="a dictionary", remedy=_REMEDY)
     if given.get("version") != _VERSION:
         found = repr(given.get("version", "none"))
-        raise InvalidRequest(
-            "version of the state", found, expected=str(_VERSION), remedy="Go on with the shardtool that it is of."
-        )
+        remedy = "Go on with the shardtool that it is of."
+        raise InvalidRequest("version of the state", found, expected=str(_VERSION), remedy=remedy)
     missing = [key for key in _KEYS if key not in given]
     if missing:
         raise InvalidRequest("the state", f"no {', '.join(missing)}", expected=", ".join(_KEYS), remedy=_REMEDY)

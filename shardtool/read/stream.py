@@ -87,6 +87,19 @@ class Streamable(Chain):
         found.fetcher = self.fetcher.reading_only(stages.wanted)
         return found
 
+    def __len__(self) -> int:
+        """Return how many samples, or batches, an epoch has, of all ranks together."""
+        return self.stages.count(self.source.length)
+
+    def __iter__(self) -> Iterator[Any]:
+        in_order = self.stream(shuffle=False, rank=0, world_size=1, ends="uneven") if self.source.length else ()
+        return iter(in_order)
+
+    @property
+    def fingerprint(self) -> str:
+        """What is equal for equal samples in an equal order, or mix."""
+        return self.source.fingerprint
+
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
         world_size: int | None = None, buffer: int | None = None, parts: int = 64, ends: Ends = "drop",

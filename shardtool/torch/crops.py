@@ -79,9 +79,6 @@ class _Crop:
         """Return what is taken of an image of this size."""
         raise NotImplementedError
 
-    def _check_size(self) -> None:
-        check_least("size", self.size)
-
 
 @dataclass(frozen=True)
 class CenterCrop(_Crop):
@@ -97,7 +94,7 @@ class CenterCrop(_Crop):
     shorter: int | None = None
 
     def __post_init__(self) -> None:
-        self._check_size()
+        check_least("size", self.size)
         if self.shorter is not None and self.shorter < self.size:
             raise InvalidRequest("shorter", repr(self.shorter), expected=f"{self.size} or more, as the crop")
 
@@ -131,7 +128,7 @@ class RandomResizedCrop(_Crop):
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        self._check_size()
+        check_least("size", self.size)
         for name, (least, most) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < least <= most or (name == "scale" and most > 1):
                 raise InvalidRequest(name, f"{(least, most)}", expected="(least, greatest), above 0; shares up to 1")

@@ -44,26 +44,20 @@ Transform: TypeAlias = Callable[[Any], Any]
 Given = TypeVar("Given", bound=Streamable | Stream)
 
 
-@dataclass(frozen=True)
-class LabelStage:
-    """Gives each sample the label of its key, as its field `label`."""
+def _labelled(labels: Mapping[str, Any], sample: dict[str, object]) -> dict[str, object]:
+    """Return a sample with the label of its key, as its field `label`.
 
-    labels: Mapping[str, Any]
-
-    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        """Return the sample with its label.
-
-        Raises:
-            InvalidRequest: There is none for its key, or the sample is no dict.
-        """
-        if not isinstance(sample, dict):
-            expected = "samples with a key: give labels to select(...), and make a tuple in transform"
-            raise InvalidRequest("labels", f"a {type(sample).__name__}", expected=expected)
-        key = sample["__key__"]
-        try:
-            return {**sample, "label": self.labels[str(key)]}
-        except KeyError:
-            raise InvalidRequest("labels", f"none for the sample {key}", expected="one for each key") from None
+    Raises:
+        InvalidRequest: There is none for its key, or the sample is no dict.
+    """
+    if not isinstance(sample, dict):
+        expected = "samples with a key: give labels to select(...), and make a tuple in transform"
+        raise InvalidRequest("labels", f"a {type(sample).__name__}", expected=expected)
+    key = sample["__key__"]
+    try:
+        return {**sample, "label": labels[str(key)]}
+    except KeyError:
+        raise InvalidRequest("labels", f"none for the sample {key}", expected="one for each key") from None
 
 
 def unchained(source: Given, kinds: tuple[type, ...]) -> tuple[Given, Stages]:
@@ -91,7 +85,7 @@ def chained(stages: Stages, decode: Decoders, labels: Mapping[str, Any] | None, 
     if labels is not None:
         if isinstance(labels, (str, Sequence)):
             raise InvalidRequest("labels", f"a {type(labels).__name__}", expected="key to label, such as {'cat/1': 0}")
-        stages = stages.then(Map(LabelStage(labels)))
+        stages = stages.then(Map(partial(_labelled, labels)))
     return stages if transform is None else stages.then(Map(transform))
 
 
@@ -153,18 +147,15 @@ class Streaming:
 
     def _opened(self, dataset: Streamable) -> Stream:
         rank, world_size = _rank_and_world_size(self.rank, self.world_size)
-        return dataset.stream(
-            shuffle=self.shuffle, seed=self.seed, rank=rank, world_size=world_size, buffer=self.buffer,
-            parts=self.parts, ends=self.ends,
-        )  # fmt: skip
+        options = {name: getattr(self, name) for name in _OF_STREAM}
+        return dataset.stream(**options | {"rank": rank, "world_size": world_size})
 
     def _checked(self, stream: Stream) -> Stream:
         """Return a stream that was given, which brings what the options of a dataset's stream say."""
         for one in fields(Streaming):
             if one.name in _OF_STREAM and getattr(self, one.name) != one.default:
-                raise InvalidRequest(
-                    one.name, "given for a stream", remedy="Give it to stream(...), or the dataset here."
-                )
+                remedy = "Give it to stream(...), or the dataset here."
+                raise InvalidRequest(one.name, "given for a stream", remedy=remedy)
         _, world_size = _rank_and_world_size(None, None)
         if world_size not in (None, stream.world_size):
             found = f"{stream.world_size} of the stream, but torch.distributed has {world_size}"
@@ -249,11 +240,8 @@ def stream_state(given: Mapping[str, Any]) -> Mapping[str, Any]:
         InvalidRequest: It is the state of a single worker, which does not know what was handed out.
     """
     if WorkerState.of(given) is not None:
-        raise InvalidRequest(
-            "the state",
-            "that of one worker, which has read ahead",
-            remedy="Take state_at(batches) of the dataset, or the state of the StatefulDataLoader.",
-        )
+        remedy = "Take state_at(batches) of the dataset, or the state of the StatefulDataLoader."
+        raise InvalidRequest("the state", "that of one worker, which has read ahead", remedy=remedy)
     if not isinstance(given, Mapping):
         return given
     if "_num_yielded" in given:  # of a StatefulDataLoader without workers
@@ -332,6 +320,12 @@ def _whole_errors() -> Iterator[None]:
         raise
 
 
+def _worker() -> tuple[int, int]:
+    """Return the number of this worker of a DataLoader, and how many there are."""
+    info = torch.utils.data.get_worker_info()
+    return (info.id, info.num_workers) if info else (0, 1)
+
+
 @dataclass(eq=False)
 class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order, with few system calls.
@@ -403,12 +397,11 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
 
     def __iter__(self) -> Iterator[Any]:
         self._check_undivided(inspect.currentframe())
-        with _whole_errors():
-            return self._begun()
+        return self._begun()
 
+    @_whole_errors()
     def _begun(self) -> Iterator[Any]:
-        info = torch.utils.data.get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        worker, workers = _worker()
         resumed, self._resumed = self._resumed, None
         stream = self._next_pass()
         if resumed:
@@ -478,11 +471,8 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             InvalidRequest: This process began no pass: its workers know.
         """
         if self._pass is None or self._reading is None:
-            raise InvalidRequest(
-                "state_dict",
-                "this process has read nothing",
-                remedy="Take state_at(batches): it counts what you count.",
-            )
+            remedy = "Take state_at(batches): it counts what you count."
+            raise InvalidRequest("state_dict", "this process has read nothing", remedy=remedy)
         now: dict[str, Any] = self._reading.state_dict()
         here = now["position"] if now["epoch"] == self._pass.start["epoch"] else self._pass.end
         return replace(self._pass, position=here).to_json()
@@ -494,8 +484,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             InvalidRequest: It is no such state, or one of other samples.
         """
         found = WorkerState.of(state)
-        info = torch.utils.data.get_worker_info()
-        here = *((info.id, info.num_workers) if info else (0, 1)), self.batch_size, self._stream.world_size
+        here = *_worker(), self.batch_size, self._stream.world_size
         if found and (found.worker, found.workers, found.batch_size, found.world_size) == here:
             self._resumed = found
             return

@@ -87,7 +87,15 @@ class Loader(Streaming):
         stream = copy(self._stream)
         stream.load_state_dict(self._state)
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        work = SampleWork(self._changed, _LEFT_OUT, self.batch_size, self.drop_last, self.collate, pin, _key)
+        work = SampleWork(
+            self._changed,
+            _LEFT_OUT,
+            self.batch_size,
+            self.drop_last,
+            self.collate,
+            pin,
+            lambda given: given[0]["__key__"],
+        )
         samples = ((sample, stream.place()) for sample in stream)
         passing = batches(samples, stream.state_dict, work, self.threads or cores(), self.depth)
         try:
@@ -125,10 +133,6 @@ class Loader(Streaming):
     def _changed(self, given: tuple[object, StreamPosition]) -> object:
         sample, place = given
         return next(self._stages.run((sample,), place.left_out), _LEFT_OUT)
-
-
-def _key(given: tuple[dict[str, object], StreamPosition]) -> object:
-    return given[0]["__key__"]
 
 
 loader = Loader
@@ -238,7 +242,8 @@ class _Field:
         """Return the field's rows; the first value says what they are."""
         with self._lock:
             if self._rows is None:
-                dtype = value.dtype if isinstance(value, torch.Tensor) else _dtype(value)
+                tensor = isinstance(value, torch.Tensor)
+                dtype = value.dtype if tensor else torch.from_numpy(np.empty(0, value.dtype)).dtype
                 self._rows = torch.empty((len(self._values), *value.shape), dtype=dtype, pin_memory=self._pin)
                 self._array = None if dtype == torch.bfloat16 else self._rows.numpy()
             return self._rows
@@ -250,10 +255,6 @@ class _Field:
                 return self._rows if values is self._values else self._rows[kept]
             return [self._rows[row] if value is _PLACED else value for row, value in zip(kept, values, strict=True)]
         return _numbers(values, pin=self._pin)
-
-
-def _dtype(array: np.ndarray[Any, Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, array.dtype)).dtype
 
 
 def _numbers(values: list[Any], *, pin: bool) -> object:
@@ -273,11 +274,9 @@ def _unlike(key: object, found: list[object] | None, first: list[object]) -> Sam
     if found is None:
         return SampleFailed(f"sample {key}", "not of the same form as the first of its batch")
     there, expected = (listing([str(name) for name in names if str(name)[:2] != "__"]) for names in (found, first))
+    remedy = "Choose the fields that all samples have with select(...) or tuple(...)."
     return SampleFailed(
-        f"sample {key}",
-        f"fields {there}",
-        expected=f"{expected}, as in the first of its batch",
-        remedy="Choose the fields that all samples have with select(...) or tuple(...).",
+        f"sample {key}", f"fields {there}", expected=f"{expected}, as in the first of its batch", remedy=remedy
     )
 
 
@@ -380,18 +379,16 @@ class _Batch:
                 if self._rows and value is not self._work.left_out:
                     self._rows.put(row, value)
         except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
-            self._fail(row, error)
+            with self._lock:
+                if (
+                    row < self._failed
+                ):  # the error of the first sample that has one, whichever thread came upon one first
+                    self._failed, self._error = row, error
         with self._lock:
             self._open -= last - first
             ends = self._open == 0
         if ends:
             self._end()
-
-    def _fail(self, row: int, error: BaseException) -> None:
-        """Keep the error of the first sample that has one, whichever thread came upon one first."""
-        with self._lock:
-            if row < self._failed:
-                self._failed, self._error = row, error
 
     def _end(self) -> None:
         error = self._error

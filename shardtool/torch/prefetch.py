@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -69,16 +69,6 @@ def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 HandOut: TypeAlias = "Callable[[], Any]"
-
-
-class Sender(Protocol):
-    """A way to the device."""
-
-    def send(self, batch: Any) -> HandOut:
-        """Start the batch on its way."""
-
-    def wait(self) -> None:
-        """Return when nothing reads the memory of the last batch any more."""
 
 
 class AtOnce:
@@ -228,11 +218,9 @@ class Normalize:
         known = (values,) if values > 1 else _CHANNELS
         first, last = tensor.shape[1] in known, tensor.shape[3] in known
         if first and last:
-            raise InvalidRequest(
-                f"a batch of images {[*tensor.shape]}",
-                "the second and the last dimension could both be the channels",
-                remedy="Give larger images, or normalise them in the transform.",
-            )
+            found = "the second and the last dimension could both be the channels"
+            remedy = "Give larger images, or normalise them in the transform."
+            raise InvalidRequest(f"a batch of images {[*tensor.shape]}", found, remedy=remedy)
         return tensor if first else tensor.permute(0, 3, 1, 2) if last else None
 
 
@@ -298,7 +286,7 @@ class Prefetcher:
     def __iter__(self) -> Iterator[Any]:
         self._state = None
         on_gpu = self._device.type == "cuda"
-        sender: Sender = (SideStream if on_gpu else AtOnce)(self._device, self._change or _unchanged)
+        sender = (SideStream if on_gpu else AtOnce)(self._device, self._change or (lambda tensor: tensor))
         batches, sent, depth = iter(self.loader), deque[_Sent](), self.depth if on_gpu else 1
         try:
             while True:
@@ -314,7 +302,7 @@ class Prefetcher:
         if first.error is not None:
             raise first.error
 
-    def _send_next(self, batches: Iterator[Any], sender: Sender) -> _Sent:
+    def _send_next(self, batches: Iterator[Any], sender: AtOnce | SideStream) -> _Sent:
         """Ask the loader for a batch and send it. An error waits until the batches before it are handed out."""
         try:
             sender.wait()
@@ -326,13 +314,12 @@ class Prefetcher:
         except Exception as error:  # noqa: BLE001 - raised when its batch is asked for
             return _Sent(ends=True, error=error)
 
-    def _send(self, batch: Any, sender: Sender) -> HandOut:
+    def _send(self, batch: Any, sender: AtOnce | SideStream) -> HandOut:
         before = self._change.images if self._change else -1
         hand_out = sender.send(batch)
         if self._change and self._change.images == before:
-            raise InvalidRequest(
-                "a batch", "no images to normalise", expected="a uint8 tensor [n, h, w, c] or [n, c, h, w]"
-            )
+            expected = "a uint8 tensor [n, h, w, c] or [n, c, h, w]"
+            raise InvalidRequest("a batch", "no images to normalise", expected=expected)
         return hand_out
 
     def set_epoch(self, epoch: int) -> None:
@@ -357,10 +344,6 @@ class _Sent:
     state: Any = None
     ends: bool = False
     error: Exception | None = None
-
-
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _device_of(given: torch.device | str | int | None) -> torch.device:
