@@ -14,7 +14,6 @@ from shardtool.interop.indexes import EXPORTS
 from shardtool.request.settings import Settings, choices, described, facts, is_several, setting, typed_text
 from shardtool.storage.places import use_endpoint, use_headers
 from shardtool.storage.remote.retry import use_retry_for
-from shardtool.values import parse_size
 from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
@@ -34,34 +33,6 @@ _SECTIONS = (
 
 VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
 Function = TypeVar("Function", bound="Callable[..., int | None]")
-
-
-class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """Bytes: `500MB`, `1.5GiB`, `1000000`."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes that `value` means."""
-        try:
-            return parse_size(value)
-        except InvalidRequest as error:
-            self.fail(f"{error.found}: {value!r}, expected {error.expected}", param, ctx)
-
-
-class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
-    """A whole number from one to another."""
-
-    name = "integer"
-
-    def __init__(self, least: int, most: int) -> None:
-        self._range = click.IntRange(least, most)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number that `value` is."""
-        if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):  # int() knows more digits than people type
-            self.fail(f"{value!r} is no whole number of at most 30 digits.", param, ctx)
-        return self._range.convert(value, param, ctx)  # type: ignore[no-any-return,unused-ignore]
 
 
 class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
@@ -178,7 +149,8 @@ def verb(
 
 def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:
     """Return the options that were typed, or refuse them."""
-    return kind(**{name: _value(kind, name, given) for name in names})
+    values = {name: typed_value(kind, name, given) for name in names}
+    return kind(**{name: value for name, value in values.items() if value is not None})
 
 
 def _options(kind: type[Any], name: str) -> Iterator[Option]:
@@ -199,9 +171,8 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
         option = Option(
             names,
             type=_type(kind, name),
-            default=() if multiple else None if default == () else default,
             multiple=multiple,
-            metavar=one.metavar or ("N" if one.within else None),
+            metavar=one.metavar or ("N" if one.within else "SIZE" if one.form == "size" else None),
             help=f"{text} [default: {shown}]" if shown != "" else text,
             callback=partial(_use, one),
         )
@@ -216,11 +187,9 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
 def _type(kind: type[Any], name: str) -> Any:
     """Return the type of an option's text."""
     one, texts = facts(kind)[name], EXPORTS if name == "export" else choices(kind, name)
-    if one.within is not None:
-        return WholeNumber(*one.within)
     if texts:
         return Words(texts) if one.commas else click.Choice([*texts])
-    return Size() if one.form == "size" else PLACE if one.form == "path" else click.STRING
+    return PLACE if one.form == "path" else click.STRING
 
 
 def _use(one: Facts, _context: click.Context, param: click.Parameter, given: Any) -> Any:
@@ -233,12 +202,14 @@ def _use(one: Facts, _context: click.Context, param: click.Parameter, given: Any
     return given
 
 
-def _value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
+def typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
     """Return the value of an option for what was typed."""
     one = facts(kind)[name]
     if one.flags:
         return _if_exists(**{flag: given[flag] for flag in one.flags})
     value = given[name]
+    if one.within is not None and value is not None:
+        return int(value) if _WHOLE.fullmatch(value.strip()) else value  # int() knows more digits than people type
     if one.word:
         return tuple(value.split(",")) if value else ()
     if one.commas:

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, listing
+from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def pair(name: str, one: str, other: str) -> str:
         found = f"{one!r}: {other!r}"
         raise InvalidRequest(option(name), found, expected="two texts, the first without an equals sign")
     return f"{one}={other}"
+
+
+def size(name: str, text: str | int) -> int:
+    """Return the bytes that a size such as `500MB` means.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    try:
+        return parse_size(text)
+    except InvalidRequest as error:
+        raise InvalidRequest(option(name), f"{error.found}: {str(text)[:100]!r}", expected=error.expected) from None
 
 
 def share(name: str, text: str | float) -> Fraction:

@@ -60,17 +60,17 @@ ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]]
     "oversize": (_nothing, ["s", PATTERN, "--max-size", "4kB"], 2, "invalid-request", ["--max-size", "--oversize"]),
     "exists": (_finished, ["s", PATTERN], 5, "output-exists", ["out-000.tar", "--overwrite", "--resume"]),
     "fifo": (lambda root: _fifo(root / "s"), ["s", PATTERN], 6, "sample-failed", ["a/pipe.jpg", "fifo", "--exclude"]),
+    "bad size": (_nothing, ["s", PATTERN, "--max-size", "many"], 2, "invalid-request", ["--max-size", "many", "500MB"]),
+    "zero": (_nothing, ["s", PATTERN, "--max-count", "0"], 2, "invalid-request", ["--max-count", "from 1 to"]),
+    "no shards": (_nothing, ["s", PATTERN, "--shards", "0"], 2, "invalid-request", ["--shards", "from 1 to"]),
     "no output folder": (_file_for_folder, ["s", f"file/{PATTERN}"], 7, "output-failed", ["file"]),
 }
 USAGE: dict[str, tuple[list[str], str]] = {
     "unknown option": (["create", "s", PATTERN, "--nope"], "--nope"),
     "unknown verb": (["pack", "s"], "pack"),
     "no output": (["create", "s"], "OUTPUT"),
-    "bad size": (["create", "s", PATTERN, "--max-size", "many"], "many"),
-    "zero": (["create", "s", PATTERN, "--max-count", "0"], "--max-count"),
     "bad choice": (["create", "s", PATTERN, "--oversize", "eat"], "eat"),
     "both": (["create", "s", PATTERN, "--append", "--overwrite"], "choose one"),
-    "no workers": (["create", "s", PATTERN, "--workers", "0"], "--workers"),
 }
 
 

@@ -41,11 +41,8 @@ USAGE: dict[str, tuple[list[str], list[str]]] = {
     "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be told apart", "quote"]),
     "unknown option": (["in", OUTPUT, "--shufle"], ["--shufle", "--shuffle"]),
     "an option of create": (["in", OUTPUT, "--resize", "256"], ["--resize"]),
-    "bad size": (["in", OUTPUT, "--memory", "lots"], ["'lots'", "500MB"]),
-    "bad count": (["in", OUTPUT, "--head", "0"], ["--head"]),
     "bad method": (["in", OUTPUT, "--method", "magic"], ["--method", "'scatter'"]),
     "bad rule": (["in", OUTPUT, "--on-duplicate", "both"], ["--on-duplicate", "'rename'"]),
-    "bad seed": (["in", OUTPUT, "--seed", "x"], ["--seed"]),
     "two ways": (["in", OUTPUT, "--append", "--overwrite"], ["--append", "--overwrite", "choose one"]),
 }
 
@@ -74,6 +71,9 @@ def test_usage_errors_as_json(made: Path) -> None:
 
 # What is asked, exit code, error code, and what the message must say.
 ERRORS: dict[str, tuple[list[str], int, str, list[str]]] = {
+    "bad size": (["in", OUTPUT, "--memory", "lots"], 2, "invalid-request", ["--memory", "'lots'", "500MB"]),
+    "bad count": (["in", OUTPUT, "--head", "0"], 2, "invalid-request", ["--head: 0", "from 1 to"]),
+    "bad seed": (["in", OUTPUT, "--seed", "x"], 2, "invalid-request", ["--seed: 'x'", "a whole number"]),
     "no dataset": (["nowhere.json", OUTPUT], 2, "invalid-request", ["nowhere.json", "a dataset file"]),
     "no pattern": (["in", "new"], 2, "invalid-request", ["new: no ending", "out-{000000..}.tar"]),
     "the source": (["in", "in/out-{000..}.tar", "--overwrite"], 2, "invalid-request", ["in/out-000.tar", "source"]),

@@ -9,6 +9,7 @@ import pytest
 from shardtool import CreateOptions, ExportOptions, InspectOptions, InvalidRequest
 from shardtool.cli import cli, commands
 from shardtool.cli.commands import divide_datasets
+from shardtool.cli.options import typed_value
 from shardtool.execute.local import LocalPool, cores
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
@@ -18,6 +19,7 @@ from shardtool.request.texts import parse_shares
 from shardtool.select.names import sample_by_key
 from shardtool.values import parse_size
 from shardtool.verbs.index.index import export
+from shardtool.wording import command_line_words, typed_name
 
 CLASSES: tuple[type, ...] = (OutputOptions, CreateOptions, ReshardOptions, InspectOptions, VerifyOptions, IndexOptions)
 KINDS: dict[str, type] = {
@@ -34,30 +36,28 @@ ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "
 
 def _numeric() -> list[tuple[str, str]]:
     """Return (verb, option) for all options that take numbers or sizes."""
-    found = []
-    for verb in ("create", "inspect", "verify", "reshard", "index"):
-        command = cli.get_command(click.Context(cli), verb)
-        assert command is not None
-        found += [
-            (verb, one.opts[0]) for one in command.params
-            if isinstance(one, click.Option) and one.type.name in ("integer", "size", "integer range", "float")
-        ]  # fmt: skip
-    return found
+    known = [(verb, name, one) for verb, kind in KINDS.items() for name, one in facts(kind).items()]
+    return [(verb, name) for verb, name, one in known if one.within or one.form == "size"]
 
 
-@pytest.mark.parametrize(("verb", "option"), _numeric())
-def test_no_number_breaks_a_verb(verb: str, option: str) -> None:
+@pytest.mark.parametrize(("verb", "name"), _numeric())
+def test_no_number_breaks_a_verb(verb: str, name: str) -> None:
     """Every number, and what only looks like one, is taken within the option's range, or refused by its name."""
-    command = cli.get_command(click.Context(cli), verb)
+    command, kind = cli.get_command(click.Context(cli), verb), KINDS[verb]
     assert command is not None
+    one = facts(kind)[name]
+    more = {other: value for need in one.needs for other, value in PARTNERS[need].items()}
     for value in ODD:
-        try:
-            found = command.make_context(verb, ["a", "b", option, value]).params[option[2:].replace("-", "_")]
-        except click.BadParameter as error:
-            assert option in error.format_message()  # noqa: PT017 - either is right
+        typed = command.make_context(verb, ["a", "b", typed_name(name), value]).params
+        found = None
+        with command_line_words(), suppress(InvalidRequest):
+            found = getattr(kind(**{name: typed_value(kind, name, typed)}, **more), name)
+        if found is None:
+            with command_line_words(), pytest.raises(InvalidRequest, match=typed_name(name)):
+                kind(**{name: typed_value(kind, name, typed)}, **more)
         else:
-            least, most = facts(KINDS[verb])[option[2:].replace("-", "_")].within or (1, 10**18)
-            assert least <= found <= most
+            least, most = one.within or (1, 10**18)
+            assert least <= (parse_size(found) if one.form == "size" else found) <= most
 
 
 def test_no_share_or_side_breaks_a_verb() -> None:

@@ -1227,7 +1227,7 @@ def test_what_is_left_out_is_listed_alike(made: Made, place: Path, monkeypatch: 
 
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "little memory": ({"memory": "1MB"}, "memory", "16 MB"),
-    "no size": ({"memory": "much"}, "much", "500MB"),
+    "no size": ({"memory": "much"}, "memory", "500MB"),
     "a share of nothing": ({"sample": 0}, "sample", "0.01"),
     "a share of too much": ({"sample": "120%"}, "sample", "0.1 or 10%"),
     "a share that is none": ({"sample": "some"}, "sample", "0.1 or 10%"),

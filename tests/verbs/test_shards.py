@@ -101,7 +101,7 @@ def test_so_many_of_each_split(source: Path, tmp_path: Path) -> None:
             "--shards 2 --max-count 20",
             "2 shards cannot hold 60 samples within the bounds. Choose --shards 3,",
         ),
-        ("--shards 0", "'--shards': 0 is not in the range"),
+        ("--shards 0", "--shards: 0; expected a whole number from 1 to"),
         ("--shards 40 --place hash", "expected a sample in each. Choose --shards "),
         ("--place hash --equal-count", "--place hash: used with --equal-count; expected one of them"),
         ("--place hash --oversize alone", "--place hash: used with --oversize alone; expected one of them"),
