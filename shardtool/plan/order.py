@@ -362,19 +362,21 @@ class HashedSamples:
     def _check(self, asked: ShardsAsked) -> tuple[int, tuple[str, ...]]:
         """Return the number of shards that is asked for, unless one of them would be over the bounds, or empty."""
         _check_multiple(asked, self._bounds)
-        samples, count = len(self._keys), asked.count
-        if count > samples:
-            self._refuse(asked, f"{count:,} shards for {counted(samples, 'sample')}", "a sample in each", fewer=True)
-        counts, sizes = self._loads(count)
-        if empty := int(np.count_nonzero(counts == 0)):
-            found = f"{empty:,} of {count:,} shards by hash without one of {counted(samples, 'sample')}"
-            self._refuse(asked, found, "a sample in each", fewer=True)
-        if counts.max() > self._max_count:
-            found = f"{counted(int(counts.max()), 'sample')} in one of {counted(count, 'shard')} by hash"
-            self._refuse(asked, found, f"at most {self._max_count:,}", fewer=False)
-        if sizes.max() > self._limits.planned:
-            found = f"{show_size(int(sizes.max()))} in one of {counted(count, 'shard')} by hash"
-            self._refuse(asked, found, f"at most {show_size(self._bounds.max_size or 0)}", fewer=False)
+        samples, count, found, expected = counted(len(self._keys), "sample"), asked.count, "", "a sample in each"
+        counts, sizes = self._loads(min(count, len(self._keys)))
+        one = f"in one of {counted(count, 'shard')} by hash"
+        if count > len(self._keys):
+            found = f"{count:,} shards for {samples}"
+        elif empty := int(np.count_nonzero(counts == 0)):
+            found = f"{empty:,} of {count:,} shards by hash without one of {samples}"
+        elif counts.max() > self._max_count:
+            found, expected = f"{counted(int(counts.max()), 'sample')} {one}", f"at most {self._max_count:,}"
+        elif sizes.max() > self._limits.planned:
+            found, expected = f"{show_size(int(sizes.max()))} {one}", f"at most {show_size(self._bounds.max_size or 0)}"
+        if found:
+            fewer = expected == "a sample in each"
+            other = self._first(self._downward(count - 1) if fewer else self._upward(count + 1, 1), 1)
+            raise InvalidRequest(asked.where, found, expected=expected, remedy=_remedy(other))
         return count, ()
 
     def _choose(self) -> tuple[int, tuple[str, ...]]:
@@ -429,11 +431,6 @@ class HashedSamples:
         while count > 0:
             yield count
             count -= _step(count, multiple)
-
-    def _refuse(self, asked: ShardsAsked, found: str, expected: str, *, fewer: bool) -> None:
-        numbers = self._downward(asked.count - 1) if fewer else self._upward(asked.count + 1, 1)
-        other = self._first(numbers, 1)
-        raise InvalidRequest(asked.where, found, expected=expected, remedy=_remedy(other))
 
 
 def _step(count: int, multiple: int) -> int:

@@ -128,13 +128,9 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
 def _check_numbered(old: DatasetFile, plan: Plan) -> None:
     """Refuse texts of new samples where the dataset has numbers of classes."""
     values, used = plan.entries.values, _field_counts(plan)
+    texts = {name for name in values.inline if values.numbers.get(name) != "int64"}.difference(values.classes)
     for name in old.classes:
-        if (
-            name in used
-            and name in values.inline
-            and name not in values.classes
-            and values.numbers.get(name) != "int64"
-        ):
+        if name in used and name in texts:
             expected = "numbers of classes, as in the dataset"
             remedy = f"{option('classes', (name,))} numbers them, {option('classes_from')} as the dataset file says."
             raise InvalidRequest(f"field {name}", "texts in the new samples", expected=expected, remedy=remedy)
