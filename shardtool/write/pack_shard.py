@@ -32,7 +32,7 @@ from shardtool.format.tfrecord import (
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, file_crc
 from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import Packer, StartAgain, changed, no_report, unreadable
-from shardtool.write.task import Keep, ShardResult, ShardTask, SourceFailed, Write, digest, numbers, split_names
+from shardtool.write.task import Keep, ShardResult, ShardTask, SourceFailed, digest, numbers, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
     if result := _left(task):
         report(len(split_names(task.samples.content.keys)), result.size)
         return result
-    if not isinstance(task.todo, Write) and not task.folder.hides:
+    if task.todo != "write" and not task.folder.hides:
         return ShardResult(
             task.shard, None, 0, 0, b"", 0, (), wrong=True
         )  # what replaces it would be seen at once: others must know first
@@ -86,7 +86,7 @@ def _packed(task: ShardTask, put: Put, report: Report, skipped: dict[int, Skippe
 
 def _left(task: ShardTask) -> ShardResult | None:
     """Return the result for a file that an earlier run has left; None if there is none, or it is not right."""
-    if isinstance(task.todo, Write):
+    if task.todo == "write":
         return None
     path = task.folder.full_path(task.name)
     with suppress(OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from shardtool.fingerprint import content_digest, crc32c
 
@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import DurableFile
     from shardtool.transform import Transform
     from shardtool.values import Dots, OnError, Oversize, ShardContent, ShardSamples
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """The shard is to be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compare:
-    """A file of the shard's name may be right: it stays if reading the source again gives the same bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +33,9 @@ class Keep:
     field_crcs: bytes
     size: int
     unread: bool
+
+
+Todo: TypeAlias = "Keep | Literal['write', 'compare']"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,8 @@ class ShardTask:
         samples: What goes into it.
         on_error: Whether a sample that cannot be read ends the run, or is left out.
         mtime_ns: The modification time that the file gets.
-        todo: Whether to write it, or to keep what an earlier run has left.
+        todo: Whether to write it, or to keep what an earlier run has left: `compare` keeps a file of its name if
+            reading the source again gives the same bytes.
         work: What is done to the samples; None: nothing, they are packed as they are.
         reads: How many files are read at the same time.
         size: Its bytes, if nothing is left out; None: they are not known.
@@ -108,7 +102,7 @@ class ShardTask:
     samples: ShardSamples
     on_error: OnError
     mtime_ns: int
-    todo: Keep | Compare | Write = Write()
+    todo: Todo = "write"
     work: TransformWork | None = None
     reads: int = 1
     size: int | None = None

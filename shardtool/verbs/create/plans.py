@@ -25,7 +25,7 @@ from shardtool.verbs.create.result import empty_notes, folder_notes, loader_note
 from shardtool.verbs.create.resume import find_changes, plan_notes, refusal, shards_before, splits_gone, with_shards
 from shardtool.verbs.create.run import check_source_stays
 from shardtool.wording import flag, option
-from shardtool.write.task import ShardTask, TransformWork, Write
+from shardtool.write.task import ShardTask, TransformWork
 from shardtool.write.transformed import measure_samples
 
 if TYPE_CHECKING:
@@ -283,4 +283,4 @@ def _line(x: NDArray[np.float64], y: NDArray[np.float64], at: NDArray[np.int64])
 def _tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
     work = TransformWork(transform, 2**62, None, "alone")
     for shard in range(plan.shards):
-        yield ShardTask(shard, "", plan.format, open_folder(""), shard_samples(plan, shard), "skip", 0, Write(), work)
+        yield ShardTask(shard, "", plan.format, open_folder(""), shard_samples(plan, shard), "skip", 0, "write", work)

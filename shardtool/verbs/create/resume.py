@@ -26,7 +26,7 @@ from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, counted, output_text, to_bytes
 from shardtool.wording import either, option
-from shardtool.write.task import Compare, Keep, Write
+from shardtool.write.task import Keep, Todo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -122,7 +122,7 @@ def is_newer(planned: PlannedShard, mtime_ns: int) -> bool:
     return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
 
 
-def decide(planned: PlannedShard, output: Destination) -> tuple[Keep | Compare | Write, bytes]:
+def decide(planned: PlannedShard, output: Destination) -> tuple[Todo, bytes]:
     """Return what becomes of a shard, as far as what is there and its sidecar say.
 
     Returns:
@@ -130,32 +130,32 @@ def decide(planned: PlannedShard, output: Destination) -> tuple[Keep | Compare |
     """
     there, run, samples = output.existing.get(planned.name), planned.run, planned.samples
     if not output.resumes or there is None:
-        return Write(), b""
+        return "write", b""
     size, changes = planned.plan.sizes[planned.shard], run.transform is not None
     if not changes and there.size != size:
         # Another plan's, or one that left samples out, and would again.
         lost = run.options.on_error == "skip" and there.size < size
-        return Compare() if lost else Write(), b""
+        return "compare" if lost else "write", b""
     unread = run.options.trust == "size"
     said = _said(planned, output) if unread or is_newer(planned, there.mtime_ns) else None
     if changes:
         return _decide_changed(planned, said, unread=unread)
     # Only reading finds numbers that are alone in lists: see `digest`.
     if said is None or len(said.crcs) != 2 * len(samples.content.codes) or samples.content.lists:
-        return Compare(), b""
+        return "compare", b""
     if not _tells_content(samples, said.crcs, unread=unread):
-        return Compare(), b""
+        return "compare", b""
     return Keep(said.crc, said.crcs, there.size, unread), b""
 
 
-def _decide_changed(planned: PlannedShard, said: _Said | None, *, unread: bool) -> tuple[Keep | Compare | Write, bytes]:
+def _decide_changed(planned: PlannedShard, said: _Said | None, *, unread: bool) -> tuple[Todo, bytes]:
     """Return what becomes of a shard of changed samples."""
     fetch = None if planned.run.transform is None else planned.run.transform.fetch
     again = fetch is not None and fetch.retry_failed
     if said is None or not _is_sound(said, planned.name) or (again and said.fact.made and said.fact.made.skipped):
-        return Write(), b""
+        return "write", b""
     if planned.samples.content.lists and not unread:
-        return Compare(), said.sidecar
+        return "compare", said.sidecar
     return Keep(said.crc, b"", said.fact.size, unread), said.sidecar
 
 

@@ -32,7 +32,7 @@ from shardtool.verbs.create.resume import PlannedShard, decide, is_newer, mtime_
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.task import ShardResult, ShardTask, TransformWork, Write
+from shardtool.write.task import ShardResult, ShardTask, TransformWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -131,8 +131,8 @@ class Packing:
         for shard in shards:
             name, folder = self.output.pattern.shard(self._base + shard), self.destination.folder
             planned = PlannedShard(run, plan, shard, name, shard_samples(plan, shard))
-            todo, known = (Write(), b"") if write else decide(planned, self.destination)
-            if isinstance(todo, Write):
+            todo, known = ("write", b"") if write else decide(planned, self.destination)
+            if todo == "write":
                 if isinstance(self.destination.append, EndedAppend):
                     folder = folder.temporary  # it is only compared: the dataset that is there lists its name
                 else:
