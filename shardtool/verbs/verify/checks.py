@@ -1,6 +1,6 @@
-"""What can be wrong with one shard and its sidecar: one small check each, over what a worker found.
+"""A dataset that is verified, and the checks: of one shard and its sidecar, of all together, and of names in folders.
 
-A check yields findings and knows nothing of the others. They run in the parent, which has NumPy and pyarrow.
+They run in the parent, over what workers found. NumPy and pyarrow are imported by those checks that need them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise, repeat
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
@@ -30,7 +30,7 @@ from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
 from shardtool.storage import places
 from shardtool.storage.places import dangling, is_url, is_web, join, names_in, plain_sizes, read_small
-from shardtool.values import RESERVED, counted, output_text, to_bytes
+from shardtool.values import RESERVED, counted, is_utf8, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding, Findings, finding_of
 from shardtool.verbs.verify.worker import HASH_SIZE
 from shardtool.wording import call
@@ -219,15 +219,13 @@ def check_shard(case: ShardCase) -> Iterator[Finding]:
     if case.examined.error is not None:
         yield finding_of("shard-unreadable", case.name, case.examined.error)
         return
-    crc = case.survey.crc if case.survey else None
-    if crc is not None and case.entry is not None and case.entry.crc not in (None, crc):
-        yield Finding(
-            "shard-checksum", case.name, f"the checksum {crc:08x}", f"{case.entry.crc:08x}, as the dataset file says"
-        )
-    elif crc is not None and case.fact is not None and case.fact.name == case.name and case.fact.crc not in (None, crc):
-        yield Finding(
-            "shard-checksum", case.name, f"the checksum {crc:08x}", f"{case.fact.crc:08x}, as its sidecar says"
-        )
+    crc, fact = case.survey.crc if case.survey else None, case.fact
+    of_file = case.entry.crc if case.entry is not None else None
+    of_sidecar = fact.crc if fact is not None and fact.name == case.name else None
+    for who, known in (("the dataset file", of_file), ("its sidecar", of_sidecar)):
+        if crc is not None and known not in (None, crc):
+            yield Finding("shard-checksum", case.name, f"the checksum {crc:08x}", f"{known:08x}, as {who} says")
+            return
 
 
 def check_records(case: ShardCase) -> Iterator[Finding]:
@@ -269,22 +267,19 @@ def _harm_of_name(name: bytes) -> str:
         return "a part that is `..`"
     if name[:1] == b"/":
         return "an absolute path"
-    if not name.isascii() and not _is_text(name):
+    if not name.isascii() and not is_utf8(name):
         return "no UTF-8"
     return "a control character" if _CONTROL.search(name) else ""
 
 
-def _unsafe_members(name: str, survey: Survey) -> Iterator[Finding]:
-    """Yield members besides samples that could do harm where the shard is extracted."""
+def _unsafe_members(shard: str, survey: Survey) -> Iterator[Finding]:
+    """Yield members besides samples that could do harm where the shard is extracted, and samples behind links."""
     links = {one.name.rstrip(b"/") for one in survey.odd if one.kind == _SYMBOLIC}
-    for one in survey.odd:
-        if what := _harm_of_name(one.name) or _harm_of_kind(one):
-            yield Finding("member-unsafe", name, f"{printable(one.name)}: {what}", offset=one.offset)
-        elif links and (link := _below(one.name, links)):
-            yield _below_link(name, one.offset, one.name, link)
-    for at, key in enumerate(survey.keys if links else ()):
-        if link := _below(key, links):
-            yield _below_link(name, survey.starts[at], key, link)
+    odd = ((one.offset, one.name, _harm_of_name(one.name) or _harm_of_kind(one)) for one in survey.odd)
+    for offset, name, harm in chain(odd, zip(survey.starts, survey.keys, repeat("")) if links else ()):
+        link = b"" if harm else _below(name, links)
+        if what := harm or (link and f"a name that leads through the link {printable(link)}"):
+            yield Finding("member-unsafe", shard, f"{printable(name)}: {what}", offset=offset)
 
 
 def _harm_of_kind(one: OddMember) -> str:
@@ -303,25 +298,12 @@ def _harm_of_kind(one: OddMember) -> str:
 
 def _below(name: bytes, links: set[bytes]) -> bytes:
     """Return the link that a name leads through; empty where there is none."""
-    at = name.find(b"/")
+    at = name.find(b"/") if links else -1
     while at >= 0:
         if name[:at] in links:
             return name[:at]
         at = name.find(b"/", at + 1)
     return b""
-
-
-def _below_link(shard: str, offset: int, name: bytes, link: bytes) -> Finding:
-    found = f"{printable(name)}: a name that leads through the link {printable(link)}"
-    return Finding("member-unsafe", shard, found, offset=offset)
-
-
-def _is_text(key: bytes) -> bool:
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]:
