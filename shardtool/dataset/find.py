@@ -53,7 +53,6 @@ from shardtool.pattern import (
 from shardtool.storage.places import (
     base_name,
     dangling,
-    file_stat,
     folder_of,
     folders_in,
     for_each,
@@ -139,13 +138,8 @@ class StoredShard:
         return bool(shard_kind(self.path).packing)
 
     def size(self) -> int | None:
-        """Return its bytes; None where it is not there."""
-        if is_url(self.path):
-            return plain_size(self.path)
-        try:
-            return file_stat(self.path).st_size
-        except OSError:
-            return None
+        """Return its bytes; None where it is no plain file."""
+        return plain_size(self.path)
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
         """Return where its samples lie, as its sidecar says or, where there is no sound one, a walk finds.
