@@ -249,8 +249,11 @@ class PackedFile:
         if self._held is not None:
             self._held.close()
 
-    def hold(self, offset: int, length: int) -> None:
+    def hold(self, offset: int, length: int) -> IO[bytes]:
         """Keep the bytes at a place at hand, in a temporary file, until the next are: these can be read in any order.
+
+        Returns:
+            The file, which has no name.
 
         Raises:
             CorruptShard: The compressed data is damaged.
@@ -270,9 +273,10 @@ class PackedFile:
                 at += len(block)
             self._held.flush()
         except OSError as error:
-            found = f"no room for {length:,} bytes of {self.path}: {reason(error)}"
-            raise OutputFailed(gettempdir(), found, remedy="Let TMPDIR name a folder that has room.") from None
+            remedy = "Let TMPDIR name a folder that has room, or make plain shards of it with `shardtool reshard`."
+            raise OutputFailed(gettempdir(), f"no room to unpack {self.path}: {reason(error)}", remedy=remedy) from None
         self._held_start, self._held_end = offset, at
+        return self._held
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return `length` bytes from `offset` on: fewer only at the end.

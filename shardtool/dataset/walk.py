@@ -96,7 +96,7 @@ def _lost_of_tar(shard: ShardFile | PackedFile, at: int, error: CorruptShard) ->
 
 
 def walk_records(
-    shard: ShardFile | PackedFile, hold: Callable[[int, int], None] | None, lost: list[LostRange]
+    shard: ShardFile | PackedFile, hold: Callable[[int, int], object] | None, lost: list[LostRange]
 ) -> Iterator[tfrecord.Record]:
     """Yield the records of a TFRecord file that can be read; what cannot is added to `lost`."""
     at = before = 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardtool.values import Kind, Number
 
     Read = Callable[[int, int], bytes | memoryview]
-    Hold = Callable[[int, int], None]
+    Hold = Callable[[int, int], object]
     Data: TypeAlias = "bytes | memoryview | DistantBytes"
 
 # Base 128 varints: whole numbers of seven bits a byte, least first; all bytes but the last have the eighth bit.

@@ -14,13 +14,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import reduce
 from os import PathLike
-from tempfile import TemporaryFile, gettempdir
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, raise_if_machines, reason
+from shardtool.errors import CorruptShard, InvalidRequest, raise_if_machines, reason
 from shardtool.fingerprint import crc32c
 from shardtool.request.settings import check_choice
 from shardtool.storage.open_file import open_blob, open_plain
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 REMEDY = "Run `shardtool verify`; read with on_error='skip' to go on without what is damaged."
 _MOST_OPEN = 256
 _SHARE = 4  # of the descriptors that a process may have, shards take one in so many
+_ALL = 2**62  # bytes: no shard has more
 _ADVICE = 2**17  # bytes: some systems take no more of one piece of advice
 _FREED = 2**24
 _pread = os.pread
@@ -139,7 +139,8 @@ class OpenFile:
             if self.fd >= 0:
                 os.close(self.fd)
                 self.fd = -1
-            self.fd = _unpacked(path)
+            with PackedFile(path) as unpacked:
+                self.fd = os.dup(unpacked.hold(0, _ALL).fileno())
 
     def __del__(self) -> None:
         if os is None:  # the interpreter ends: its modules are gone, and the system closes files
@@ -239,24 +240,6 @@ def _read_elsewhere(blob: Blob, offsets: Sequence[int], lengths: Sequence[int]) 
         if len(data) < length:
             raise EOFError(at + len(data), length - len(data))
         yield data
-
-
-def _unpacked(path: str) -> int:
-    """Return a descriptor of what a compressed shard holds: a temporary file without a name."""
-    with PackedFile(path) as packed:
-        try:
-            with TemporaryFile() as spool:
-                at = 0
-                while block := packed.read(at, BLOCK):
-                    spool.write(block)
-                    at += len(block)
-                spool.flush()
-                return os.dup(spool.fileno())
-        except OSError as error:
-            raise OutputFailed(
-                gettempdir(), f"no room to unpack {path}: {reason(error)}",
-                remedy="Let TMPDIR name a folder that has room, or make plain shards of it with `shardtool reshard`.",
-            ) from None  # fmt: skip
 
 
 class OpenFiles:
