@@ -148,15 +148,18 @@ def publish_dataset(totals: Totals, publisher: Publisher, made: RunRecord) -> Da
     return dataset
 
 
-def dataset_of(totals: Totals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord) -> DatasetFile:
-    """Return what the dataset file says of packed shards, and of all that is left out."""
-    values, is_tar = totals.values, pattern.format == "tar"
+def dataset_of(
+    totals: Totals, pattern: ShardPattern, skipped: Sequence[Skipped], made: RunRecord, shard_format: str = ""
+) -> DatasetFile:
+    """Return what the dataset file says of packed shards, and of all that is left out; the format is as names tell."""
+    shard_format = shard_format or pattern.format
+    values, is_tar = totals.values, shard_format == "tar"
     kinds = {**values.numbers, **values.lists}
     fields = {name: totals.fields[name] for name in sorted(totals.fields, key=to_bytes)}
     return DatasetFile(
         name=output_text(pattern.base),
         pattern=output_text(pattern.text),
-        format=pattern.format,
+        format=shard_format,
         shards=tuple(totals.shards),
         fields=fields,
         field_bytes=totals.field_bytes,

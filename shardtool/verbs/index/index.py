@@ -473,9 +473,10 @@ class Indexer:
         numbers: dict[str, Number] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
         totals.values = FieldValues(numbers=numbers, lists={name: kinds[name] for name in self.lists})
         totals.shards, totals.schema, totals.digest = [*shards], self._schema(), sum(one or 0 for one in self.digests)
-        asked = {"options": {"dots": "last"}} if target.dots == "last" and target.pattern.format == "tar" else {}
+        shard_format = target.dataset.shards[0].format
+        asked = {"options": {"dots": "last"}} if target.dots == "last" and shard_format == "tar" else {}
         made = RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"})
-        file = dataset_of(totals, target.pattern, (), made)
+        file = dataset_of(totals, target.pattern, (), made, shard_format)
         known = "" if None in self.digests else file.fingerprint
         return replace(file, name=output_text(target.base), fingerprint=known, shards_folder=target.shards_folder)
 
