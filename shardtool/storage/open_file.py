@@ -19,8 +19,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, cast
 from shardtool.errors import machine_reads
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import SCHEMES, is_url, is_web, join, parse_address
-from shardtool.storage.remote.blob import Blob, ObjectFact, read_object, requests, together
-from shardtool.storage.remote.other_schemes import OtherBlob
+from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, read_object, requests, together
 from shardtool.values import BLOCK, to_text
 
 if TYPE_CHECKING:
