@@ -27,14 +27,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import ray
-from ray.exceptions import (
-    GetTimeoutError,
-    NodeDiedError,
-    RayError,
-    RayTaskError,
-    TaskUnschedulableError,
-    WorkerCrashedError,
-)
+from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
@@ -66,7 +59,7 @@ _SCHEMES = ("", "ray")
 
 
 _START = "Start one with `ray start`, or give the address of one that runs."
-_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
+_GONE = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
 
 
 class Node(NamedTuple):
@@ -219,7 +212,7 @@ class RayPool(Pool):
             with _own_signals(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 ray.init(address or "auto", log_to_driver=False, logging_level=logging.CRITICAL)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        except (ConnectionError, RuntimeError, ValueError, exceptions.RayError) as error:
             raise _unreachable(address, error) from None
 
     def _watch(self) -> None:
@@ -372,9 +365,9 @@ class RayPool(Pool):
     def _result(self, what: str, future: Future[Answer]) -> object:
         try:
             answer = future.result()
-        except RayTaskError as error:  # before the task began: what it is made of cannot be had there
+        except exceptions.RayTaskError as error:  # before the task began: what it is made of cannot be had there
             raise Bug.of(what, error) from None
-        except RayError as error:
+        except exceptions.RayError as error:
             found = f"lost {_ATTEMPTS} times: {' '.join(str(error).split())[:300]}"
             raise WorkerDied(what, found, remedy=self._again) from None
         if answer.error is not None:
@@ -411,9 +404,9 @@ class _Reports:
                 for number, (samples, size) in ray.get(self._asked, timeout=0).items():
                     if number in running:
                         self._pass_on(number, samples, size)
-            except GetTimeoutError:
+            except exceptions.GetTimeoutError:
                 return
-            except RayError:
+            except exceptions.RayError:
                 pass  # the actor's node is gone, and another starts
         self._asked = self.actor.take.remote()
 

@@ -15,20 +15,8 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import Bug, SampleFailed
 from shardtool.fingerprint import crc32c
+from shardtool.format import tfrecord
 from shardtool.format.tar import BLOCK, PADDING, TRAILER, header, put_header
-from shardtool.format.tfrecord import (
-    FRAME_HEAD,
-    FRAME_TAIL,
-    KEY_FEATURE,
-    FeatureHead,
-    ListHead,
-    encode_number,
-    example_head,
-    key_feature,
-    put_frame_head,
-    put_frame_tail,
-    single_int,
-)
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, file_crc
 from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import Packer, StartAgain, changed, no_report, unreadable
@@ -288,11 +276,11 @@ class TFRecordPacker(Packer):
         content, limit, skipped, crcs = self.content, len(self.view), self.skipped, self.field_crcs
         kinds = {**content.numbers, **content.lists}
         names = [*enumerate(content.fields)]
-        self._heads = [FeatureHead(name, kinds.get(code)) for code, name in names]
-        self._list_heads = [ListHead(name, kinds.get(code)) for code, name in names]
+        self._heads = [tfrecord.FeatureHead(name, kinds.get(code)) for code, name in names]
+        self._list_heads = [tfrecord.ListHead(name, kinds.get(code)) for code, name in names]
         self._whole = content.whole or bytes(len(self.codes))
         self._may_be_one = {code for code, kind in content.lists.items() if kind == "int64"}
-        self._after_key = [name > KEY_FEATURE for name in content.fields]
+        self._after_key = [name > tfrecord.KEY_FEATURE for name in content.fields]
         columns = zip(self.keys, numbers("q", self.task.samples.needs), self.counts, strict=True)
         used = end = 0
         for sample, (key, need, count) in enumerate(columns):
@@ -321,16 +309,16 @@ class TFRecordPacker(Packer):
         view, heads, codes, sizes, endings = self.view, self._heads, self.codes, self.sizes, self.endings
         of_numbers, crcs, after_key = self.content.numbers, self.field_crcs, self._after_key
         list_heads, whole, may_be_one = self._list_heads, self._whole, self._may_be_one
-        data = at = put_frame_head(view, used, need)
-        key_part: bytes | None = key_feature(key)
-        head = example_head(need)
+        data = at = tfrecord.put_frame_head(view, used, need)
+        key_part: bytes | None = tfrecord.key_feature(key)
+        head = tfrecord.example_head(need)
         for field in range(row, end):
             code = codes[field]
             if key_part is not None and after_key[code]:
                 head += key_part
                 key_part = None
             if code in of_numbers:
-                value = encode_number(self.inline[field], of_numbers[code])
+                value = tfrecord.encode_number(self.inline[field], of_numbers[code])
                 size = len(value)
             else:
                 value, size = None, sizes[field]
@@ -356,25 +344,25 @@ class TFRecordPacker(Packer):
         if key_part is not None:
             view[at : at + len(key_part)] = key_part
             at += len(key_part)
-        if put_frame_tail(view, at, crc32c(view[data:at])) - used != need:
+        if tfrecord.put_frame_tail(view, at, crc32c(view[data:at])) - used != need:
             raise _mismatch(key)
 
     def _stream(self, key: bytes, row: int, end: int, need: int) -> None:
         """Write one sample that is larger than the buffer, block by block. The buffer is empty before and after."""
         crcs, before = [], self.size
-        frame = bytearray(FRAME_HEAD)
-        put_frame_head(frame, 0, need)
+        frame = bytearray(tfrecord.FRAME_HEAD)
+        tfrecord.put_frame_head(frame, 0, need)
         self.write(bytes(frame))
         self.record_crc = 0
-        self.write_streamed(example_head(need))
-        key_part: bytes | None = key_feature(key)
+        self.write_streamed(tfrecord.example_head(need))
+        key_part: bytes | None = tfrecord.key_feature(key)
         for field in range(row, end):
             code = self.codes[field]
             if key_part is not None and self._after_key[code]:
                 self.write_streamed(key_part)
                 key_part = None
             if code in self.content.numbers:
-                value = encode_number(self.inline[field], self.content.numbers[code])
+                value = tfrecord.encode_number(self.inline[field], self.content.numbers[code])
                 self.write_streamed(self._heads[code](len(value)) + value)
                 crcs.append(crc32c(value))
                 continue
@@ -384,8 +372,8 @@ class TFRecordPacker(Packer):
             if code in self._may_be_one and self.sizes[field] <= len(self.view):  # which holds it since
                 self._note_one(len(self.field_crcs) + len(crcs) - 1, field, self.view[: self.sizes[field]])
         self.write_streamed(key_part or b"")
-        tail = bytearray(FRAME_TAIL)
-        put_frame_tail(tail, 0, self.record_crc)
+        tail = bytearray(tfrecord.FRAME_TAIL)
+        tfrecord.put_frame_tail(tail, 0, self.record_crc)
         self.write(bytes(tail))
         if self.size - before != need:
             raise _mismatch(key)
@@ -399,7 +387,7 @@ class TFRecordPacker(Packer):
             row: Which it is.
             payload: Its bytes.
         """
-        value = None if self._whole[row] else single_int(payload)
+        value = None if self._whole[row] else tfrecord.single_int(payload)
         if value is not None:
             text = b"%d" % value
             self.ones.extend((written, len(text), crc32c(text)))

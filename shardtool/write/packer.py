@@ -285,8 +285,11 @@ class Packer:
         if kind == INLINE:
             self.write_streamed(self.inline[row])
             return crc32c(self.inline[row])
-        path = self.path_of(row, name)
-        crc, blocks = 0, self._span_blocks(row) if kind == SPAN else self._file_blocks(path, row)
+        path, crc = self.path_of(row, name), 0
+        if kind == SPAN:
+            blocks = self.spans.blocks(self.file_of_row[row], self.offsets[row], self.sizes[row], self.view)
+        else:
+            blocks = self._file_blocks(path, row)
         try:
             for block in blocks:
                 crc = crc32c(block, crc)
@@ -297,9 +300,6 @@ class Packer:
         if self.expected:
             self.check_crc(row, crc)
         return crc
-
-    def _span_blocks(self, row: int) -> Iterator[memoryview]:
-        return self.spans.blocks(self.file_of_row[row], self.offsets[row], self.sizes[row], self.view)
 
     def _file_blocks(self, path: bytes, row: int) -> Iterator[memoryview]:
         view, size, done = self.view, self.sizes[row], 0
@@ -317,8 +317,8 @@ class Packer:
         if done != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
             raise changed(path, size, self.mtimes[row], done, fact)
 
-    def read_payload(self, name: bytes, row: int, payload: memoryview) -> bytes:
-        """Fill `payload` from wherever the plan says; return the path that was read.
+    def read_payload(self, name: bytes, row: int, payload: memoryview) -> None:
+        """Fill `payload` from wherever the plan says.
 
         Raises:
             OSError: It cannot be read.
@@ -327,15 +327,13 @@ class Packer:
         kind, size = self.kinds[row], self.sizes[row]
         if kind == INLINE:
             payload[:] = self.inline[row]
-            return b""
-        if kind == SPAN:
+        elif kind == SPAN:
             self.read_span(row, payload)
-            return b""
-        path = name if self.paths is None else self.paths[row]
-        got, fact = self.read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
-        if got != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
-            raise changed(path, size, self.mtimes[row], got, fact)
-        return path
+        else:
+            path = name if self.paths is None else self.paths[row]
+            got, fact = self.read_file(self.root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+            if got != size or fact.st_size != size or fact.st_mtime_ns != self.mtimes[row]:
+                raise changed(path, size, self.mtimes[row], got, fact)
 
     def _planned_files(self) -> Iterator[PlannedFile]:
         """Yield the files that are read, in order, but for those of samples that are left out by then."""

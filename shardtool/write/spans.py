@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from array import array
 from bisect import bisect_right
 from functools import cache
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from shardtool.format import zip_read
 from shardtool.storage.open_file import open_source
 from shardtool.values import to_text
 from shardtool.wording import option
-from shardtool.write.task import SourceFailed
+from shardtool.write.task import SourceFailed, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,8 +84,7 @@ class SpanReader:
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"") -> None:
         self._files = files
-        bounds = array("q")
-        bounds.frombytes(regions)
+        bounds = numbers("q", regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
         self._open: dict[int, File] = {}

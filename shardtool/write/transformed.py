@@ -20,14 +20,7 @@ from shardtool.transform import BadSample, ChangedSample, Transformer
 from shardtool.values import URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
 from shardtool.write.packer import Field, Packer, ShardRecords, no_report, unreadable
-from shardtool.write.task import (
-    ShardResult,
-    ShardTask,
-    SourceFailed,
-    TransformedSamples,
-    TransformWork,
-    digest,
-)
+from shardtool.write.task import ShardResult, SourceFailed, TransformedSamples, digest
 
 if TYPE_CHECKING:
     from shardtool.fetch import FetchOptions
@@ -35,6 +28,7 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import DurableFile, Sink
     from shardtool.values import Number
     from shardtool.write.packer import Parts, Put, Report
+    from shardtool.write.task import ShardTask, TransformWork
 
     Encoded = tuple[Parts, list[Field]]  # a sample's record, and what is in it
 
