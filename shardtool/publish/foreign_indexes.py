@@ -162,37 +162,36 @@ class StaleIndexes:
 
     Args:
         folder: The folder.
-        pattern: The names of the dataset's shards.
+        pattern: The names of the dataset's shards; None: they are none of a pattern, and no index of theirs is found.
+        there: The names of all that lies in the folder.
         appends: Whether the shards that are there stay: then what the folder's indexes list is not wrong, only old.
 
     Attributes:
         removed: The names of those that were removed, and what each was, as `--export` calls it.
     """
 
-    def __init__(self, folder: OutputFolder, pattern: ShardPattern, *, appends: bool) -> None:
-        self.folder, self.pattern, self._appends = folder, pattern, appends
+    def __init__(
+        self, folder: OutputFolder, pattern: ShardPattern | None, there: Iterable[str], *, appends: bool
+    ) -> None:
+        self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
         self._forms: dict[str, str] = {}  # by file
         self._files: dict[str, list[str]] = {}  # by shard
         self._stale: list[str] = []
         self._counts: dict[str, dict[str, int]] = {}  # for this dataset's shards, by index of the folder
-
-    def look(self, there: Iterable[str]) -> None:
-        """Find the index files of shards that the pattern owns.
-
-        Args:
-            there: The names of all that lies in the folder.
-        """
-        self._forms, self._files = {}, {}
-        ending = "." + self.pattern.shard(0).rpartition(".")[2]
+        self._owns = (lambda _: False) if pattern is None else pattern.owns
+        if pattern is None:
+            return
+        ending = "." + pattern.shard(0).rpartition(".")[2]
         for name in there:
-            owned = [stem + ending for stem in indexes.stems_of(name) if self.pattern.owns(stem + ending)]
-            if owned and name != self.pattern.dataset_file and (form := self._form(name)):
+            owned = [stem + ending for stem in indexes.stems_of(name) if pattern.owns(stem + ending)]
+            if owned and name != pattern.dataset_file and (form := self._form(name)):
                 self._forms[name] = form
                 self._files.setdefault(owned[0], []).append(name)
-        lists = {form: sample_counts(once, self.folder) or {} for form, once in indexes.ONCE.items()}
-        ours = {form: {name: found[name] for name in found if self.pattern.owns(name)} for form, found in lists.items()}
-        self._counts = {form: counts for form, counts in ours.items() if counts}
+        for form, once in indexes.ONCE.items():
+            counts = sample_counts(once, folder) or {}
+            if ours := {name: count for name, count in counts.items() if pattern.owns(name)}:
+                self._counts[form] = ours
 
     def _form(self, name: str) -> str:
         with suppress(OSError):
@@ -267,8 +266,8 @@ class StaleIndexes:
         self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
         there = set(self.folder.names())
         if indexes.README in there and indexes.is_ours(data := _read(self.folder, indexes.README) or b""):
-            names = {name for name in there if not self.pattern.owns(name)} | wanted
-            named = {name for name in indexes.listed(data, names) if self.pattern.owns(name)}
+            names = {name for name in there if not self._owns(name)} | wanted
+            named = {name for name in indexes.listed(data, names) if self._owns(name)}
             if named and named != wanted:  # other shards of this dataset than there are
                 self._stale.append(indexes.README)
                 self._forms[indexes.README] = "huggingface"

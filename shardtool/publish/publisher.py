@@ -69,8 +69,7 @@ class Publisher:
         self._existing = dict(destination.existing)
         self._waiting: list[DurableFile] = []
         self._spool: StagedFile | None = None
-        self.beside = StaleIndexes(self.folder, self.pattern, appends=destination.appends)
-        self.beside.look(self.folder.names())
+        self.beside = StaleIndexes(self.folder, self.pattern, self.folder.names(), appends=destination.appends)
 
     def all_skipped(self, skipped: Sequence[Skipped]) -> list[Skipped]:
         """Return all that the dataset leaves out: what this run did, and what the dataset that is appended to did.
@@ -422,9 +421,7 @@ def look(before: Destination) -> Destination:
         what = f"{counted(len(names), 'file')} there already: {listing(names, 3)}"
         raise OutputExists(where, what, remedy=f"Choose another name, or {option('if_exists', 'overwrite')}{finish}")
     if not found.resumes and found.if_exists != "overwrite":
-        beside = StaleIndexes(folder, pattern, appends=found.appends)
-        beside.look(there)
-        beside.check_none_left(set(there))
+        StaleIndexes(folder, pattern, there, appends=found.appends).check_none_left(set(there))
     return found
 
 

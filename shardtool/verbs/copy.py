@@ -531,10 +531,8 @@ class _Carrier:
     def __init__(self, goal: CopyDestination, todo: list[ShardState], options: CopyOptions, notes: Notes) -> None:
         self.goal, self.todo, self._notes = goal, todo, notes
         self._threads = options.workers or _THREADS
-        self._beside = None
-        if (pattern := _pattern_of(goal.source)) is not None:
-            self._beside = StaleIndexes(goal.folder, pattern, appends=goal.has_grown)
-            self._beside.look(goal.folder.names())
+        pattern, there = _pattern_of(goal.source), goal.folder.names()
+        self._beside = StaleIndexes(goal.folder, pattern, there, appends=goal.has_grown)
 
     def run(self) -> None:
         """Copy all shards that are to be copied, and publish."""
@@ -545,7 +543,7 @@ class _Carrier:
             self._withdraw()
         for state, staged in side_by_side(self._staged, self.todo, self._threads, observer):
             pair = state.pair
-            if self._beside is not None and staged[0]:
+            if staged[0]:
                 self._beside.compare(pair.shard.name, read_small(pair.sidecar.path), written=True)
             if state.wrong and goal.folder.hides and not goal.has_grown:
                 waiting.append(staged)
@@ -560,15 +558,14 @@ class _Carrier:
         self._notes.add("the old dataset file is removed first: in a store, shards are replaced one by one")
         self.goal.folder.remove([self.goal.source.name])
         for state in self.todo:
-            if self._beside is not None and state.wrong:
+            if state.wrong:
                 self._beside.drop(state.pair.shard.name)
         self._remove_old()
 
     def _remove_old(self) -> None:
         """Remove what only the old dataset file lists, and what leads to it."""
-        if self._beside is not None:
-            self._beside.keep_only([one.name for one in self.goal.source.file.shards])
-            self._beside.remove()
+        self._beside.keep_only([one.name for one in self.goal.source.file.shards])
+        self._beside.remove()
         gone, gone_shards = self.goal.removed()
         self.goal.folder.remove(gone)
         self.goal.old_below.remove(gone_shards)
@@ -599,8 +596,7 @@ class _Carrier:
 
     def _publish(self, staged: Sequence[Staged]) -> None:
         """Give shards, then their sidecars, their names."""
-        if self._beside is not None:
-            self._beside.remove()
+        self._beside.remove()
         for folder, part in ((self.goal.below, 0), (self.goal.folder, 1)):
             if files := [file for one in staged for file in one[part]]:
                 folder.publish(*files)

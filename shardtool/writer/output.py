@@ -1,9 +1,4 @@
-"""What a writer notes of each shard that it has published, so that another one can go on where it was killed.
-
-The file `.NAME.writer` lies beside the shards until their dataset file is there: a line of JSON of what was asked for,
-then one for each shard, with what neither the shard nor its sidecar can say. A line that a kill cut short is passed
-over, as is all that follows it.
-"""
+"""The dataset that a writer makes: its shards, published one by one, its journal, and the parts of several writers."""
 
 from __future__ import annotations
 
@@ -127,6 +122,13 @@ def options_of(given: Keywords) -> WriterOptions:
     if unknown := [name for name in given if name not in known]:
         raise InvalidRequest("ShardWriter", f"no option {unknown[0]!r}", expected=f"one of {', '.join(known)}")
     return WriterOptions(**given)
+
+
+# What a writer notes of each shard that it has published, so that another one can go on where it was killed.
+#
+# The file `.NAME.writer` lies beside the shards until their dataset file is there: a line of JSON of what was asked for,
+# then one for each shard, with what neither the shard nor its sidecar can say. A line that a kill cut short is passed
+# over, as is all that follows it.
 
 
 _VERSION = 1

@@ -465,8 +465,7 @@ def remove_splits(run: Run) -> None:
         pattern = output_pattern(run.names, name)
         folder = open_folder(pattern.folder)
         with folder.lock(pattern.base):
-            beside = StaleIndexes(folder, pattern, appends=False)
-            beside.look(folder.names())
+            beside = StaleIndexes(folder, pattern, folder.names(), appends=False)
             beside.keep_only(())
             folder.remove([pattern.dataset_file])
             beside.remove()
