@@ -126,9 +126,9 @@ def options_of(given: Keywords) -> WriterOptions:
 
 # What a writer notes of each shard that it has published, so that another one can go on where it was killed.
 #
-# The file `.NAME.writer` lies beside the shards until their dataset file is there: a line of JSON of what was asked for,
-# then one for each shard, with what neither the shard nor its sidecar can say. A line that a kill cut short is passed
-# over, as is all that follows it.
+# The file `.NAME.writer` lies beside the shards until their dataset file is there: a line of JSON of what was asked
+# for, then one for each shard, with what neither the shard nor its sidecar can say. A line that a kill cut short is
+# passed over, as is all that follows it.
 
 
 _VERSION = 1
