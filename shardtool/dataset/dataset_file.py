@@ -158,7 +158,9 @@ class DatasetFile:
             "__kind__": "wids-shard-index-v1",
             "wids_version": 1,
             "name": self.name,
-            "shardlist": [self._listed(shard) for shard in self.shards],
+            "shardlist": [  # a reader of wids finds a shard from the dataset file's folder
+                {**shard.to_json(), "url": posixpath.join(self.shards_folder, shard.name)} for shard in self.shards
+            ],
             "shardtool": {
                 "format_version": FORMAT_VERSION,
                 "format": self.format,
@@ -190,10 +192,6 @@ class DatasetFile:
     def feature_texts(self) -> dict[str, str]:
         """Return what `tf.io.parse_single_example` wants for each feature, as Python source."""
         return {name: one.encode() for name, one in self.features.items()}
-
-    def _listed(self, shard: ShardEntry) -> dict[str, object]:
-        """Return a shard for the list: a reader of wids finds it from the dataset file's folder."""
-        return {**shard.to_json(), "url": posixpath.join(self.shards_folder, shard.name)}
 
 
 def shard_names(data: bytes) -> list[str] | None:

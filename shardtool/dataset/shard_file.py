@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from shardtool.errors import (
     CorruptShard,
@@ -153,14 +153,6 @@ class SummedFile(ShardFile):
             raise self._failed(offset, error) from None
 
 
-class _Stream(Protocol):
-    """What a compressed file holds."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
 class _XzStream:
     """What an xz file holds, one stream after the other: pyarrow unpacks all other kinds, but not these."""
 
@@ -226,7 +218,7 @@ class PackedFile:
         packing = packing or shard_kind(path).packing
         with ShardFile(path) as plain:  # opens no FIFO
             self.packed_size, file = plain.size, plain.stream()
-        self._stream: _Stream
+        self._stream: Any  # with `read` and `close`
         try:
             xz = packing == "xz"
             self._stream = _XzStream(file) if xz else pa.CompressedInputStream(pa.PythonFile(file, "r"), packing)

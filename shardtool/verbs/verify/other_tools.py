@@ -115,7 +115,7 @@ def _fields(shards: Sequence[Survey]) -> Iterator[Finding]:
     """Yield what `load_dataset` makes of samples that lack fields: it takes the first ones' for those of all."""
     reader, known = "huggingface", frozenset[bytes]()
     for one in shards:
-        samples = list(_field_sets(one))
+        samples = [frozenset(map(one.names.__getitem__, codes)) for codes in one.fields()]
         if not samples:
             continue
         if not known:
@@ -129,13 +129,6 @@ def _fields(shards: Sequence[Survey]) -> Iterator[Finding]:
             what = f"{_named(late)}: not in the first samples, so that it drops it; first in {output_text(one.path)}"
             yield Finding("target-fields", reader, what, "in the first five samples, too")
             return
-
-
-def _field_sets(one: Survey) -> Iterator[frozenset[bytes]]:
-    row = 0
-    for count in one.counts:
-        yield frozenset(one.names[code] for code in one.codes[row : row + count])
-        row += count
 
 
 def _named(fields: frozenset[bytes]) -> str:
@@ -187,14 +180,6 @@ class BesideTask:
     dots: Dots
 
 
-@dataclass(frozen=True, slots=True)
-class BesideFound:
-    """The result for the index files of a shard: findings, and the files in no known form."""
-
-    findings: tuple[Finding, ...]
-    unknown: tuple[str, ...]
-
-
 def check_beside(subject: Subject, pool: Pool) -> None:
     """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
     findings, names = subject.findings, set(names_in(subject.folder))
@@ -205,39 +190,39 @@ def check_beside(subject: Subject, pool: Pool) -> None:
         if files and case.survey is not None and is_shard_name(name):
             tasks[number] = BesideTask(case.path, name, files, case.shard.dots)
     numbers = [*tasks]
-    for place, found in pool.map(compare_beside, iter(tasks.values())):
-        findings.add(numbers[place], *found.findings)
-        findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in found.unknown]
+    for place, (found, unknown) in pool.map(compare_beside, iter(tasks.values())):
+        findings.add(numbers[place], *found)
+        findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in unknown]
     if subject.file is not None and subject.is_all:  # what tells of all shards was not named with some of them
         for form, once in ONCE.items():
             _check_counts(subject, subject.file, EXPORTS[form].reader, once)
         findings.add(-1, *_of_readme(subject, subject.file, names))
 
 
-def compare_beside(task: BesideTask) -> BesideFound:
-    """Compare the index files of a shard with what lies in it."""
+def compare_beside(task: BesideTask) -> tuple[list[Finding], list[str]]:
+    """Compare the index files of a shard with what lies in it; return findings, and the files in no known form."""
     forms: dict[str, str] = {}
     folder = folder_of(task.path)
     for name in task.files:
         head = _read(join(folder, name), HEAD_SIZE)
         if form := form_of(name, head[0], head[1]):
             forms[name] = form
-    unknown = tuple(name for name in task.files if name not in forms and not name.endswith(".json"))
+    unknown = [name for name in task.files if name not in forms and not name.endswith(".json")]
     if not forms:
-        return BesideFound((), unknown)
+        return [], unknown
     try:
         shard = _indexed(task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
     except StoreFailed:
         raise
     except ShardError:
-        return BesideFound((), unknown)  # a damaged shard, which other checks report
+        return [], unknown  # a damaged shard, which other checks report
     findings = []
     for name, form in forms.items():
         wrong = misfit(join(folder, name), form, shard)
         if wrong:
             expected = f"an index of {output_text(task.name)}, for {EXPORTS[form].reader}"
             findings.append(Finding(CODE, output_text(name), wrong, expected))
-    return BesideFound(tuple(findings), unknown)
+    return findings, unknown
 
 
 def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.find import find_dataset, of_glob, recorded_pattern
+from shardtool.dataset.shard_index import ends_of
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
 from shardtool.execute.local import cores
@@ -232,18 +233,13 @@ class Comparison:
         self._add("source-missing", len(lacking), found)
 
     def _extra(self, surveys: Surveys, place: Rows) -> None:
-        extra, shards = np.flatnonzero(place < 0).tolist(), [*surveys.items()]
-        ends = np.cumsum([len(survey.keys) for _, survey in shards])
-
-        def each() -> Iterator[Finding]:
-            for at in extra:
-                shard = int((ends <= at).sum())
-                row = at - (int(ends[shard - 1]) if shard else 0)
-                number, survey = shards[shard]
-                parts = ("source-extra", self.subject.cases[number].name, "not in the source", "no such sample")
-                yield Finding(*parts, survey.starts[row], walked_text(survey.keys[row]))
-
-        self._add("source-extra", len(extra), each())
+        extra, parts = np.flatnonzero(place < 0).tolist(), ("not in the source", "no such sample")
+        located = (self._located(surveys, "keys", at) for at in extra)
+        found = (
+            Finding("source-extra", name, *parts, survey.starts[row], walked_text(survey.keys[row]))
+            for name, survey, row in located
+        )
+        self._add("source-extra", len(extra), found)
 
     def _compare_fields(self, entries: Entries, surveys: Surveys, place: Rows, pool: Pool) -> None:
         """Compare the fields of samples that both have: their names, lengths and checksums."""
@@ -302,14 +298,18 @@ class Comparison:
 
     def _finding(self, code: str, surveys: Surveys, row: int, found: str, expected: str = "") -> Finding:
         """Return the finding about a field, by its row in all shards."""
+        name, survey, row = self._located(surveys, "codes", row)
+        sample = int(np.searchsorted(np.cumsum(np.frombuffer(survey.counts, np.uint32)), row, "right"))
+        key, field = walked_text(survey.keys[sample]), walked_text(survey.names[survey.codes[row]])
+        return Finding(code, name, found, expected, survey.offsets[row], key, field)
+
+    def _located(self, surveys: Surveys, column: str, place: int) -> tuple[str, Survey, int]:
+        """Return the shard of a place in a column of all shards, what lies in it, and the place there."""
         for number, survey in surveys.items():
-            if row < len(survey.codes):
-                sample = int(np.searchsorted(np.cumsum(np.frombuffer(survey.counts, np.uint32)), row, "right"))
-                key, field = walked_text(survey.keys[sample]), walked_text(survey.names[survey.codes[row]])
-                where = self.subject.cases[number].name
-                return Finding(code, where, found, expected, survey.offsets[row], key, field)
-            row -= len(survey.codes)
-        raise IndexError(row)
+            if place < (count := len(getattr(survey, column))):
+                return self.subject.cases[number].name, survey, place
+            place -= count
+        raise IndexError(place)
 
 
 def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -> Rows:
@@ -337,7 +337,8 @@ def _dataset_ids(surveys: Iterable[Survey], place: Rows, known: dict[bytes, int]
 def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
     """Return the place in the source of each sample of shards; -1 for those that it has not."""
     theirs = _key_column(entries.keys.data, entries.keys.starts)
-    ours = _key_column(*_join([key for one in surveys for key in one.keys]))
+    keys = [key for one in surveys for key in one.keys]
+    ours = _key_column(b"".join([key + b"\0" for key in keys]), ends_of([len(key) + 1 for key in keys]))
     found = pc.index_in(ours, value_set=theirs).fill_null(-1).to_numpy(zero_copy_only=False)
     return np.asarray(found.astype(np.int64))
 
@@ -345,11 +346,6 @@ def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
 def _of_row(entries: Entries, row: int) -> tuple[str, str]:
     sample = int(entries.owners(row))
     return walked_text(entries.keys[sample]), entries.fields[int(entries.rows.code[row])]
-
-
-def _join(keys: Sequence[bytes]) -> tuple[bytes, Rows]:
-    lengths = np.array([len(key) + 1 for key in keys], np.int64)
-    return b"".join([key + b"\0" for key in keys]), np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
 def _key_column(data: bytes, starts: Rows) -> pa.Array:
