@@ -149,7 +149,7 @@ class Entries:
 
     @property
     def is_remote(self) -> bool:
-        """Whether files are read from a store or a server; then `rows.mtime_ns` has versions (see `sources`)."""
+        """Whether files are read from a store or a server; then `rows.mtime_ns` has versions (see `Blob.fact`)."""
         return any(map(is_place, (self.root, *self.folders.values())))
 
     @property

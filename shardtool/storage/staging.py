@@ -2,7 +2,8 @@
 
 A file is *staged*: it lies as `.NAME.part` beside its final name, or as `.NAME~ATTEMPT.part` where several attempts may
 write it, and is fsynced. *Publishing* renames it and fsyncs the folder; an object store's would be a multipart upload
-and its completion. A `Staged` value travels between processes: a worker stages, its parent publishes.
+and its completion. A `DurableFile` travels between processes: a worker stages, its parent publishes. At the end, what
+is written into a tree of folders (`Tree`), and second names by which files can be brought back (`KeptFiles`).
 """
 
 from __future__ import annotations
