@@ -632,7 +632,7 @@ class Fetcher:
     @property
     def held(self) -> int:
         """Bytes that were read, and not taken yet."""
-        return self._turns.held
+        return asyncio.run_coroutine_threadsafe(self._held(), self._loop).result()  # behind all that was asked before
 
     @property
     def ended(self) -> bool:
@@ -677,6 +677,9 @@ class Fetcher:
             with self._ready:
                 self._lack = error
                 self._ready.notify()
+
+    async def _held(self) -> int:
+        return self._turns.held
 
     async def _close(self) -> None:
         await self._begin(())
