@@ -168,7 +168,11 @@ class ManifestSource(Source):
         )
         if groups is not None:
             entries = grouped(entries, groups)
-        entries, skipped = self._without_lost(entries, groups, files)
+        skipped: tuple[Skipped, ...] = ()
+        if groups is not None or files.problem.any():
+            entries, skipped = self._without_lost(entries, groups, files)
+        if self._lengths:
+            entries = replace(entries, spans=_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"leave their rows out with {option('where')}")
         pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
         return Listing(entries, skipped, self.name, tuple(self.notes))
@@ -320,16 +324,16 @@ class ManifestSource(Source):
             code, message = files.problems[int(files.problem[row, which]) - 1]
             path, where = str(self._columns[self._roles.paths()[which]][row]), f"row {int(numbers[row]) + 1:,}"
             skipped.append(Skipped(entries.key(int(owner[row])), path, code, f"{message}, {where}"))
-        kept = np.setdiff1d(np.arange(len(entries)), owner[bad])
+        lost = np.zeros(len(entries), np.bool_)
+        lost[owner[bad]] = True
         if groups is not None:
-            left = counted(int(np.isin(owner, kept).sum()), "row")
-            self.notes.append(f"{left}, a file each, that share keys: {counted(len(kept), 'sample')}")
+            left, samples = int((~lost[owner]).sum()), int((~lost).sum())
+            self.notes.append(f"{counted(left, 'row')}, a file each, that share keys: {counted(samples, 'sample')}")
             self.keep(groups.first)
         if len(bad):
+            kept = np.flatnonzero(~lost)
             entries = entries.take(kept)
             self.keep(kept)
-        if self._lengths:
-            entries = replace(entries, spans=_spans(entries))
         return entries, tuple(skipped)
 
 
