@@ -27,16 +27,9 @@ if TYPE_CHECKING:
     from shardtool.storage.open_file import FileFact
     from shardtool.storage.remote.stores import BucketEntry
 
-__all__ = [
-    "called",
-    "is_url",
-    "is_web",
-    "parse_address",
-    "refuse_near_url",
-    "together",
-    "use_endpoint",
-    "use_headers",
-]  # as they are
+__all__ = [  # as they are
+    "called", "is_url", "is_web", "parse_address", "refuse_near_url", "together", "use_endpoint", "use_headers",
+]  # fmt: skip
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
