@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.settings import Folder, Function, Pairs, Settings, Shares, described, facts, setting
+from shardtool.request.settings import Default, Folder, Function, Pairs, Settings, Shares, described, facts, setting
 from shardtool.request.texts import SplitOptions, parse_shares, pixels, share, shares_text
 from shardtool.values import (
     Dots,
@@ -249,6 +249,11 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
 
 
+def _fetching(default: Default, text: str, **facts: Any) -> Default:
+    """Declare an option about the files of URLs; how they are fetched decides no byte of a dataset."""
+    return setting(default, text, **{"needs": _FETCHES, "recorded": False, **facts})
+
+
 @described
 @dataclass(frozen=True, slots=True)
 class CreateOptions(SelectingOptions):
@@ -294,42 +299,28 @@ class CreateOptions(SelectingOptions):
         (), "Column of URLs (http, https) whose files are this field.", typed="url", form="pairs",
         metavar="FIELD=COLUMN", such_as="jpg=url", of="manifest",
     )  # fmt: skip
-    connections: int = setting(
-        256, "Number of files that each worker fetches at once.", section="URLs", within=(1, 4096), needs=_FETCHES,
-        recorded=False,
-    )  # fmt: skip
-    per_host: int = setting(
-        16, "Number of files that all workers fetch at once of one host.", within=(1, 10**6), needs=_FETCHES,
-        recorded=False,
-    )  # fmt: skip
-    timeout: int = setting(
-        10, "Seconds to wait for a connection, and for more bytes.", within=(1, 3600), needs=_FETCHES, recorded=False
+    connections: int = _fetching(
+        256, "Number of files that each worker fetches at once.", section="URLs", within=(1, 4096)
     )
-    max_time: int = setting(60, "Seconds for a file in all.", within=(1, 86_400), needs=_FETCHES, recorded=False)
-    max_file_size: str | int = setting(
-        100_000_000, "Maximum size of a file in bytes.", form="size", shown="100MB", needs=_FETCHES
+    per_host: int = _fetching(16, "Number of files that all workers fetch at once of one host.", within=(1, 10**6))
+    timeout: int = _fetching(10, "Seconds to wait for a connection, and for more bytes.", within=(1, 3600))
+    max_time: int = _fetching(60, "Seconds for a file in all.", within=(1, 86_400))
+    max_file_size: str | int = _fetching(
+        100_000_000, "Maximum size of a file in bytes.", form="size", shown="100MB", recorded=True
     )
-    retries: int = setting(
-        2, "Number of further tries after a failure that may pass.", within=(0, 20), needs=_FETCHES, recorded=False
+    retries: int = _fetching(2, "Number of further tries after a failure that may pass.", within=(0, 20))
+    allow_private: bool = _fetching(False, "Ask addresses of this machine and of local networks, too.")
+    robots: Literal["obey", "ignore"] = _fetching(
+        "obey", "What to do about the header X-Robots-Tag, such as noai.", recorded=True
     )
-    allow_private: bool = setting(
-        False, "Ask addresses of this machine and of local networks, too.", needs=_FETCHES, recorded=False
+    user_agent: str | None = _fetching(None, "Name that servers are told.", metavar="TEXT", shown="shardtool/VERSION")
+    require: Literal["image"] | None = _fetching(None, "What a file must begin as.", recorded=True)
+    max_failed: str | float = _fetching(
+        "90%", "Share of a shard's samples that may fail before the run stops.", form="share", metavar="SHARE"
     )
-    robots: Literal["obey", "ignore"] = setting(
-        "obey", "What to do about the header X-Robots-Tag, such as noai.", needs=_FETCHES
+    retry_failed: bool = _fetching(
+        False, "Fetch shards again that left samples out, with `if_exists='resume'`.", needs={**_FETCHES, **_RESUMES}
     )
-    user_agent: str | None = setting(
-        None, "Name that servers are told.", metavar="TEXT", shown="shardtool/VERSION", needs=_FETCHES, recorded=False
-    )
-    require: Literal["image"] | None = setting(None, "What a file must begin as.", needs=_FETCHES)
-    max_failed: str | float = setting(
-        "90%", "Share of a shard's samples that may fail before the run stops.", form="share", metavar="SHARE",
-        needs=_FETCHES, recorded=False,
-    )  # fmt: skip
-    retry_failed: bool = setting(
-        False, "Fetch shards again that left samples out, with `if_exists='resume'`.", needs={**_FETCHES, **_RESUMES},
-        recorded=False,
-    )  # fmt: skip
     meta: str = setting(
         "all", "Columns that go into the field json and the sidecars: all others, none, or these (a,b,c).",
         section="Manifests", metavar="COLUMNS", of="manifest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import printable
 from shardtool.values import counted
@@ -13,6 +13,8 @@ from shardtool.wording import option, typed_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from _typeshed import DataclassInstance
 
     from shardtool.values import Dots
 
@@ -156,12 +158,8 @@ class CreateResult:
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it; what was not asked for is left out."""
-        found: dict[str, object] = {one.name: getattr(self, one.name) for one in fields(self)}
-        found |= {"notes": list(self.notes), "seconds": round(self.seconds, 3), "features": dict(self.features)}
-        found["exported"] = list(self.exported)
+        found = _data(self)
         found["splits"] = {name: split.to_json() for name, split in self.splits.items()}
-        found["appended"] = None if self.appended is None else asdict(self.appended)
-        found["changes"] = None if self.changes is None else asdict(self.changes)
         optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
         if not self.part:
             del found["merged"]
@@ -245,7 +243,7 @@ class IndexResult:
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it."""
-        return asdict(self) | {"notes": list(self.notes)}
+        return _data(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +268,15 @@ class ExportResult:
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it."""
-        return asdict(self)
+        return _data(self)
+
+
+def _data(result: DataclassInstance) -> dict[str, object]:
+    """Return a result as data: its tuples as lists, its time to the millisecond."""
+    found: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(result).items()
+    }
+    return found | ({"seconds": round(found["seconds"], 3)} if "seconds" in found else {})
 
 
 # Progress and notes of a run.
