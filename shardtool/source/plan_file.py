@@ -539,19 +539,21 @@ def _array(data: bytes) -> pa.LargeBinaryArray:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), buffers)
 
 
-def _names(arrays: Iterator[pa.LargeBinaryArray]) -> Names:
-    """Return the texts of arrays."""
-    parts = []
-    for array in arrays:
-        offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
-        data = np.frombuffer(array.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
-        if not data.all():
-            raise ValueError("a name with a NUL in it")
-        found, is_text = np.zeros(len(data) + len(array), np.uint8), np.ones(len(data) + len(array), np.bool_)
-        is_text[offsets[1:] - offsets[0] + np.arange(len(array))] = False
-        found[is_text] = data
-        parts.append(found.tobytes())
-    return Names.parse(b"".join(parts))
+def _ended(array: pa.LargeBinaryArray) -> bytes:
+    """Return the texts of an array, a NUL after each."""
+    offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
+    if not data.all():
+        raise ValueError("a name with a NUL in it")
+    found, is_text = np.zeros(len(data) + len(array), np.uint8), np.ones(len(data) + len(array), np.bool_)
+    is_text[offsets[1:] - offsets[0] + np.arange(len(array))] = False
+    found[is_text] = data
+    return found.tobytes()
+
+
+def _names(file: pq.ParquetFile, column: str) -> Names:
+    """Return a column of texts."""
+    return Names.parse(b"".join([_ended(array) for array in _chunks(file, column)]))
 
 
 def read_entries(
@@ -572,9 +574,9 @@ def read_entries(
     there, own = file.schema_arrow, len(schema)
     if pa.schema([*there][:own]) != schema or any(name.startswith("__") for name in there.names[own:]):
         raise ValueError("other columns than those of a plan")
-    keys = _names(_chunks(file, KEY))
+    keys = _names(file, KEY)
     first, columns, paths = _read_fields(file, schema.field(FIELDS).type.value_type)
-    inline = {name: _names(_chunks(file, _INLINE.format(at))) for at, name in enumerate(values.inline)}
+    inline = {name: _names(file, _INLINE.format(at)) for at, name in enumerate(values.inline)}
     code, kind, size, mtime_ns, changed_ns, *lie = columns
     spans = FieldSpans((asked.archive,), np.zeros(len(keys), np.uint32), *lie) if asked.archive else None
     found = Entries(
@@ -611,7 +613,7 @@ def _read_fields(
     most = sum(group.column(1).num_values for group in groups)  # with one for each sample without any
     starts, sample, row = np.zeros(file.metadata.num_rows + 1, np.int64), 0, 0
     columns = [np.empty(most, str(one.type)) for one in kind if one.name != _PATH]  # joined, they would be there twice
-    paths: list[Any] = []
+    has_paths, paths = kind.num_fields > len(columns), list[bytes]()
     for lists in _chunks(file, FIELDS):
         structs = lists.flatten()
         arrays = structs.flatten()
@@ -619,11 +621,11 @@ def _read_fields(
             raise ValueError(f"nulls in {FIELDS}")
         for column, array in zip(columns, arrays, strict=False):
             column[row : row + len(array)] = numbers(array)
-        paths += arrays[len(columns) :]
+        paths += [_ended(array) for array in arrays[len(columns) :]]  # one, or none; the array is not kept
         starts[sample + 1 : sample + 1 + len(lists)] = np.diff(numbers(lists.offsets))
         sample, row = sample + len(lists), row + len(structs)
     np.cumsum(starts, out=starts)
-    return starts, [column[:row] for column in columns], _names(iter(paths)) if kind.num_fields > len(columns) else None
+    return starts, [column[:row] for column in columns], Names.parse(b"".join(paths)) if has_paths else None
 
 
 def _check(entries: Entries) -> None:
