@@ -151,6 +151,11 @@ def output_text(name: str) -> str:
     return to_text(os.fsencode(name))
 
 
+def local_name(name: str) -> str:
+    """Return what the file system calls a file, by its name in an output: the way back from `output_text`."""
+    return os.fsdecode(to_bytes(name))
+
+
 def source_text(name: bytes) -> str:
     """Return a name of the source as it goes into an output.
 

@@ -13,7 +13,6 @@ Source: the tools' own modules, named below; docs/format.md, "Exported indexes".
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 from array import array
@@ -28,7 +27,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, machine_reads, printa
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, format_of, is_packed_name, sidecar_name
 from shardtool.storage.open_file import open_file
-from shardtool.values import BLOCK, to_bytes
+from shardtool.values import BLOCK, local_name
 from shardtool.wording import either, exporting, flag
 
 if TYPE_CHECKING:
@@ -551,7 +550,7 @@ class Export:
         reader: The tool.
         suffix: What the name of a shard's index ends with, in place of the shard's ending.
         encode: Returns the bytes of a shard's index; None: there is none.
-        form: How such an index starts; or tells, by its start and its size, whether a file has the form of one.
+        form: Tells, by the first bytes of a file and its size, whether it has the form of one.
         differs: Returns how the bytes of one differ from the index of a shard; empty: they do not.
         least: Samples that a shard must hold for the tool to take its index.
         hashed: Whether it has hashes of payloads: then shards are read.
@@ -564,7 +563,7 @@ class Export:
     reader: str
     suffix: str = ""
     encode: Callable[[IndexedShard], bytes] | None = None
-    form: re.Pattern[bytes] | Callable[[bytes, int], bool] | None = None
+    form: Callable[[bytes, int], bool] = lambda _, __: False
     differs: Callable[[bytes, IndexedShard], str] = lambda _, __: ""
     least: int = 0
     hashed: bool = False
@@ -572,15 +571,13 @@ class Export:
     readme: bool = False
     note: str = ""
 
-    def has_form(self, head: bytes, size: int) -> bool:
-        """Tell whether a file, by its first bytes and its size, has the form of such an index."""
-        if isinstance(self.form, re.Pattern):
-            return self.form.match(head) is not None
-        return self.form is not None and self.form(head, size)
+
+def _starts(pattern: bytes) -> Callable[[bytes, int], bool]:
+    """Return what tells of the first bytes of a file, and its size, whether they are text of this form."""
+    return lambda head, _: re.match(pattern, head) is not None
 
 
 _OTHER = "the places of other samples"
-_RECORDS = re.compile(rb"\d{1,20} \d{1,20}\r?\n")
 
 
 def _dali_difference(data: bytes, shard: IndexedShard) -> str:
@@ -596,10 +593,10 @@ def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
     return "" if tfrecord_index(shard).split() == data.split() else _OTHER
 
 
-_OF_RECORDS = tfrecord_index, _RECORDS, _tfrecord_difference
+_OF_RECORDS = tfrecord_index, _starts(rb"\d{1,20} \d{1,20}\r?\n"), _tfrecord_difference
 EXPORTS = {
     "dali-webdataset": Export(
-        "tar", "DALI", ".idx", webdataset_index, re.compile(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _dali_difference, least=1
+        "tar", "DALI", ".idx", webdataset_index, _starts(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _dali_difference, least=1
     ),
     "energon": Export(
         "tar", "energon", ".tar.idx", offsets_index, _has_offsets, _energon_difference,
@@ -607,7 +604,7 @@ EXPORTS = {
     ),
     "huggingface": Export(
         "tar", "the Hugging Face Hub", ".json", hub_index,
-        re.compile(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), _hub_difference, hashed=True, readme=True,
+        _starts(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), _hub_difference, hashed=True, readme=True,
     ),
     "timm": Export("tar", "timm", once=FolderIndex(timm_info, TIMM_FILE, _timm_pairs)),
     "open-clip": Export("tar", "open_clip", once=FolderIndex(open_clip_sizes, OPEN_CLIP_FILE, dict.items)),
@@ -643,7 +640,7 @@ def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
 def index_name(shard: str, export: Export) -> str:
     """Return the name of a shard's index: `out-000000.idx` for `out-000000.tar`."""
     name = sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix
-    return os.fsdecode(to_bytes(name))
+    return local_name(name)
 
 
 def names_beside(shard: str, names: Collection[str]) -> list[str]:
@@ -666,7 +663,7 @@ def form_of(name: str, head: bytes, size: int) -> str:
         size: How many it has.
     """
     for export, kind in EXPORTS.items():
-        if kind.suffix and name.endswith(kind.suffix) and kind.has_form(head, size):
+        if kind.suffix and name.endswith(kind.suffix) and kind.form(head, size):
             return export
     return ""
 

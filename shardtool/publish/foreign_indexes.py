@@ -25,7 +25,7 @@ from shardtool.publish.records import read_listed
 from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.values import counted, local_name, output_text
 from shardtool.wording import export_call, exporting, flag, made_again, option
 
 if TYPE_CHECKING:
@@ -53,11 +53,6 @@ def folder_below(folder: OutputFolder, names: str) -> OutputFolder:
             raise OutputExists(folder.full_path(name), "no folder", remedy="Move it away.")
         folder = open_folder(folder.full_path(name))
     return folder
-
-
-def _local(name: str) -> str:
-    """Return what the file system calls a file, by its name in a dataset file."""
-    return os.fsdecode(to_bytes(name))
 
 
 # An index file beside a shard.
@@ -260,7 +255,7 @@ class StaleIndexes:
         Args:
             shards: The names of all shards of the dataset.
         """
-        wanted = {*map(_local, shards)}
+        wanted = {*map(local_name, shards)}
         for shard in sorted(set(self._files) - wanted):
             self._stale += self._files.pop(shard)
         self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
@@ -315,8 +310,8 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
         notes.add("indexes of other tools were not looked for: the store does not let us list")
         return 0
     for shard in dataset.shards:
-        for name in indexes.names_beside(_local(shard.name), names):
-            data = _index_data(join(source, name), join(source, _local(shard.sidecar)))
+        for name in indexes.names_beside(local_name(shard.name), names):
+            data = _index_data(join(source, name), join(source, local_name(shard.sidecar)))
             if data is None:
                 wrong.append(output_text(name))
             else:
@@ -647,7 +642,7 @@ class Exporter:
         stops = index.offsets + index.lengths
         if (index.offsets[1:] < stops[:-1]).any():
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
-        path = join(join(self.folder.path, _local(dataset.shards_folder)), _local(shard.name))
+        path = join(join(self.folder.path, local_name(dataset.shards_folder)), local_name(shard.name))
         return indexes.DigestTask(path, shard.size, index.offsets.tobytes(), stops.tobytes())
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
@@ -710,7 +705,7 @@ def exports_beside(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
     """Return which indexes of other tools, as `--export` calls them, lie beside the dataset that is appended to."""
     if old is None or not old.shards:
         return []
-    stem = sidecar_name(os.fsdecode(to_bytes(old.shards[0].name))).removesuffix(SIDECAR_SUFFIX)
+    stem = sidecar_name(local_name(old.shards[0].name)).removesuffix(SIDECAR_SUFFIX)
     ours, found = {shard.name for shard in old.shards}, []
     for name, export in indexes.EXPORTS.items():
         if export.once is not None:  # a list of the folder's shards: it may be of others

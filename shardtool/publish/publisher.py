@@ -37,7 +37,7 @@ from shardtool.publish.records import (
 )
 from shardtool.storage.folders import check_there
 from shardtool.storage.staging import check_facts
-from shardtool.values import IfExists, counted, output_text, show_size, to_bytes
+from shardtool.values import IfExists, counted, local_name, output_text, show_size
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ class Publisher:
         Raises:
             OutputFailed: A shard or a sidecar is not there, or has another size.
         """
-        sizes = {os.fsdecode(to_bytes(one.name)): one.size for one in shards}
-        sizes |= {os.fsdecode(to_bytes(one.sidecar)): one.sidecar_size for one in shards}
+        sizes = {local_name(one.name): one.size for one in shards}
+        sizes |= {local_name(one.sidecar): one.sidecar_size for one in shards}
         check_there(self.folder, sizes, f"Run the same command again with {option('if_exists', 'resume')}.")
 
     def finish(self, shards: Sequence[str], dataset_file: bytes, skipped: Sequence[Skipped]) -> None:
@@ -450,7 +450,7 @@ def _check_dataset_file(found: Destination) -> None:
         raise OutputExists(found.dataset_file, what, remedy="Choose another pattern, or move it away.")
     if found.appends:
         return  # damaged or not: `_find_append` says
-    names = [os.fsdecode(to_bytes(shard)) for shard in shards]
+    names = [local_name(shard) for shard in shards]
     if foreign := [name for name in names if not found.pattern.owns(name)]:
         what = f"the dataset file of other shards: {listing(foreign, 3)}"
         remedy = "Choose another pattern, use that dataset's own, or remove it first."
@@ -534,7 +534,7 @@ def check_old(
     _check_names(old, pattern, where)
     for shard in old.shards:
         for name, size in ((shard.name, shard.size), (shard.sidecar, shard.sidecar_size)):
-            fact = existing.get(os.fsdecode(to_bytes(name)))
+            fact = existing.get(local_name(name))
             if fact is None or fact.size != size:
                 found = "no such file" if fact is None else f"{fact.size:,} bytes"
                 expected = f"{size:,} bytes, as the dataset file says"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.request.texts import MOST_PARTS, Part
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.values import counted, local_name, output_text, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -298,7 +297,7 @@ def read_listed(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
     """
     from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_sidecar
 
-    where, name = folder.full_path(shard.sidecar), os.fsdecode(to_bytes(shard.sidecar))
+    where, name = folder.full_path(shard.sidecar), local_name(shard.sidecar)
     fact = folder.facts([name]).get(name)
     if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
         found = "no such file" if fact is None else f"{fact.size:,} bytes"

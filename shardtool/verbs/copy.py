@@ -61,7 +61,7 @@ from shardtool.storage.places import (
 )
 from shardtool.storage.remote.retry import RequestStopped, until
 from shardtool.storage.staging import check_facts
-from shardtool.values import counted, show_size, to_bytes
+from shardtool.values import counted, local_name, show_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class CopySource:
     @property
     def skipped_name(self) -> str:
         """The name of the list of what was left out."""
-        return _local(self.file.name) + SKIPPED_SUFFIX
+        return local_name(self.file.name) + SKIPPED_SUFFIX
 
     def has_changed(self) -> bool:
         """Tell whether the dataset file is another one by now, or gone."""
@@ -226,7 +226,7 @@ def _open_source(given: Given) -> CopySource:
         remedy = "Give that file to copy them all; `reshard` makes a dataset of some shards."
         raise InvalidRequest(path, what, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
     folder = folder_of(path)
-    below = join(folder, _local(file.shards_folder)) if file.shards_folder else folder
+    below = join(folder, local_name(file.shards_folder)) if file.shards_folder else folder
     shards = [_original(below, one.name, one.size, one.crc) for one in file.shards]
     sidecars = [_original(folder, one.sidecar, one.sidecar_size, one.sidecar_crc) for one in file.shards]
     if not is_web(folder):  # there, each is asked for when it is copied
@@ -241,13 +241,8 @@ def _open_source(given: Given) -> CopySource:
     return replace(source, skipped=skipped)
 
 
-def _local(name: str) -> str:
-    """Return what the file system calls a file, by its name in a dataset file."""
-    return os.fsdecode(to_bytes(name))
-
-
 def _original(folder: str, name: str, size: int, crc: int | None) -> Original:
-    return Original(join(folder, _local(name)), size, crc, _local(name))
+    return Original(join(folder, local_name(name)), size, crc, local_name(name))
 
 
 def _read(path: str) -> bytes:
@@ -310,8 +305,8 @@ class CopyDestination:
         if self.old is None:
             return [], []
         same, pairs = self.old.shards_folder == self.source.file.shards_folder, self.source.pairs
-        gone = {_local(one.sidecar) for one in self.old.shards} - {one.sidecar.name for one in pairs}
-        shards = {_local(one.name) for one in self.old.shards} - {one.shard.name for one in pairs if same}
+        gone = {local_name(one.sidecar) for one in self.old.shards} - {one.sidecar.name for one in pairs}
+        shards = {local_name(one.name) for one in self.old.shards} - {one.shard.name for one in pairs if same}
         if self.old.skipped and not self.source.skipped:
             gone.add(self.source.skipped_name)
         return sorted(gone), sorted(shards)
@@ -324,7 +319,7 @@ def _look(source: CopySource, where: str) -> CopyDestination:
         OutputExists: Something has a name of the dataset's that no run replaces.
     """
     folder = open_folder(where)
-    below = folder_below(folder, _local(source.file.shards_folder))
+    below = folder_below(folder, local_name(source.file.shards_folder))
     named = [source.name, source.skipped_name, *(one.sidecar.name for one in source.pairs)]
     facts = folder.facts(named), below.facts([one.shard.name for one in source.pairs])
     for place, found in zip((folder, below), facts, strict=True):
@@ -340,7 +335,7 @@ def _look(source: CopySource, where: str) -> CopyDestination:
             raise OutputExists(file, what, remedy="Choose another folder, or move it away.")
         with suppress(CorruptShard):
             old = read_dataset(data, file)
-    old_below = below if old is None else folder_below(folder, _local(old.shards_folder))
+    old_below = below if old is None else folder_below(folder, local_name(old.shards_folder))
     return CopyDestination(source, folder, below, facts, data, old, old_below)
 
 

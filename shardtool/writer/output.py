@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from contextlib import ExitStack
@@ -30,7 +29,6 @@ from shardtool.publish.records import find_parts as find_records
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import IndexResult, Observer, RunRecord
 from shardtool.request.settings import Settings, described, like, setting
-from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder
 from shardtool.table.columns import repeated
@@ -43,8 +41,8 @@ from shardtool.values import (
     Target,
     __version__,
     counted,
+    local_name,
     output_text,
-    to_bytes,
 )
 from shardtool.verbs.create.append import existing_keys
 from shardtool.verbs.create.parts import check_all_ended, joined_parts, merge_parts, merge_result
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.pattern import ShardPattern
+    from shardtool.skipped import Skipped
     from shardtool.storage.staging import Folder
     from shardtool.values import Number
     from shardtool.verbs.create.run import OutputNames
@@ -246,11 +245,6 @@ def journal_name(base: str) -> str:
     return f".{base}.writer"
 
 
-def skipped_rows(noted: JournalEntry) -> list[Skipped]:
-    """Return the rows of what was left out that a journal has."""
-    return [Skipped(key, "", code, message) for key, code, message in noted.skipped]  # type: ignore[arg-type]
-
-
 # Where a writer's shards go: published one by one as `create` publishes them, and made a dataset at the end.
 #
 # A sidecar says how many shards its run makes, and has the columns of all of them. Neither is known before the end, so
@@ -358,7 +352,7 @@ class Output:
         """Write the sidecars again that are not those of a finished run; return the columns of all."""
         entries, renewed, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
-            name = os.fsdecode(to_bytes(entry.name))
+            name = local_name(entry.name)
             before = self.publisher.sidecar(name)
             sidecar = read_sidecar(before, entry.sidecar, entry.size)
             table = _with_columns(sidecar.plain_table(), self.columns.schema)
@@ -511,7 +505,7 @@ def merged_part(folder: Folder, whole: ShardPattern, part: ShardPattern) -> Data
     if whole.dataset_file not in folder.facts([whole.dataset_file]):
         return None
     found = read_dataset(folder.read(whole.dataset_file), folder.full_path(whole.dataset_file))
-    shards = tuple(shard for shard in found.shards if part.owns(os.fsdecode(to_bytes(shard.name))))
+    shards = tuple(shard for shard in found.shards if part.owns(local_name(shard.name)))
     return replace(found, shards=shards, skipped=0) if shards else None
 
 

@@ -31,7 +31,7 @@ from shardtool.values import counted, parse_size, show_size, to_text
 from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
 from shardtool.writer.open_shard import OpenShard
-from shardtool.writer.output import EMPTY_SUFFIX, Output, merged_part, options_of, part_pattern, part_tag, skipped_rows
+from shardtool.writer.output import EMPTY_SUFFIX, Output, merged_part, options_of, part_pattern, part_tag
 from shardtool.writer.samples import KEY, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEn
         data = output.folder.read(sidecar_name(name))
         encoder.take_keys(sidecar.all_keys())
         output.take(sidecar.fact, data, sidecar.tally(), int(one.digest, 16))
-        output.totals.skipped += skipped_rows(one)
+        output.totals.skipped += [Skipped(key, "", code, message) for key, code, message in one.skipped]  # type: ignore[arg-type]
         output.rounded.update(one.rounded)
         if output.pattern.format == "tar":
             output.misreadings.add_shard(sidecar)
@@ -116,7 +116,8 @@ def _noted(output: Output) -> list[JournalEntry] | None:
         return None
     asked, noted = journal
     if not output.journal.fits(asked):
-        problem = f"a writer that was asked for something else: {_differing(asked)}"
+        named = [f"{name}={value!r}" for name, value in asked.items() if name not in ("version", "replaces")]
+        problem = f"a writer that was asked for something else: {', '.join(named)}"
         remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
         raise InvalidRequest(output.pattern.text, problem, remedy=remedy)
     return noted
@@ -136,10 +137,6 @@ def _sound(output: Output, name: str, noted: JournalEntry) -> ShardIndex | None:
     fact: ShardFact = found.fact
     right = (noted.shard, noted.size, noted.crc)
     return found if (fact.name, size, crc) == right and (fact.name, fact.size, fact.crc) == right else None
-
-
-def _differing(asked: dict[str, object]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in asked.items() if name not in ("version", "replaces"))
 
 
 _OPEN, _BUSY, _CLOSED = "open", "busy", "closed"

@@ -5,7 +5,6 @@ And the dataset file of both. The old dataset is only read: its dataset file and
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from shardtool.plan.order import random_at
 from shardtool.publish.publisher import EndedAppend
 from shardtool.publish.records import read_listed
 from shardtool.table.columns import among, hashes, places_among
-from shardtool.values import counted, to_bytes, to_text
+from shardtool.values import counted, local_name, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -348,7 +347,7 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
             codes = np.array([numbers.setdefault(name, len(numbers)) for name in index.names], np.int64)[index.codes]
             keys.append(keys_of(index))
             marks.append(_marks(codes, index.lengths, index.firsts, free))
-            fact = destination.existing[os.fsdecode(to_bytes(shard.name))]
+            fact = destination.existing[local_name(shard.name)]
             written.append(np.full(len(index), fact.mtime_ns + _SLACK_NS, np.int64))
     place = places_among(Names.parse(b"".join(keys)), entries.keys)
     packed, there, changed = (

@@ -8,7 +8,6 @@ publishes it, under the lock that every part shares and only a merge holds alone
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -28,7 +27,7 @@ from shardtool.publish.publisher import Destination, Publisher, clean, names_lef
 from shardtool.publish.records import PartRecord
 from shardtool.request.results import IndexResult
 from shardtool.skipped import in_order, reasons
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.values import counted, local_name, output_text
 from shardtool.verbs.create.append import joined
 from shardtool.verbs.create.result import check_fingerprint, dataset_of
 from shardtool.wording import option
@@ -339,7 +338,7 @@ def _check_files(
     """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums and content."""
     dataset, content = record.dataset, list[int | None]()
     for shard in () if dataset is None else dataset.shards:
-        name = os.fsdecode(to_bytes(shard.name))
+        name = local_name(shard.name)
         fact = existing.get(name)
         if fact is None or fact.size != shard.size:
             problem = "no such file" if fact is None else f"{fact.size:,} bytes"

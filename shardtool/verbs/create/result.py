@@ -17,7 +17,7 @@ from shardtool.publish.publisher import EndedAppend
 from shardtool.publish.records import encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.skipped import in_order
-from shardtool.values import INLINE, URL, counted, output_text, to_bytes
+from shardtool.values import INLINE, URL, counted, local_name, output_text, to_bytes
 from shardtool.verbs.create.append import joined
 from shardtool.wording import either, export_call, option
 
@@ -296,7 +296,7 @@ def _changes(run: Run, written: Sequence[Output]) -> Changes | None:
     kept, removed, total = sum(output.kept for output in written), 0, 0
     for output in written:
         there = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
-        removed += len(there.difference(os.fsdecode(to_bytes(shard.name)) for shard in output.dataset.shards))
+        removed += len(there.difference(local_name(shard.name) for shard in output.dataset.shards))
         total += len(output.dataset.shards)
     counts = {"shards_kept": kept, "shards_written": total - kept, "shards_removed": removed}
     return None if run.changes is None else replace(run.changes, **counts)

@@ -6,7 +6,6 @@ Sidecars are read one at a time, and of the keys of either run only hashes are h
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from shardtool.plan.plan import fingerprint, shard_samples
 from shardtool.request.results import Changes, differing_options
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
-from shardtool.values import SPAN, counted, output_text, to_bytes
+from shardtool.values import SPAN, counted, local_name, output_text
 from shardtool.wording import either, option
 from shardtool.write.task import Keep, Todo
 
@@ -367,7 +366,7 @@ def _dataset_file(output: Destination) -> DatasetFile | None:
 def _earlier(output: Destination) -> list[tuple[str, ShardEntry | None]]:
     """Return the shards of the dataset that is there, or those that a run without an end has finished, unlisted."""
     if (file := _dataset_file(output)) is not None:
-        return [(os.fsdecode(to_bytes(one.name)), one) for one in file.shards]
+        return [(local_name(one.name), one) for one in file.shards]
     there = output.existing
     names = (name for name in sorted(there) if name.endswith(output.pattern.format) and sidecar_name(name) in there)
     return [(name, None) for name in names]

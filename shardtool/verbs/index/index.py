@@ -35,7 +35,7 @@ from shardtool.request.results import ExportResult, IndexResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
-from shardtool.values import __version__, counted, output_text, to_bytes
+from shardtool.values import __version__, counted, local_name, output_text
 from shardtool.verbs.create.result import dataset_of
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import either, flag, option
@@ -253,9 +253,9 @@ def _check_listed(old: DatasetFile, found: StoredDataset, path: str, shards_fold
     """Refuse a dataset file that lists other shards than were given, unless it does so wrongly and may be replaced."""
     listed, given = {one.name for one in old.shards}, {shard.name for shard in found.shards}
     others = sorted(listed - given)
-    folder = join(folder_of(path), os.fsdecode(to_bytes(old.shards_folder)))
+    folder = join(folder_of(path), local_name(old.shards_folder))
     lies = set(names_in(folder)) if others else set()
-    if there := [name for name in others if os.fsdecode(to_bytes(name)) in lies]:
+    if there := [name for name in others if local_name(name) in lies]:
         what = f"it lists {counted(len(there), 'shard')} that are there and were not given: {listing(there, 3)}"
         raise OutputExists(path, what, remedy=f"Give all shards of the dataset, or choose another {option('output')}.")
     if given - listed:  # an append that did not end has left them, or one that the dataset file knows nothing of

@@ -164,9 +164,8 @@ class _Repair:
         for one in report.findings:
             self.by_file.setdefault(one.file, set()).add(one.code)
         if is_url(seen.dataset.folder):
-            remedy = (
-                f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one to its place."
-            )
+            again = option("if_exists", "resume")
+            remedy = f"Run its own command again with {again}, or copy a sound one to its place."
             raise InvalidRequest(option("repair"), "a dataset elsewhere", expected="one in a folder", remedy=remedy)
         self.folder: Folder = local_folder(seen.dataset.folder)
         self.done: list[str] = []
