@@ -57,7 +57,7 @@ class SkippedSamples:
     def __reduce__(self) -> tuple[type[SkippedSamples], tuple[()]]:
         return SkippedSamples, ()
 
-    def add(self, error: ShardError, shard: str) -> None:
+    def count_sample(self, error: ShardError, shard: str) -> None:
         """Count a sample; of no shard where that is not known."""
         with self._lock:
             self.samples += 1
@@ -188,7 +188,7 @@ class Fetcher:
         """Count a sample that is left out, in `skipped` and in `counts`."""
         shard = int(self.catalog.places(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
-            count.add(error, self.catalog.shards[shard].path)
+            count.count_sample(error, self.catalog.shards[shard].path)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones.

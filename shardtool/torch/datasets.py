@@ -283,9 +283,9 @@ class SkipTally(SkippedSamples):
             found._take(blocks, worker)
         return found
 
-    def add(self, error: ShardError, shard: str) -> None:
+    def count_sample(self, error: ShardError, shard: str) -> None:
         """Count a sample."""
-        super().add(error, shard)
+        super().count_sample(error, shard)
         if self.samples >= self._told + max(1, self._told // _LAG):
             self.tell()
 
