@@ -3,8 +3,8 @@
 Everything that is wrong with the table is found before a file is looked at, and all that is wrong in one way is one
 error, with the numbers of the rows; row 1 is the first after the header.
 
-Columns stay in Arrow, and texts are made when a shard needs them (`texts`): of five million rows there is no Python
-object for each.
+Columns stay in Arrow, and texts are made when a shard needs them (`ArrowTexts`): of five million rows there is no
+Python object for each.
 """
 
 from __future__ import annotations
