@@ -394,7 +394,8 @@ def _column_label(overview: Overview, name: str, column: Column, most: int) -> L
     if not values:
         return None
     few = len(values) <= min(_MOST_CLASSES, column.filled // 2)
-    if not is_label(name) and not (few and column.type in ("string", "bool") and _is_short(values)):
+    short = sum(len(str(value)) for value in values) <= _NAME * len(values)  # names, not sentences
+    if not is_label(name) and not (few and column.type in ("string", "bool") and short):
         return None
     shown = tuple(Label(str(value), None, count) for value, count in column.counts.most()[:most])
     return LabelSummary("column", column.filled, overview.partial, len(values), shown)
@@ -414,11 +415,6 @@ def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) ->
     if not called and all(value.number is not None for value in values):
         return None  # numbers that are not called a label are measurements
     return LabelSummary("field", samples, overview.partial, len(groups), values)
-
-
-def _is_short(values: Mapping[object, int]) -> bool:
-    """Tell whether texts are names, not sentences."""
-    return sum(len(str(value)) for value in values) <= _NAME * len(values)
 
 
 def _splits(overview: Overview) -> dict[str, int]:

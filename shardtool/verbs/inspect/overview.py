@@ -336,19 +336,18 @@ class Overview:
 
     def look(self, *, images: bool = True) -> None:
         """Look into the chosen samples, shard by shard: for labels that no index holds, and for images."""
-        looked_at = self._of_content("image") if images and not self._columns_tell_images() else []
+        told = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
+        pictures = [name for name in self.fields if content_of(name, self.kinds.get(name, "bytes")) == "image"]
+        pictures = pictures if images and not told else []
         labels = [name for name, tally in self.fields.items() if tally.unknown and self.is_label_field(name)]
-        if not looked_at and not labels:
+        if not pictures and not labels:
             return
-        looks = sorted(self._looks, key=lambda one: one[1:3])
-        by_shard: dict[int, list[FoundSample]] = {}
-        for _, number, _, look in looks:
-            by_shard.setdefault(number, []).append(look)
-        for chosen in by_shard.values():
+        looks = [one[-1] for one in sorted(self._looks, key=lambda one: one[1:3])]
+        for shard, chosen in groupby(looks, key=lambda one: one.shard):
             try:
-                with open_shard(chosen[0].shard.path) as file:
+                with open_shard(shard.path) as file:
                     for look in chosen:
-                        self._look_into(look, file, looked_at, labels)
+                        self._look_into(look, file, pictures, labels)
             except CorruptShard as error:
                 self.damage.append(error)
 
@@ -406,12 +405,6 @@ class Overview:
     def is_label_field(self, name: str) -> bool:
         """Tell whether a field is a label by its name, or by the dataset file."""
         return name in self.classes or is_label(name)
-
-    def _of_content(self, content: str) -> list[str]:
-        return [name for name in self.fields if content_of(name, self.kinds.get(name, "bytes")) == content]
-
-    def _columns_tell_images(self) -> bool:
-        return {"width", "height", "mode"} <= set(self.columns) and self.pixels[0].spread().count > 0
 
 
 # What is said of many values in few numbers: sizes, counts and columns, added up shard by shard in bounded memory.

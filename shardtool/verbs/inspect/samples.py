@@ -31,6 +31,7 @@ from shardtool.dataset.payload import (
     value_of,
 )
 from shardtool.dataset.shard_file import open_shard, payload
+from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
@@ -283,12 +284,7 @@ def _kinds(shard: StoredShard, offset: int, size: int) -> dict[str, Number]:
         start = offset + FRAME_HEAD
         data = b"".join(payload(file, start, max(0, size - FRAME_HEAD - FRAME_TAIL), shard.path))
         found = tfrecord.features(data, start, shard.path)
-    return {to_name(one.name): one.kind for one in found if one.kind != "bytes"}
-
-
-def to_name(name: bytes) -> str:
-    """Return a field's name as text."""
-    return name.decode("utf-8", "backslashreplace")
+    return {walked_text(one.name): one.kind for one in found if one.kind != "bytes"}
 
 
 def view(sample: FoundSample, *, text_limit: int = TEXT_LIMIT) -> SampleView:

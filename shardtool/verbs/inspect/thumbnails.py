@@ -291,7 +291,8 @@ def thumbnail(data: bytes, name: str, edge: int, most: int | None = None) -> Thu
         if most is None or len(small) <= most or edge <= _EDGE_LEAST:
             break
         edge = max(_EDGE_LEAST, int(edge * min(0.85, (most / len(small)) ** 0.5)))
-    return Thumbnail(small, size, (fact.width, fact.height), fact.mode, _kind(data), name)
+    kind = next((kind for magic, kind in _KINDS if data.startswith(magic)), "image")
+    return Thumbnail(small, size, (fact.width, fact.height), fact.mode, kind, name)
 
 
 def _small(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
@@ -333,10 +334,6 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
         raise
     except Exception as error:  # noqa: BLE001 - hostile bytes make Pillow raise nearly anything
         raise BadImage("bad-image", f"cannot be decoded: {error}") from None
-
-
-def _kind(data: bytes) -> str:
-    return next((kind for magic, kind in _KINDS if data.startswith(magic)), "image")
 
 
 def _is_image(name: str, start: bytes) -> bool:
