@@ -121,17 +121,23 @@ def test_links_lead_to_files(document: str) -> None:
     assert broken == []
 
 
+def _typed(one: click.Option, name: str, context: click.Context) -> str:
+    """Return how docs/cli.md writes an option, with what stands for its value."""
+    few = isinstance(one.type, click.Choice) and not one.metavar
+    return name if one.is_flag else f"{name} {'CHOICE' if few else one.metavar or one.make_metavar(context)}"
+
+
 def test_the_command_line_document_names_every_option() -> None:
-    """docs/cli.md lists, in a verb's section, exactly the options that `shardtool VERB --help` lists."""
+    """docs/cli.md lists, in a verb's section, exactly the options and values that `shardtool VERB --help` lists."""
     sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", read("docs/cli.md"), re.MULTILINE | re.DOTALL))
     context = click.Context(cli)
     for verb in cli.list_commands(context):
         command = cli.get_command(context, verb)
         assert command is not None
         params = [one for one in command.params if isinstance(one, click.Option)]
-        options = {name for one in params for name in one.opts if name[:2] == "--"}
-        rows = re.findall(r"^\| (`--.*?) \|", sections.get(verb, ""), re.MULTILINE)
-        named = re.findall(r"`(--[a-z-]+)", " ".join(rows))
+        options = {_typed(one, name, context) for one in params for name in one.opts if name[:2] == "--"}
+        rows = re.findall(r"^\| (`--.*?) (?<!\\)\|", sections.get(verb, ""), re.MULTILINE)
+        named = re.findall(r"`(--[^`]*)`", " ".join(rows).replace("\\|", "|"))
         assert sorted(named) == sorted({*options, "--help"}), verb
 
 
