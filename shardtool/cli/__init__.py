@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from shardtool.cli.terminal import say, show_json
 from shardtool.errors import (
     FILES_REMEDY,
     MEMORY_REMEDY,
@@ -34,8 +33,6 @@ from shardtool.errors import (
     reason,
 )
 from shardtool.frames import withhold_pandas
-from shardtool.storage.remote.retry import end_requests
-from shardtool.values import __version__
 from shardtool.wording import command_line_words
 
 if TYPE_CHECKING:
@@ -80,8 +77,20 @@ class _Verbs(click.Group):
             formatter.write_dl(list(_VERBS.items()))
 
 
+def _show_version(context: click.Context, _param: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
+    if asked:
+        from shardtool.cli.terminal import show
+        from shardtool.values import __version__
+
+        show(f"shardtool {__version__}")
+        context.exit()
+
+
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="shardtool", message="%(prog)s %(version)s")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
+    help="Show the version and exit.",
+)  # fmt: skip
 def cli() -> None:
     """Turn training samples into size-bounded shards, and prove that nothing was lost.
 
@@ -202,6 +211,8 @@ def _verb(arguments: list[str]) -> str:
 
 def _show(error: dict[str, Any], arguments: list[str]) -> int:
     """Print an error, on stdout as JSON where that was asked for, otherwise on stderr; return its exit code."""
+    from shardtool.cli.terminal import show_json
+
     if "--json" in arguments:
         try:
             show_json({"error": error})
@@ -216,6 +227,8 @@ def _show(error: dict[str, Any], arguments: list[str]) -> int:
 
 
 def _show_text(text: str) -> None:
+    from shardtool.cli.terminal import say
+
     with suppress(OSError):
         say(f"shardtool: {text}")
 
@@ -225,6 +238,8 @@ def _show_usage(error: click.ClickException, arguments: list[str]) -> int:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "shardtool"
         found = {"where": where, "found": error.format_message(), "expected": "", "remedy": "See --help."}
         return _show({"code": "invalid-request", "exit_code": error.exit_code, **found}, arguments)
+    from shardtool.cli.terminal import say
+
     with suppress(OSError):
         message = StringIO()
         error.show(file=message)
@@ -302,7 +317,8 @@ class Signals:
                 signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)
             return
         self._first = signum
-        end_requests(_LOCKS_S)
+        if requests := sys.modules.get("shardtool.storage.remote.retry"):  # `--help` needs no such import
+            requests.end_requests(_LOCKS_S)
         signal.signal(signal.SIGALRM, self._on_alarm)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
         raise Interrupted(signum)

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import click
 
 from shardtool.cli.options import PLACE, VERBS, DryRunning, Output, Running, verb
+from shardtool.cli.terminal import Terminal, show, show_bytes, show_json
 from shardtool.errors import InvalidRequest, OutputFailed, ShardError, printable, reason
 from shardtool.pattern import is_shard_name
 from shardtool.request.options import (
@@ -31,7 +32,6 @@ from shardtool.values import BLOCK, counted, output_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardtool.cli.terminal import Terminal
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.results import IndexResult, Observer
     from shardtool.values import Given
@@ -145,7 +145,6 @@ def _write_shards(work: Callable[..., Any], how: Running, *, dry: bool) -> None:
 
 
 def _terminal(how: Running) -> Terminal:
-    from shardtool.cli.terminal import Terminal
 
     return Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress)
 
@@ -166,8 +165,6 @@ def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str
 
 def _print(how: Output, document: Callable[[], object], text: Callable[[], str], *, always: bool = False) -> None:
     """Print a result, for programs or for people."""
-    from shardtool.cli.terminal import show, show_json
-
     if how.as_json:
         show_json(document())
     elif always or not how.quiet:
@@ -277,7 +274,6 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
       shardtool verify out.json --source list.csv --root ./imgs
       shardtool verify all.json --source crawl1/ --source crawl2/
     """
-    from shardtool.cli.terminal import show
     from shardtool.cli.text import junit_error, rendered
     from shardtool.verbs.verify.verify import verify as run
 
@@ -520,7 +516,6 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
     elif options.keys:
         _print_keys(opened, options.where, how)
     elif options.field is not None:
-        from shardtool.cli.terminal import show_bytes
         from shardtool.verbs.inspect.samples import field_bytes
 
         show_bytes(field_bytes(find_sample(opened, options.samples[0]), options.field))
@@ -553,7 +548,6 @@ def _write_table(opened: list[StoredDataset], path: str, options: _Looking, how:
 
 def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) -> None:
     """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
-    from shardtool.cli.terminal import show_json
     from shardtool.cli.text import encodable, show_each
     from shardtool.verbs.inspect.samples import keys
 
@@ -567,7 +561,6 @@ def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) ->
 
 def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running) -> None:
     """Print samples, and write their fields where that was asked for, one after the other."""
-    from shardtool.cli.terminal import show_json
     from shardtool.cli.text import encodable, sample_line, sample_text, show_each, width
     from shardtool.verbs.inspect.samples import extract, find_sample, first_samples, view
 
