@@ -1,0 +1,43 @@
+"""Laws of the index of a shard, whoever says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardtool import CreateOptions, create
+from shardtool.dataset.find import open_dataset
+from shardtool.dataset.shard_index import differences, walked_index
+from shardtool.dataset.walk import SurveyTask, survey
+from tests.helpers import write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_differences_of_two_indexes(tmp_path: Path, ending: str) -> None:
+    """What a sidecar says is what a walk finds; of another index it is told where it first differs, and by what."""
+    write_tree(tmp_path / "in", {f"{at}.{name}": b"x" * at for at in range(1, 6) for name in ("bin", "txt")})
+    create(tmp_path / "in", f"{tmp_path}/out-{{0..}}.{ending}", CreateOptions(workers=1))
+    (shard,) = open_dataset(tmp_path / "out.json").shards
+    said, walked = shard.index(), walked_index(survey(SurveyTask(shard.path, checksum=True)))
+    assert [*differences(said, walked)] == []
+    assert said.plain_table() == walked.plain_table()
+    assert said.tally() == walked.tally()
+    assert shard.head() == (5, said.fact)
+    assert said.crcs is not None
+    one = np.arange(10) == 6
+    others = [
+        (replace(said, keys=bytes(said.keys).replace(b"4", b"z")), ("key", 3, -1)),
+        (replace(said, starts=said.starts + (np.arange(5) == 2)), ("offset", 2, -1)),
+        (replace(said, sizes=said.sizes + (np.arange(5) == 4)), ("size", 4, -1)),
+        (replace(said, codes=np.where(one, 1 - said.codes, said.codes)), ("field", 3, 6)),
+        (replace(said, offsets=said.offsets + one), ("offset", 3, 6)),
+        (replace(said, lengths=said.lengths + one), ("length", 3, 6)),
+        (replace(said, crcs=said.crcs ^ one.astype(np.uint32)), ("checksum", 3, 6)),
+    ]
+    for other, (what, sample, row) in others:
+        assert [(found.what, found.sample, found.row) for found in differences(other, walked)] == [(what, sample, row)]
+    assert [*differences(replace(said, crcs=None), walked)] == []  # unknown checksums are no others
