@@ -527,17 +527,14 @@ def resolve_duplicates(
 
 def _groups(keys: Names, taken: Names | None) -> list[_Group]:
     """Return the samples that share a key with others, in the order of the first of each."""
-    before = 0 if taken is None else len(taken)
-    found = []
-    for key, places in repeated(keys if taken is None else _joined(taken, keys)).items():
+    before, found = 0, []
+    if taken is not None:
+        before, keys = len(taken), Names.parse(taken.span(0, len(taken)) + keys.span(0, len(keys)))
+    for key, places in repeated(keys).items():
         samples = [place - before for place in places if place >= before]
         if samples:
             found.append(_Group(key, samples, taken=len(samples) < len(places)))
     return sorted(found, key=lambda group: group.samples[0])
-
-
-def _joined(one: Names, two: Names) -> Names:
-    return Names.parse(one.span(0, len(one)) + two.span(0, len(two)))
 
 
 def _refusal(entries: Entries, groups: list[_Group], shards: Sequence[str], where: str) -> InvalidRequest:

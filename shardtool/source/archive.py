@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 _KEPT_A_MEMBER = 128  # bytes, besides its name
 _KEPT_ALWAYS, _KEPT_A_PACKED_BYTE = 2**27, 128  # how much listing a compressed tar may keep
 _LONGEST = 2**13  # bytes of a name: a key and a field, as long as they may be
-_CHUNK = 2**16
 _FOLDER = b"5"
 _LINKS = (b"1", b"2")
 

@@ -157,7 +157,8 @@ class DelimitedTable(Table):
         if not long and not zeros:
             return table
         texts = self._read(text.union(long, zeros))
-        for name in {*long, *(one for one in zeros if _any(texts[one], _ZEROS))}:
+        odd = [one for one in zeros if pc.any(pc.match_substring_regex(texts[one], _ZEROS)).as_py()]
+        for name in {*long, *odd}:
             table = table.set_column(table.column_names.index(name), name, texts[name])
         return table
 
@@ -252,10 +253,6 @@ class DelimitedTable(Table):
             remedy += " Is a quotation mark not closed there?"
         what = f"{counted(count, 'row')} with more or fewer values than the header: {listing(found, total=count)}"
         return InvalidRequest(self.where, what, expected=f"{rows[0].expected_columns}", remedy=remedy)
-
-
-def _any(column: pa.ChunkedArray, pattern: str) -> bool:
-    return bool(pc.any(pc.match_substring_regex(column, pattern)).as_py())
 
 
 def numbers_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
