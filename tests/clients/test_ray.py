@@ -345,8 +345,8 @@ def test_a_node_that_lacks_something(nodes: Nodes, tmp_path: Path, monkeypatch: 
 
 def test_a_node_with_another_version(nodes: Nodes, source: Path, tmp_path: Path) -> None:
     """A node with another shardtool is named, with both versions, and no task runs."""
-    other, version = tmp_path / "_version.py", REPO / "shardtool" / "_version.py"
-    other.write_text('__version__ = "0.0.1"\n')
+    other, version = tmp_path / "values.py", REPO / "shardtool" / "values.py"
+    other.write_text(version.read_text().replace(f'__version__ = "{shardtool.__version__}"', '__version__ = "0.0.1"'))
     with another_view(nodes, {version: other}) as node, pytest.raises(InvalidRequest) as caught:
         pack(source, "out")
     assert str(caught.value).startswith(f"{node}: shardtool 0.0.1; expected shardtool {shardtool.__version__}, as here")
