@@ -333,12 +333,6 @@ class ShardIndex:
         codes, offsets, lengths = self.codes[kept], self.offsets[kept], self.lengths[kept]
         return replace(self, firsts=ends_of(counts), codes=codes, offsets=offsets, lengths=lengths, crcs=crcs)
 
-    @cached_property
-    def views(self) -> tuple[memoryview, ...]:
-        """The columns `key_ends`, `firsts`, `codes`, `offsets` and `lengths`: single numbers come from these fast."""
-        columns = (self.key_ends, self.firsts, self.codes, self.offsets, self.lengths)
-        return tuple([column.data for column in columns])
-
     @property
     def is_shared(self) -> bool:
         """Whether its columns lie in a block that processes share."""

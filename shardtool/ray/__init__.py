@@ -144,7 +144,7 @@ def _by_shard(view: SampleView) -> Iterator[_Part]:
     catalog, chosen = view.catalog, view.chosen
     if chosen is not None:
         for shard, _, places in catalog.by_shard(chosen):
-            yield _Part(shard, chosen[places])
+            yield _Part(shard, chosen[np.sort(places)])  # in the order of the view
         return
     for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
         if first < last:

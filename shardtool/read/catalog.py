@@ -107,12 +107,13 @@ class Catalog:
         return shards, numbers - self.firsts[shards]
 
     def by_shard(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield each shard that samples lie in: its place, and for each sample its row, and its place in `numbers`."""
-        shards, rows = self.places(numbers)
-        order = np.argsort(shards, kind="stable")
-        for which in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
-            if len(which):
-                yield int(shards[which[0]]), rows[which], which
+        """Yield each shard that samples lie in: its place, their rows, ascending, and their places in `numbers`."""
+        order = np.argsort(numbers, kind="stable")
+        shards, rows = self.places(numbers[order])
+        cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
+        for first, last in pairwise(cuts):
+            if first < last:
+                yield int(shards[first]), rows[first:last], order[first:last]
 
     @property
     def datasets(self) -> tuple[Catalog, ...]:
@@ -414,7 +415,7 @@ class IndexStore:
         given_back: Called when indexes, or their pages, are no longer kept: who keeps some at hand lets them go.
     """
 
-    def __init__(self, catalog: Catalog, given_back: Callable[[], None] | None = None) -> None:
+    def __init__(self, catalog: Catalog, given_back: Callable[[], None] = lambda: None) -> None:
         self._catalog, self._given_back = catalog, given_back
         self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
         self._seen, self._looked_at = set[int](), 0  # the indexes that this process has looked at, and their bytes
@@ -478,19 +479,15 @@ class IndexStore:
                 self._catalog.shared.let_go()
                 self._looked_at = 0
                 self._seen.clear()
-                self._let_go()
+                self._given_back()
             if len(self._kept) > _MOST_KEPT:
                 self._seen.discard(self._kept.popitem(last=False)[0])
-                self._let_go()
+                self._given_back()
             return
         while self._looked_at > _ROOM and len(self._kept) > 1:
             gone, old = self._kept.popitem(last=False)
             self._seen.discard(gone)
             self._looked_at -= old.nbytes
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._given_back is not None:
             self._given_back()
 
 

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,14 +64,6 @@ class SkippedSamples:
                 self.shards[shard] += 1
             if len(self.reasons) < _MOST_REASONS or str(error) in self.reasons:
                 self.reasons[str(error)] += 1
-
-
-class _Group(NamedTuple):
-    """Samples of one shard: its place in the catalog, their rows, ascending, and where each is asked for."""
-
-    shard: int
-    rows: Numbers
-    places: Numbers
 
 
 class Fetcher:
@@ -202,27 +193,23 @@ class Fetcher:
         """
         if len(numbers) == 1:
             return [self.one(int(numbers[0]))]
-        groups = self._groups(numbers)
+        groups = [*self.catalog.by_shard(numbers)]
         found: list[Sample | ShardError] = [{}] * len(numbers)
-        if (
-            self._plain
-            and sum(len(group.rows) for group in groups) < len(groups) * _FEW
-            and self._is_indexed(groups[0])
-        ):
+        if self._plain and len(numbers) < len(groups) * _FEW and self._is_indexed(groups[0][0]):
             order = np.argsort(numbers, kind="stable")
             for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
                 found[place] = self.one(number)
             return found
-        parts = called(self._part, groups) if self.catalog.is_remote else map(self._part, groups)
-        for group, part in zip(groups, parts, strict=True):
-            for place, sample in zip(group.places.tolist(), part, strict=True):
+        parts = (called if self.catalog.is_remote else map)(lambda group: self._part(*group[:2]), groups)
+        for (*_, places), part in zip(groups, parts, strict=True):
+            for place, sample in zip(places.tolist(), part, strict=True):
                 found[place] = sample
         return found
 
-    def _is_indexed(self, group: _Group) -> bool:
+    def _is_indexed(self, shard: int) -> bool:
         """Tell whether the samples of a shard need no parsing; or cannot be read, which each of them says."""
         with suppress(CorruptShard):
-            return self._opened(group.shard).readers is not None
+            return self._opened(shard).readers is not None
         return True
 
     def read_late(self, numbers: Numbers) -> Samples:
@@ -237,31 +224,20 @@ class Fetcher:
             InvalidRequest: Checksums are not known that should be checked.
             OutputFailed: There is no room to unpack a compressed shard.
         """
-        groups = self._groups(numbers) if self._plain else []
-        if not 0 < len(groups) <= self._files.most // 2 or not all(map(self._is_indexed, groups)):
+        groups = [*self.catalog.by_shard(numbers)] if self._plain else []
+        if not 0 < len(groups) <= self._files.most // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return self.read(numbers)
         size, spans = 0, []
-        for group in groups:
+        for shard, rows, _ in groups:
             with suppress(CorruptShard):  # each sample raises it, when it is asked for
-                starts, ends = self._opened(group.shard).spans(group.rows, self._fields)
+                starts, ends = self._opened(shard).spans(rows, self._fields)
                 size += int((ends - starts).sum())
-                spans.append((group.shard, starts, ends))
+                spans.append((shard, starts, ends))
         if size < LATE * len(numbers):
             return self.read(numbers)
         for shard, starts, ends in spans:
             self._opened(shard).file.expect(starts, ends)
         return map(self.one, numbers.tolist())
-
-    def _groups(self, numbers: Numbers) -> list[_Group]:
-        """Return the samples of each shard, in file order."""
-        places = np.argsort(numbers, kind="stable")
-        shards, rows = self.catalog.places(numbers[places])
-        cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), len(shards)]
-        return [
-            _Group(int(shards[first]), rows[first:last], places[first:last])
-            for first, last in pairwise(cuts)
-            if first < last
-        ]
 
     def one(self, number: int) -> Sample | ShardError:
         """Return a sample, or its error. A hot path: 3 us beside the reading."""
@@ -272,15 +248,9 @@ class Fetcher:
                 opened = self._near.get(shard) or self._opened(shard)
                 if opened.readers is not None:
                     return opened.one(row, self._fields)
-            except (
-                CorruptShard,
-                OSError,
-                EOFError,
-                ValueError,
-                IndexError,
-            ):  # read again, for the error that names all
-                pass
-        return self._part(_Group(shard, np.array([row]), np.zeros(1, np.int64)))[0]
+            except (CorruptShard, OSError, EOFError, ValueError, IndexError):
+                pass  # read again, for the error that names all
+        return self._part(shard, np.array([row]))[0]
 
     def _opened(self, shard: int) -> OpenShard:
         """Return a shard that is being read, kept at hand until a store gives any back."""
@@ -294,28 +264,27 @@ class Fetcher:
             found = self._near[shard] = OpenShard(index, file, is_tar, {} if is_tar else readers)
         return replace(found, readers=None) if self._parses and not found.is_tar else found
 
-    def _part(self, group: _Group) -> list[Sample | ShardError]:
+    def _part(self, shard: int, rows: Numbers) -> list[Sample | ShardError]:
         """Return samples of one shard; where a cache's copy is damaged, as another copy has them."""
-        error = self._broken.get(group.shard)
+        error = self._broken.get(shard)
         if error is None:
             try:
-                rows = self._rows(group)
-                found = rows.samples()
+                asked = self._rows(shard, rows)
+                found = asked.samples()
                 damaged = any(isinstance(one, ShardError) for one in found)
-                if damaged and self._files.renew(self.catalog.shards[group.shard], rows.opened.file):
-                    found = self._rows(group).samples()
+                if damaged and self._files.renew(self.catalog.shards[shard], asked.opened.file):
+                    found = self._rows(shard, rows).samples()
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
-                    self._broken[group.shard] = error  # no second walk, and no second message
+                    self._broken[shard] = error  # no second walk, and no second message
             else:
                 return found
-        return [error] * len(group.rows)
+        return [error] * len(rows)
 
-    def _rows(self, group: _Group) -> ShardRows:
-        opened = self._opened(group.shard)
-        metadata = self.store.metadata(group.shard) if self.options.metadata else None
-        return ShardRows(self.catalog, self.options, opened, group.shard, group.rows, metadata)
+    def _rows(self, shard: int, rows: Numbers) -> ShardRows:
+        metadata = self.store.metadata(shard) if self.options.metadata else None
+        return ShardRows(self.catalog, self.options, self._opened(shard), shard, rows, metadata)
 
 
 class MixedReader:

@@ -253,7 +253,7 @@ class OpenFiles:
         most: How many are kept open.
     """
 
-    def __init__(self, cache: ShardCache | None, given_back: Callable[[], None] | None = None) -> None:
+    def __init__(self, cache: ShardCache | None, given_back: Callable[[], None] = lambda: None) -> None:
         self._cache, self._open, self._given_back = cache, OrderedDict[str, OpenFile](), given_back
         self._renewed = set[str]()
         self.most = _most_open()
@@ -293,7 +293,7 @@ class OpenFiles:
             found = self._open.setdefault(shard.path, found)
             while len(self._open) > self.most:
                 self._open.popitem(last=False)
-                self._let_go()
+                self._given_back()
         return found
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
@@ -309,7 +309,7 @@ class OpenFiles:
             self._renewed.add(shard.path)
             if self._open.get(shard.path) is file:
                 del self._open[shard.path]
-            self._let_go()
+            self._given_back()
             file.let_go()
             self._cache.drop(shard)
             return True
@@ -318,10 +318,6 @@ class OpenFiles:
         """Give all shards back; they are opened anew when they are wanted."""
         with self._lock:
             self._open.clear()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        if self._given_back is not None:
             self._given_back()
 
 

@@ -12,10 +12,10 @@ import os
 from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -123,14 +123,15 @@ class SampleView:
         digest.update(np.ascontiguousarray(self.chosen, "<i8").data)
         return digest.hexdigest()
 
-    def order(self, options: OrderOptions) -> Order:
+    def order(self, options: OrderOptions) -> CatalogOrder:
         """Return the order of an epoch, as numbers of samples in the catalog."""
         if self.chosen is None:
             return order_of(np.diff(self.catalog.firsts), options)
         if not options.shuffle:
-            return ChosenOrder(order_of(np.array([len(self.chosen)]), options), self.chosen)
+            return CatalogOrder(len(self.chosen), partial(np.take, self.chosen))
         counts = np.diff(np.searchsorted(self._ascending, self.catalog.firsts))
-        return ChosenOrder(order_of(counts, options), self._ascending)
+        length, places = order_of(counts, options)
+        return CatalogOrder(length, partial(_taken, self._ascending, places))
 
     @cached_property
     def _ascending(self) -> Numbers:
@@ -139,121 +140,67 @@ class SampleView:
         return chosen if (chosen[1:] >= chosen[:-1]).all() else np.sort(chosen)
 
 
-def order_of(counts: Numbers, options: OrderOptions) -> Order:
-    """Return the order of an epoch.
+def _taken(chosen: Numbers, places: Callable[[Numbers], Numbers], positions: Numbers) -> Numbers:
+    """Return the sample at each position, of chosen ones in an order of their places."""
+    return chosen[places(positions)]
+
+
+class CatalogOrder(NamedTuple):
+    """The order of the samples of a catalog.
+
+    Attributes:
+        length: Samples in an epoch.
+        numbers: Returns the sample at each position of it: its number.
+    """
+
+    length: int
+    numbers: Callable[[Numbers], Numbers]
+
+
+def order_of(counts: Numbers, options: OrderOptions) -> CatalogOrder:
+    """Return the order of an epoch: that of the dataset, or a random one.
+
+    In a full shuffle, no sample is nearer to another than by chance.
 
     Args:
         counts: int64 [shards]: samples of each.
         options: Which order.
     """
+    length = int(counts.sum())
     if not options.shuffle:
-        return InOrder(int(counts.sum()))
+        return CatalogOrder(length, np.positive)
     if options.shuffle == "full":
-        return FullShuffle(int(counts.sum()), options.seed, options.epoch)
-    return ShuffledOrder(counts, options.seed, options.epoch, options.parts, options.window)
+        key = np.uint64(random_start("full", options.seed, options.epoch))
+        return CatalogOrder(length, partial(permuted, size=length, keys=key))
+    order = np.argsort(random_numbers(random_start("shards", options.seed, options.epoch), len(counts)), kind="stable")
+    starts, ends = (np.cumsum(counts) - counts)[order], np.cumsum(counts[order])
+    return CatalogOrder(length, partial(_shuffled, options, starts, ends))
 
 
-@dataclass(frozen=True)
-class ChosenOrder:
-    """The order of some samples of a catalog.
-
-    Attributes:
-        order: Of the chosen ones, numbered from 0.
-        chosen: int64 [n]: the number of each in the catalog.
-    """
-
-    order: Order
-    chosen: Numbers = field(repr=False)
-
-    @property
-    def length(self) -> int:
-        """Samples in an epoch."""
-        return self.order.length
-
-    def numbers(self, positions: Numbers) -> Numbers:
-        """Return the sample at each position."""
-        return self.chosen[self.order.numbers(positions)]
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """The order of the dataset."""
-
-    length: int
-
-    def numbers(self, positions: Numbers) -> Numbers:
-        """Return the sample at each position: its number."""
-        return positions
-
-
-@dataclass(frozen=True)
-class ShuffledOrder:
-    """Shards in random order, cut into parts that are read side by side; samples shuffled in windows.
+def _shuffled(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
+    """Return the sample at each position: shards in random order, in parts side by side; samples shuffled in windows.
 
     The permuted sequence of shards is cut into `parts` contiguous parts. Position g is number g // parts of the part
     g % parts, and each window of so many samples of a part is permuted.
 
-    Attributes:
-        counts: int64 [shards]: samples of each.
-        seed: With the epoch, what the order depends on.
-        epoch: Counted from 0.
-        parts: How many parts there are.
-        window: Samples of a part that are permuted among themselves.
+    Args:
+        options: The parts, the windows, and what these depend on.
+        starts: int64 [shards]: the first sample of each, in their random order.
+        ends: int64 [shards]: the places in that order behind the last sample of each.
+        positions: int64 [n].
     """
-
-    counts: Numbers
-    seed: int
-    epoch: int
-    parts: int
-    window: int
-    _starts: Numbers = field(init=False, repr=False)
-    _ends: Numbers = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        drawn = random_numbers(random_start("shards", self.seed, self.epoch), len(self.counts))
-        order = np.argsort(drawn, kind="stable")
-        firsts = np.cumsum(self.counts) - self.counts
-        object.__setattr__(self, "_starts", firsts[order])
-        object.__setattr__(self, "_ends", np.cumsum(self.counts[order]))
-
-    @property
-    def length(self) -> int:
-        """Samples in an epoch."""
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def numbers(self, positions: Numbers) -> Numbers:
-        """Return the sample at each position."""
-        part, at = positions % self.parts, positions // self.parts
-        whole, more = divmod(self.length, self.parts)
-        start, count = part * whole + np.minimum(part, more), whole + (part < more)
-        window, within = at // self.window, at % self.window
-        size = np.minimum(self.window, count - window * self.window)
-        key = random_start("window", self.seed, self.epoch)
-        spot = permuted_windows(key, window * self.parts + part, within, size, self.window)
-        spot += start + window * self.window
-        shard = np.searchsorted(self._ends, spot, side="right")
-        before = np.concatenate((np.zeros(1, np.int64), self._ends))[shard]
-        found: Numbers = self._starts[shard] + spot - before
-        return found
-
-
-@dataclass(frozen=True)
-class FullShuffle:
-    """One random order of all samples, in which no sample is nearer to another than by chance.
-
-    Attributes:
-        length: Samples in an epoch.
-        seed: With the epoch, what the order depends on.
-        epoch: Counted from 0.
-    """
-
-    length: int
-    seed: int
-    epoch: int
-
-    def numbers(self, positions: Numbers) -> Numbers:
-        """Return the sample at each position."""
-        return permuted(positions, self.length, np.uint64(random_start("full", self.seed, self.epoch)))
+    part, at = positions % options.parts, positions // options.parts
+    whole, more = divmod(int(ends[-1]), options.parts)
+    start, count = part * whole + np.minimum(part, more), whole + (part < more)
+    window, within = at // options.window, at % options.window
+    size = np.minimum(options.window, count - window * options.window)
+    key = random_start("window", options.seed, options.epoch)
+    spot = permuted_windows(key, window * options.parts + part, within, size, options.window)
+    spot += start + window * options.window
+    shard = np.searchsorted(ends, spot, side="right")
+    before = np.concatenate((np.zeros(1, np.int64), ends))[shard]
+    found: Numbers = starts[shard] + spot - before
+    return found
 
 
 def permuted_windows(start: int, names: Numbers, within: Numbers, sizes: Numbers, window: int) -> Numbers:
@@ -403,7 +350,7 @@ class MixedOrder:
         return self.sources[number].order(replace(self.options, seed=seed, epoch=epoch))
 
 
-Order = ChosenOrder | InOrder | ShuffledOrder | FullShuffle | MixedOrder  # its positions are 0 to `length` - 1
+Order = CatalogOrder | MixedOrder  # its positions are 0 to `length` - 1
 OrderedSamples = SampleView | MixedSamples
 
 

@@ -138,12 +138,19 @@ class OpenShard:
         file: Its bytes.
         is_tar: Whether it holds payloads alone, and no records that could be parsed.
         readers: What reads the fields that are numbers; None: its records must be parsed to know what fields hold.
+        views: The index's `key_ends`, `firsts`, `codes`, `offsets` and `lengths`: single numbers come from these fast.
     """
 
     index: ShardIndex
     file: OpenFile
     is_tar: bool
     readers: Mapping[str, Callable[[bytes], object]] | None
+    views: tuple[memoryview, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        index = self.index
+        columns = (index.key_ends, index.firsts, index.codes, index.offsets, index.lengths)
+        object.__setattr__(self, "views", tuple([column.data for column in columns]))
 
     def one(self, row: int, wanted: frozenset[str] | None) -> Sample:
         """Return one sample, with no arithmetic on columns: a hot path.
@@ -155,7 +162,7 @@ class OpenShard:
             IndexError: Its bytes end too early, or payloads lie in no order.
         """
         index, fd = self.index, self.file.fd
-        key_ends, firsts, codes, offsets, lengths = index.views
+        key_ends, firsts, codes, offsets, lengths = self.views
         names = index.names
         sample: dict[str, Any] = {"__key__": str(index.keys[key_ends[row] : key_ends[row + 1]], "utf-8")}
         fields: Sequence[int] = range(firsts[row], firsts[row + 1])

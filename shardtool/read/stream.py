@@ -230,8 +230,7 @@ class Stream(Chain):
 
     def state_dict(self) -> dict[str, object]:
         """Return where the stream is: the same for all ranks at the same step; JSON."""
-        end = self._share.end(self._source.length)
-        return StreamState.at(self._source, self._options, self._position, end).to_json()
+        return self.state_after(0)
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """Go on where a stream of the same samples was, in its order, with any number of ranks and workers.
