@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from threading import Thread
@@ -18,50 +18,21 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import TRAILER_SIZE
 from shardtool.format.tar import TRAILER
 from shardtool.plan.plan import fingerprint
-from shardtool.values import ShardContent, ShardSamples, ShardSpans
+from shardtool.values import ShardSamples, ShardSpans
 from shardtool.write.packer import ShardRecords
-from shardtool.write.task import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from shardtool.storage.staging import DurableFile, Folder, StagedFile
-    from shardtool.values import Number
+    from shardtool.values import Number, ShardContent
     from shardtool.writer.samples import Sample
 
     Row = Mapping[str, object]
+    FinishedShard = tuple[DurableFile, ShardContent, bytes, str]
 
 
 _SENT_AT_ONCE = 2**25  # bytes: the disk is sent these while more are encoded
-
-
-@dataclass(frozen=True, slots=True)
-class PackedShard:
-    """A shard that is whole and durable, and not visible yet.
-
-    Attributes:
-        name: Its name.
-        staged: The file.
-        size: Its bytes.
-        crc: CRC-32C of the file.
-        content: What it holds, its fields numbered in the order of the bytes of their names.
-        crcs: uint32 for each field, of its bytes in the shard.
-        rows: The metadata of each sample.
-        columns: The names in these, in the order in which they were met.
-        digest: The content fingerprint.
-        plan: The fingerprint that a plan of `create` for these samples has.
-    """
-
-    name: str
-    staged: DurableFile
-    size: int
-    crc: int
-    content: ShardContent
-    crcs: bytes
-    rows: list[Mapping[str, object]]
-    columns: list[str]
-    digest: int
-    plan: str
 
 
 class OpenShard:
@@ -71,14 +42,19 @@ class OpenShard:
         folder: Where it goes.
         name: What it will be called.
         shard_format: `tar` or `tfrecord`.
+
+    Attributes:
+        file: The staged file, its size and checksum.
+        rows: The metadata of each sample.
+        columns: The names in these, in the order in which they were met.
     """
 
     def __init__(self, folder: Folder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
-        self._file = _SummedFile(folder.stage(name))
-        self._records = ShardRecords(self._file.write)
-        self._rows: list[Mapping[str, object]] = []
-        self._columns: dict[str, None] = {}
+        self.file = _SummedFile(folder.stage(name))
+        self._records = ShardRecords(self.file.write)
+        self.rows: list[Mapping[str, object]] = []
+        self.columns: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -95,35 +71,35 @@ class OpenShard:
             OutputFailed: The file system refuses.
         """
         self._records.add(sample.key, sample.parts, sample.size, sample.fields)
-        self._rows.append(row)
+        self.rows.append(row)
         if row:
-            self._columns.update(dict.fromkeys(row))
+            self.columns.update(dict.fromkeys(row))
 
-    def finish(self, numbers: Mapping[bytes, Number], *, inline: bool) -> PackedShard:
-        """Make the file whole and durable.
+    def finish(self, numbers: Mapping[bytes, Number], *, inline: bool) -> FinishedShard:
+        """Make the file whole and durable, and not visible yet.
 
         Args:
             numbers: The fields that are stored as numbers, and of what kind.
             inline: Whether the plan of a table would carry a value of the dataset.
+
+        Returns:
+            The file; what it holds, its fields numbered in the order of the bytes of their names; uint32 for each
+            field, the CRC-32C of its bytes in the shard; the fingerprint that a plan of `create` has for these samples.
 
         Raises:
             OutputFailed: The file system refuses.
         """
         self._records.flush()
         if TRAILER_SIZE[self._format]:
-            self._file.write(TRAILER)
-        staged = self._file.finish()
+            self.file.write(TRAILER)
+        staged = self.file.finish()
         content = _in_order(self._records.content(numbers, texts=inline))
-        crcs = self._records.crcs.tobytes()
-        samples = ShardSamples(content, b"", b"", b"", b"", b"", ShardSpans())
-        return PackedShard(
-            self.name, staged, self._file.size, self._file.crc, content, crcs, self._rows, [*self._columns],
-            digest(content, crcs, ()), fingerprint(self._format, samples),
-        )  # fmt: skip
+        plan = fingerprint(self._format, ShardSamples(content, b"", b"", b"", b"", b"", ShardSpans()))
+        return staged, content, self._records.crcs.tobytes(), plan
 
     def abandon(self) -> None:
         """Remove what was written."""
-        self._file.abandon()
+        self.file.abandon()
 
 
 class _SummedFile:
@@ -285,7 +261,7 @@ class Columns:
             self._families |= [(name, family) for family, fits in _ARROW if fits(kind)]
         return True
 
-    def table(self, rows: Sequence[Row], names: Sequence[str]) -> pa.Table | None:
+    def table(self, rows: Sequence[Row], names: Iterable[str]) -> pa.Table | None:
         """Return the rows of a shard, a column for each name so far; None where there are none.
 
         Raises:
@@ -294,14 +270,9 @@ class Columns:
         known = dict.fromkeys([*self.schema.names, *names])
         if not known:
             return None
-        arrays = {name: self._array(name, [row.get(name) for row in rows]) for name in known}
-        table = pa.table(arrays)
-        self.add(table.schema)
+        table = pa.table({name: self._array(name, [row.get(name) for row in rows]) for name in known})
+        self.schema = _unified(self.schema, table.schema)
         return table.select(self.schema.names).cast(self.schema)
-
-    def add(self, schema: pa.Schema) -> None:
-        """Take the columns of a shard."""
-        self.schema = _unified(self.schema, schema)
 
     def _array(self, name: str, values: list[object]) -> pa.Array:
         known = self._types.get(name)

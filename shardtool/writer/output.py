@@ -37,7 +37,6 @@ from shardtool.values import (
     IfExists,
     OnBadSample,
     Oversize,
-    ShardContent,
     Target,
     __version__,
     counted,
@@ -49,6 +48,7 @@ from shardtool.verbs.create.parts import check_all_ended, joined_parts, merge_pa
 from shardtool.verbs.create.result import publish_dataset
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import flag, option
+from shardtool.write.task import digest
 from shardtool.writer.open_shard import Columns
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Folder
-    from shardtool.values import Number
+    from shardtool.values import Number, ShardContent
     from shardtool.verbs.create.run import OutputNames
-    from shardtool.writer.open_shard import PackedShard
+    from shardtool.writer.open_shard import FinishedShard, OpenShard
+    from shardtool.writer.samples import SampleEncoder
 
 
 class Keywords(TypedDict, total=False):
@@ -286,52 +287,52 @@ class Output:
             self.publisher = Publisher(self.destination)
             self._stack = stack.pop_all()
 
-    def add(self, shard: PackedShard, kinds: Mapping[str, str], skipped: list[Skipped], *, inline: bool) -> None:
+    def add(self, shard: OpenShard, encoder: SampleEncoder, skipped: list[Skipped], done: FinishedShard) -> None:
         """Publish a shard, with a sidecar that says that another is to come.
 
         Args:
             shard: The shard.
-            kinds: Each field so far, and the number that it stands for; empty: none.
+            encoder: Knows the fields of the dataset so far.
             skipped: What was left out since the shard before.
-            inline: Whether the plan of a table would carry a value of the dataset so far.
+            done: What `OpenShard.finish` returned.
 
         Raises:
             InvalidRequest: Its metadata cannot stand together.
             OutputFailed: The file system refuses.
         """
-        table = self.columns.table(shard.rows, shard.columns)
-        index = index_of(self.pattern.format, shard.content, table, shard.crcs)
-        number = len(self.totals.shards)
-        fact = ShardFact(output_text(shard.name), shard.size, shard.crc, shard.plan, None, self._first, number + 2)
+        staged, content, crcs, plan = done
+        index = index_of(self.pattern.format, content, self.columns.table(shard.rows, shard.columns), crcs)
+        first, size, crc = output_text(self.pattern.shard(0)), shard.file.size, shard.file.crc
+        fact = ShardFact(output_text(shard.name), size, crc, plan, None, first, len(self.totals.shards) + 2)
         data, _ = encode(index, fact)
-        self.publisher.add(shard.staged, data, shard.name)
-        rounded = _rounded(shard.content)
+        self.publisher.add(staged, data, shard.name)
+        rounded, total = _rounded(content), digest(content, crcs, ())
         left_out = [[one.key, one.code, one.message] for one in skipped]
-        known = dict(kinds), inline, self.columns.state()
-        self.journal.add(JournalEntry(fact.name, fact.size, shard.crc, f"{shard.digest:x}", *known, rounded, left_out))
-        self.take(fact, data, index.tally(), shard.digest)
+        known = dict(encoder.kinds), encoder.inline, self.columns.state()
+        self.journal.add(JournalEntry(fact.name, size, crc, f"{total:x}", *known, rounded, left_out))
+        self.take(fact, data, index.tally(), total)
         self.totals.skipped += skipped
         self.rounded.update(rounded)
         if self.pattern.format == "tar":
-            self.misreadings.add_shard(index, shard.content.inline, _numbers(kinds))
+            self.misreadings.add_shard(index, content.inline, encoder.numbers)
 
     def take(self, fact: ShardFact, sidecar: bytes, tally: ShardTally, digest: int) -> None:
         """Add a published shard to the totals."""
         self.totals.add(fact, sidecar, tally)
         self.totals.digest += digest
 
-    def finish(self, kinds: Mapping[str, str], made: Mapping[str, object]) -> DatasetFile:
+    def finish(self, encoder: SampleEncoder, made: Mapping[str, object]) -> DatasetFile:
         """Publish the dataset file, after sidecars that say what is known now.
 
         Args:
-            kinds: Each field, and the number that it stands for; empty: none.
+            encoder: Knows the fields.
             made: The options that the dataset file records.
 
         Raises:
             OutputFailed: The file system refuses.
         """
         self.totals.schema = self._renew()
-        self.totals.values = FieldValues(numbers=_numbers(kinds))
+        self.totals.values = FieldValues(numbers=encoder.numbers)
         record = {"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"}
         dataset = publish_dataset(self.totals, self.publisher, RunRecord(record))
         self.journal.remove()
@@ -343,10 +344,6 @@ class Output:
             clean(self.destination)
             if self.journal.started and (self.options.overwrite or not self.totals.shards):
                 self.journal.remove()
-
-    @property
-    def _first(self) -> str:
-        return output_text(self.pattern.shard(0))
 
     def _renew(self) -> dict[str, str]:
         """Write the sidecars again that are not those of a finished run; return the columns of all."""
@@ -391,16 +388,11 @@ def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([*columns.values()], schema=pa.schema(fields))
 
 
-def _numbers(kinds: Mapping[str, str]) -> dict[str, Number]:
-    return {name: kind for name, kind in kinds.items() if kind}  # type: ignore[misc]
-
-
 def _rounded(content: ShardContent) -> dict[str, int]:
     """Return how many floats of each field are others now that they have 32 bits."""
     floats = [code for code, kind in content.numbers.items() if kind == "float"]
     if not floats:
         return {}
-
     texts, codes = content.inline[:-1].split(b"\0"), np.frombuffer(content.codes, np.uint16)
     counts = {code: count_rounded([texts[row] for row in np.flatnonzero(codes == code).tolist()]) for code in floats}
     return {content.fields[code].decode(): count for code, count in counts.items() if count}

@@ -112,11 +112,6 @@ def _expected(field: str) -> str:
     return "a NumPy array: numpy.asarray(value), or bytes" if ending == "npy" else ""
 
 
-def as_float(text: bytes) -> bytes:
-    """Return the text of a whole number as that of a float."""
-    return repr(float(int(text))).encode()
-
-
 def encode_json(value: object) -> bytes:
     """Return the JSON of a value, as `create` writes that of a table's row.
 
@@ -456,7 +451,7 @@ class SampleEncoder:
         """Return a value as one of the kind that its field had so far, where that loses nothing."""
         number, known = numbers
         if (number, known) == ("int64", "float"):
-            return as_float(data)
+            return repr(float(int(data))).encode()
         shown = {"": "no number", "int64": "a whole number", "float": "a float"}
         remedy = "Write floats from the first sample on." if (number, known) == ("float", "int64") else ""
         expected = f"{shown[known]}, as in the samples before"

@@ -184,7 +184,6 @@ class ShardWriter:
         self._shard: OpenShard | None = None
         self._skipped: list[Skipped] = []  # since the last sample of the last shard
         self._alone: list[str] = []
-        self._left = self._written = self._sizes = 0
         self._last_key: str | None = None
         self._output = Output(names, given)
         self._state = _OPEN
@@ -259,10 +258,10 @@ class ShardWriter:
         self._state = _BUSY
         try:
             encoded = self._encoder.encode(sample)
-            row = _NO_METADATA if not metadata else self._row(metadata, encoded)
-        except SampleRefused as refused:
+            row = self._output.columns.check(metadata, printable(encoded.key)) if metadata else _NO_METADATA
+        except (SampleRefused, InvalidRequest) as error:
             self._state = _OPEN
-            self._refuse(sample, refused)
+            self._refuse(sample, error if isinstance(error, SampleRefused) else SampleRefused(error, "bad-value"))
             return
         except BaseException:
             self._state = _OPEN  # nothing of it was written
@@ -316,7 +315,6 @@ class ShardWriter:
         self._done = self._merged() or (find_done(output) if self._options.resume else None)
         if self._done is not None:
             output.totals.shards += self._done.shards
-            self._left = self._done.skipped
         elif self._options.resume:
             last = take_back(output, self._encoder, self._notes)
         if self._done is None and last is None:
@@ -348,12 +346,6 @@ class ShardWriter:
         found = "the writer is closed" if self._state == _CLOSED else "an earlier write was interrupted"
         self.abandon()
         raise InvalidRequest("ShardWriter", found, expected="writes inside of its with block")
-
-    def _row(self, metadata: Mapping[str, object], sample: Sample) -> dict[str, object]:
-        try:
-            return self._output.columns.check(metadata, printable(sample.key))
-        except InvalidRequest as error:
-            raise SampleRefused(error, "bad-value") from None
 
     def _refuse(self, sample: Mapping[str, object], refused: SampleRefused) -> None:
         """Raise what is wrong with a sample, or list it among those that were left out."""
@@ -420,10 +412,9 @@ class ShardWriter:
 
     def _publish(self, shard: OpenShard) -> None:
         encoder, skipped = self._encoder, self._skipped
-        packed = shard.finish(encoder.stored_numbers, inline=encoder.inline)
+        done = shard.finish(encoder.stored_numbers, inline=encoder.inline)
         self._shard, self._skipped = None, []
-        self._sizes += packed.size
-        self._output.add(packed, encoder.kinds, skipped, inline=encoder.inline)
+        self._output.add(shard, encoder, skipped, done)
 
     def _finish(self) -> None:
         """Publish the last shard and the dataset file, and say what the user should know."""
@@ -440,7 +431,7 @@ class ShardWriter:
             options["dots"] = "last"
         made = {"options": options, **({"part": self._tag.removeprefix("part")} if self._tag else {})}
         self._say()
-        output.finish(self._encoder.kinds, made)
+        output.finish(self._encoder, made)
 
     def _end_empty(self) -> None:
         """End without a sample: a part says so, and anything else is a mistake."""

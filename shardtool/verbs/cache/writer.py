@@ -159,16 +159,16 @@ class CacheWriter:
         if shard is None:
             return
         try:
-            packed = shard.finish(self._encoder.stored_numbers, inline=self._encoder.inline)
-            table = self._columns.table(packed.rows, packed.columns)
-            index = index_of(self._grown.format, packed.content, table, packed.crcs)
-            data, _ = encode(index, ShardFact(packed.name, packed.size, packed.crc, packed.plan))
-            self._folder.publish(packed.staged, self._folder.stage_whole(sidecar_name(packed.name), data))
+            numbers, inline = self._encoder.stored_numbers, self._encoder.inline
+            staged, content, crcs, plan = shard.finish(numbers, inline=inline)
+            index = index_of(self._grown.format, content, self._columns.table(shard.rows, shard.columns), crcs)
+            data, _ = encode(index, ShardFact(shard.name, shard.file.size, shard.file.crc, plan))
+            self._folder.publish(staged, self._folder.stage_whole(sidecar_name(shard.name), data))
         except BaseException:
             shard.abandon()
             raise
         self.shards += 1
-        kinds, inline = self._encoder.kinds, self._encoder.inline
+        kinds = self._encoder.kinds
         self._encoder = SampleEncoder(self._grown.format, None)  # the keys of a sampler have no end
         self._encoder.restore(kinds, inline=inline)
 
