@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.table.text import Table
+    from shardtool.table.open import Table
     from shardtool.values import Number
 
 _CHUNK = 2**16  # samples, or rows, at a time

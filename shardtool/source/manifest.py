@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
     from shardtool.source.base import Writable
     from shardtool.source.scan import ListedPart
-    from shardtool.table.text import Table
+    from shardtool.table.open import Table
     from shardtool.table.values import ArrowTexts
     from shardtool.values import Number
 

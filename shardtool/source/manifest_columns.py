@@ -29,7 +29,6 @@ from shardtool.table.columns import (
     Rows,
     check_fields,
     check_labels,
-    check_names,
     heavy_columns,
     is_bytes,
     is_index,
@@ -130,7 +129,6 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
     Raises:
         InvalidRequest: A column that is not there, no columns that could be samples, or fields that clash.
     """
-    check_names(where, schema.names)
     for named_by, column in asked_columns(options):
         if column not in schema.names:
             raise no_such("column", named_by, column, schema.names)

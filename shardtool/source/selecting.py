@@ -242,8 +242,7 @@ def _with_table(entries: Entries, field: str, found: _Found) -> tuple[Entries, l
     """Return the samples with the columns that lines of JSON are, and notes."""
     from shardtool.select.join import with_columns
     from shardtool.table.columns import check_names, check_sidecar_names
-    from shardtool.table.open import read_columns
-    from shardtool.table.text import MemoryTable, read_json_lines
+    from shardtool.table.open import MemoryTable, read_columns, read_json_lines
 
     where, lines = f"field {field!r}", found.lines
     notes = [

@@ -1,20 +1,32 @@
 """Any table becomes Arrow: files of several formats, and tables in memory.
 
 What a table means is not decided here, but for standard input: that may be a list of paths.
+
+pyarrow reads tables that are text. What it says little about is found here: the header that has another delimiter,
+and the rows that do not fit, by their numbers. Row 1 is the first after the header; empty lines are no rows.
+
+Types of a CSV's columns are inferred from all their values (whole numbers, truths, dates, times, other numbers, text),
+whatever they are used for; but the columns that the caller names stay text, for the key 1e5 is no 100000. So do columns
+with a number such as 007, or of more digits than a float has. In columns of text, `NA` and an empty cell are text; in
+others they are null.
+Text in JSON lines stays text; their whole numbers beyond 64 bits are floats.
 """
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import os
+import re
 import sys
-from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
@@ -22,9 +34,21 @@ from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, lis
 from shardtool.storage import places
 from shardtool.storage.open_file import open_blob, open_object
 from shardtool.storage.places import file_fact
-from shardtool.table.columns import PATH_NAMES, Rows, check_names, check_shape, mixed_types
+from shardtool.table.columns import (
+    LONGEST_ROW,
+    MOST_COLUMNS,
+    MOST_LEVELS,
+    PATH_NAMES,
+    Rows,
+    check_names,
+    check_shape,
+    mixed_types,
+    rows_text,
+    too_deep,
+    too_long,
+    too_many_columns,
+)
 from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, is_glob, parquet_files, table_ending
-from shardtool.table.text import DelimitedTable, MemoryTable, Table, numbers_of, read_json_lines, read_list
 from shardtool.values import counted, is_utf8
 from shardtool.wording import create_again, option
 
@@ -35,6 +59,533 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
+    from pyarrow.csv import InvalidRow
+
+    Opened = Callable[[], BinaryIO]
+
+
+_HEAD = 2**20  # bytes that surely hold the header
+_BLOCK = 2**20  # bytes that a thread reads at a time; a row must fit
+_GAPS = ["", "NA", "N/A", "null", "NULL", "nan", "NaN"]
+_NUMBERS = (
+    (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
+    (r"^-?(0|[1-9][0-9]{0,17})(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?$", pa.float64()),
+)
+_SHOWN = 5  # rows in a message
+_ZEROS = r"^\s*[+-]?0[0-9]"
+_TAIL = 64  # bytes that surely hold what ends a file
+_EXACT = 2.0**53  # from here on a float holds not every whole number
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "a ZIP file"))
+_UTF8 = b"\xef\xbb\xbf"
+_RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
+
+
+class Table:
+    """A table that can be read.
+
+    Attributes:
+        where: What the user called it.
+        folder: What relative paths in it count from.
+        name: The name of the file, or of the kind of table.
+        schema: Its columns.
+    """
+
+    schema: pa.Schema
+
+    def __init__(self, where: str, folder: str, name: str) -> None:
+        self.where, self.folder, self.name = where, folder, name
+
+    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
+        """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
+        raise NotImplementedError
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return int(self.read(self.schema.names[:1], ()).num_rows)
+
+    def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of some columns, all rows in order."""
+        yield from self.read(columns, ()).select(columns).to_batches()
+
+
+class MemoryTable(Table):
+    """A table in memory."""
+
+    def __init__(self, where: str, folder: str, table: pa.Table, name: str = "") -> None:
+        super().__init__(where, folder, name or where)
+        self._table, self.schema = table, table.schema
+
+    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
+        """Return some columns, in the order of the table."""
+        return self._table.select([name for name in self.schema.names if name in columns])
+
+    def count(self) -> int:
+        """Return the number of rows, also of a table without columns."""
+        return int(self._table.num_rows)
+
+
+class DelimitedTable(Table):
+    """A CSV or TSV.
+
+    Args:
+        where: What the user called it.
+        opened: Opens it.
+        separator: Between values.
+        name: The file's name.
+        folder: What relative paths in it count from.
+
+    Attributes:
+        schema: The columns; all text until they are read.
+
+    Raises:
+        InvalidRequest: No text, no header, or another separator.
+    """
+
+    def __init__(self, where: str, opened: Opened, separator: str, *, name: str, folder: str) -> None:
+        super().__init__(where, folder, name)
+        self._opened, self._separator = opened, separator
+        self._table: pa.Table | None = None
+        with opened() as stream:
+            head = stream.read(_HEAD)
+        names = _header(where, head, separator)
+        self.schema = pa.schema([(one, pa.string()) for one in names])
+
+    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
+        """Return some columns, in the order of the table.
+
+        Args:
+            columns: Their names.
+            text: Columns that stay text, as the first call says it.
+
+        Raises:
+            InvalidRequest: Rows that do not fit the header.
+        """
+        if self._table is None:
+            self._table = arrow.compact(self._typed(frozenset(text) & set(self.schema.names)))
+        return self._table.select([name for name in self.schema.names if name in columns])
+
+    def _typed(self, text: frozenset[str]) -> pa.Table:
+        table = self._read(text)
+        long = [one.name for one in table.schema if pa.types.is_floating(one.type) and _too_long(table[one.name])]
+        tests = (pa.types.is_floating, pa.types.is_integer)
+        numbers = [one.name for one in table.schema if any(test(one.type) for test in tests)]
+        zeros = numbers if numbers and self._has_zeros() else []
+        if not long and not zeros:
+            return table
+        texts = self._read(text.union(long, zeros))
+        odd = [one for one in zeros if pc.any(pc.match_substring_regex(texts[one], _ZEROS)).as_py()]
+        for name in {*long, *odd}:
+            table = table.set_column(table.column_names.index(name), name, texts[name])
+        return table
+
+    def _has_zeros(self) -> bool:
+        """Tell whether there may be a value such as 007, which is no number: seen in the bytes."""
+        zeros, last = re.compile(rb'0(?<=[%b\n\r" +-]0)[0-9]' % self._separator.encode()), b"\n"
+        with self._opened() as stream:
+            while data := stream.read(_BLOCK):
+                if zeros.search(last + data):
+                    return True
+                last = data[-2:]
+        return False
+
+    def _read(self, text: frozenset[str]) -> pa.Table:
+        from pyarrow import csv as arrow_csv
+
+        convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
+
+        def read(block: int) -> pa.Table:
+            options = arrow_csv.ReadOptions(block_size=block)
+            with self._opened() as stream:
+                return arrow_csv.read_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
+
+        try:
+            table = _in_blocks(read)
+        except pa.ArrowInvalid as error:
+            said = str(error)
+            if "Empty CSV" in said:  # a header without a newline
+                return self.schema.empty_table()
+            if "straddl" in said:
+                raise too_long(self.where) from None
+            if "CSV parse error: Expected" in said:
+                raise self._ragged() from None
+            raise
+        self._check_end(table)
+        return table
+
+    def _check_end(self, table: pa.Table) -> None:
+        """Refuse a last value that goes on to the end of the file: pyarrow takes the rows after it for its text."""
+        last = table.column(table.num_columns - 1)
+        if not table.num_rows or not pa.types.is_string(last.type):
+            return
+        value = last[-1].as_buffer()
+        if value is None or b"\n" not in value.to_pybytes():
+            return
+        tail = b""
+        with self._opened() as stream:
+            while data := stream.read(_BLOCK):
+                tail = (tail + data)[-_TAIL:]
+        if not tail.rstrip(b"\r\n").endswith(b'"'):
+            found = f"row {table.num_rows:,}: a quotation mark that is not closed, up to the end of the file"
+            expected = "text between two quotation marks, with those inside of it doubled"
+            raise InvalidRequest(self.where, found, expected=expected)
+
+    def _ragged(self) -> InvalidRequest:
+        """Return the error for rows with another number of values than the header, found in a second pass."""
+        from pyarrow import csv as arrow_csv
+
+        count = 0
+        rows: list[InvalidRow] = []
+
+        def note(row: InvalidRow) -> str:
+            nonlocal count
+            count += 1
+            if len(rows) < _SHOWN:
+                rows.append(row)
+            return "skip"
+
+        names = self.schema.names[:1]
+        convert = arrow_csv.ConvertOptions(include_columns=names, column_types={names[0]: pa.string()})
+        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
+
+        def read(block: int) -> pa.Table:
+            nonlocal count
+            count = 0
+            rows.clear()
+            options = arrow_csv.ReadOptions(use_threads=False, block_size=block)  # rows have numbers only without
+            with self._opened() as stream:  # as Latin-1, which any bytes are: pyarrow prints a traceback of others
+                text = pa.transcoding_input_stream(stream, "latin-1", "utf-8")
+                return arrow_csv.read_csv(text, read_options=options, parse_options=parse, convert_options=convert)
+
+        with suppress(pa.ArrowInvalid):
+            _in_blocks(read)
+        if not rows:
+            return InvalidRequest(self.where, "rows with more or fewer values than the header")
+        found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
+        first = rows[0].text.encode("latin-1", "replace")
+        shown = printable((first.splitlines() or [b""])[0][:60])
+        remedy = f"Row {rows[0].number - 1} begins with '{shown}'."
+        if '"' in shown and b"\n" in first:
+            remedy += " Is a quotation mark not closed there?"
+        what = f"{counted(count, 'row')} with more or fewer values than the header: {listing(found, total=count)}"
+        return InvalidRequest(self.where, what, expected=f"{rows[0].expected_columns}", remedy=remedy)
+
+
+def numbers_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return text as numbers where all of it is what a number is written as; 007 is not, and stays text as it is.
+
+    A gap (an empty cell, NA, null, NaN) among numbers is null.
+    """
+    gaps = pc.is_in(column, value_set=arrow.texts(_GAPS).cast(column.type))
+    filled = column.filter(pc.invert(gaps)).drop_null()
+    for pattern, kind in _NUMBERS:
+        if len(filled) and pc.all(pc.match_substring_regex(filled, pattern)).as_py():
+            empty = arrow.texts([None])[0].cast(column.type)
+            return pc.cast(pc.if_else(gaps, empty, column), kind)
+    return column
+
+
+def read_json_lines(name: str, opened: Opened) -> pa.Table:
+    """Return a table of JSON objects, one per line; text that looks like a time stays text.
+
+    Raises:
+        InvalidRequest: A line that is no object, or a column of several types.
+    """
+    with opened() as stream:
+        _check_text(name, stream.read(_HEAD))
+    rows = check_lines(name, opened)
+    try:
+        table = _read_json(opened, None)
+        check_shape(name, table.schema)
+        if any(_with_text(one.type) != one.type for one in table.schema):
+            table = _read_json(opened, pa.schema([one.with_type(_with_text(one.type)) for one in table.schema]))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _json_problem(name, opened, str(error)) from None
+    if table.num_rows != rows:  # an object of several lines, or several in one
+        raise _json_problem(name, opened, "not one object a line")
+    return arrow.compact(table)
+
+
+def _read_json(opened: Opened, schema: pa.Schema | None) -> pa.Table:
+    from pyarrow import json as arrow_json
+
+    parse = arrow_json.ParseOptions(explicit_schema=schema)
+
+    def read(block: int) -> pa.Table:
+        with opened() as stream:
+            return arrow_json.read_json(stream, arrow_json.ReadOptions(block_size=block), parse)
+
+    return _in_blocks(read)
+
+
+def _in_blocks(read: Callable[[int], pa.Table]) -> pa.Table:
+    """Return what `read` gives for the smallest size of blocks that holds every row."""
+    block = _BLOCK
+    while True:
+        try:
+            return read(block)
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error) or block > LONGEST_ROW:
+                raise
+            block *= 8
+
+
+def _with_text(kind: pa.DataType) -> pa.DataType:
+    """Return an inferred type with text for timestamps."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_text(kind.value_type)))
+    if pa.types.is_struct(kind):
+        parts = [kind.field(at) for at in range(kind.num_fields)]
+        return pa.struct([part.with_type(_with_text(part.type)) for part in parts])
+    return kind
+
+
+def _json_problem(name: str, opened: Opened, said: str) -> InvalidRequest:
+    """Return the error for what pyarrow could not read, found line by line."""
+    kinds: dict[str, dict[str, list[int]]] = {}
+    for number, row, _ in _each_row(name, opened):
+        for column, value in row.items():
+            if value is not None:
+                kinds.setdefault(column, {}).setdefault(_kind_of(value), []).append(number)
+    for column, found in kinds.items():
+        if len(found) > 1:
+            return mixed_types(name, column, found)
+    if not kinds:
+        return InvalidRequest(name, "empty", expected="one JSON object a line")
+    said = re.sub(r"^JSON parse error: |in row [0-9]+$", "", said.splitlines()[0])  # its rows count from anywhere
+    return InvalidRequest(name, f"cannot be read: {said.strip()}", expected="JSON objects with values of one type")
+
+
+def read_list(name: str, data: bytes, column: str) -> pa.Table:
+    """Return a table of one column: paths that end with a newline each, or with a NUL where there are any."""
+    if b"\0" in data:
+        lines = data.removesuffix(b"\0").split(b"\0")
+    else:
+        lines = data.removesuffix(b"\n").split(b"\n")
+        if all(line.endswith(b"\r") for line in lines[:-1]):
+            lines = [line.removesuffix(b"\r") for line in lines]
+    bad = [number for number, line in enumerate(lines, 1) if not is_utf8(line)]
+    if bad:
+        raise InvalidRequest(name, f"{rows_text(bad)}: no UTF-8", expected="paths in UTF-8")
+    if lines == [b""]:
+        lines = []
+    return pa.table({column: arrow.texts([line.decode() for line in lines])})
+
+
+def _header(name: str, head: bytes, separator: str) -> list[str]:
+    """Return the names of the columns."""
+    text = _check_text(name, head).decode("utf-8", "surrogateescape")
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        names = next((row for row in rows if row), [])
+    except csv.Error as error:
+        raise InvalidRequest(name, f"no header: {error}", expected="a first row that names the columns") from None
+    if not names:
+        raise InvalidRequest(name, "empty", expected="a first row that names the columns")
+    if len(names) == 1:
+        other = next((one for one in _SEPARATORS if one != separator and one in names[0]), None)
+        if other:
+            ending = {",": ".csv", "\t": ".tsv"}.get(other)
+            remedy = f"Call it {ending}." if ending else "Write it with commas, or as Parquet."
+            found = f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values"
+            raise InvalidRequest(name, found, expected=_SEPARATORS[separator], remedy=remedy)
+    if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+        raise InvalidRequest(name, "a header that is no UTF-8", expected="text in UTF-8", remedy=_RECODE)
+    return names
+
+
+def _check_text(name: str, head: bytes) -> bytes:
+    """Return the start of a text without its byte-order mark."""
+    for mark, meaning in _MARKS:
+        if head.startswith(mark):
+            remedy = "`iconv -f UTF-16 -t UTF-8` makes it that." if meaning == "UTF-16" else ""
+            raise InvalidRequest(name, meaning, expected="text in UTF-8", remedy=remedy)
+    if b"\0" in head:
+        raise InvalidRequest(name, "bytes that are no text", expected="text in UTF-8")
+    return head.removeprefix(_UTF8)
+
+
+def _too_long(column: pa.ChunkedArray) -> bool:
+    """Tell whether a column inferred as floats holds whole numbers that floats cannot."""
+    large = False
+    for chunk in column.chunks:
+        values = arrow.numbers(chunk.drop_null())
+        if not np.all(values == np.floor(values)):
+            return False
+        large = large or bool(np.any((np.abs(values) >= _EXACT) & np.isfinite(values)))
+    return large
+
+
+# JSON lines, looked at before a table is made of them.
+#
+# The table's reader dies of a line that is `null`, and of deep nesting, with the whole process; it takes objects for
+# rows wherever lines end; and it gives each name that any line uses a value in every row. So each line must be one
+# object, not nested deeper than `MOST_LEVELS`, and names times rows must be in proportion to the bytes. Marks are
+# counted for that, a block at a time; only lines that look odd are parsed here.
+
+
+_WHITE = b" \t\r\n"
+_ODD = (
+    re.compile(rb"}[ \t\r]*(?:null|{)"),  # a second value in a line
+    re.compile(rb'"[ \t\r]+:'),  # a name, and white space before its colon
+    re.compile(rb'\\"[^"]*":'),  # a name that holds a quotation mark
+)
+_NO_MARKS = bytes({*range(256)} - {*b'"[]{}'})
+_FEW_CELLS = 5 * 10**7  # of a file of any size: half a gigabyte
+_CELLS_PER_BYTE = 2  # a value that is there takes six bytes or more in the file, and eight in memory
+
+
+def check_lines(where: str, opened: Opened) -> int:
+    """Return the number of lines that are not blank, or refuse those that the table's reader cannot be given.
+
+    Raises:
+        InvalidRequest: A line that is no object or nested too deep, or far too many names.
+    """
+    names, rows, size = set[bytes](), 0, 0
+    with opened() as stream:
+        for block in blocks(where, stream):
+            data = block.strip(_WHITE)
+            rows, size = rows + data.count(b"\n") + 1, size + len(block)
+            names.update([part.rpartition(b'"')[2] for part in data.split(b'":')[:-1]])  # and what texts look like
+            if not _is_plain(data) or _too_many(len(names), rows, size):
+                return _check_each(where, opened)
+    return rows
+
+
+def _is_plain(data: bytes) -> bool:
+    """Tell whether lines look like one object each, not too deep, and have no names but before `":`."""
+    others, ends = data.count(b"\n"), data.count(b"}\n")
+    if ends < others:
+        ends += data.count(b"}\r\n")
+    if not data.count(b"\n{") == ends == others or data[:1] != b"{" or data[-1:] != b"}":
+        return False
+    if any(odd.search(data) for odd in _ODD):
+        return False
+    if data.count(b"{") + data.count(b"[") <= others + MOST_LEVELS:
+        return True
+    lines = data.split(b"\n")
+    return not any(line.count(b"{") + line.count(b"[") > MOST_LEVELS and _is_deep(line) for line in lines)
+
+
+def _is_deep(line: bytes) -> bool:
+    """Tell whether more than `MOST_LEVELS` brackets stand open at once, or some are not closed."""
+    marks = re.sub(rb'"[^"]*"', b"", re.sub(rb"\\.", b"", line).translate(None, _NO_MARKS))
+    for _ in range(MOST_LEVELS):
+        marks = re.sub(rb"\[\]|{}", b"", marks)
+    return bool(marks)
+
+
+def blocks(where: str, stream: BinaryIO) -> Iterator[bytes]:
+    """Yield whole lines, about a mebibyte at a time, without a byte-order mark.
+
+    Raises:
+        InvalidRequest: A line is too long.
+    """
+    parts: list[bytes] = []
+    held, first = 0, True
+    while data := stream.read(_BLOCK):
+        if first:
+            data, first = data.removeprefix(_UTF8), False
+        end = data.rfind(b"\n") + 1
+        if end:
+            yield b"".join([*parts, data[:end]])
+            parts, held, data = [], 0, data[end:]
+        held += len(data)
+        if held > LONGEST_ROW:
+            raise too_long(where)
+        parts.append(data)
+    if held:
+        yield b"".join(parts)
+
+
+def _each_row(where: str, opened: Opened) -> Iterator[tuple[int, dict[str, object], int]]:
+    """Yield the number of each line that is not blank, its object, and how many bytes were read so far."""
+    number = size = 0
+    with opened() as stream:
+        for data in blocks(where, stream):
+            size += len(data)
+            for line in data.split(b"\n"):
+                if line.strip(_WHITE):
+                    number += 1
+                    yield number, _read_line(where, number, line), size
+
+
+def _read_line(where: str, number: int, line: bytes) -> dict[str, object]:
+    """Return the object that a line is.
+
+    Raises:
+        InvalidRequest: It is none, or nested too deep.
+    """
+    try:
+        row = json.loads(line)
+    except RecursionError:
+        raise too_deep(f"{where}, row {number:,}") from None
+    except ValueError as error:
+        said = str(error).partition(":")[0]
+        raise _no_object(where, number, line, said[:1].lower() + said[1:]) from None
+    if not isinstance(row, dict):
+        raise _no_object(where, number, line, f"a JSON {_kind_of(row)}")
+    if _levels(row) > MOST_LEVELS:
+        raise too_deep(f"{where}, row {number:,}")
+    return row
+
+
+def _levels(value: object) -> int:
+    """Return how deep lists and objects lie in each other."""
+    found, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        found += 1
+        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
+    return found
+
+
+def _kind_of(value: object) -> str:
+    """Return what a JSON value is called."""
+    names = {bool: "truth", int: "number", float: "number", str: "text", list: "list", dict: "object"}
+    return names.get(type(value), "null")
+
+
+def _no_object(where: str, number: int, line: bytes, found: str) -> InvalidRequest:
+    """Return the error for a line that is no object."""
+    remedy = f"It begins with '{printable(line[:60].strip())}'."
+    if number == 1 and line.lstrip()[:1] == b"[":
+        remedy = "`jq -c '.[]'` makes lines of a JSON array."
+    return InvalidRequest(where, f"row {number:,}: {found}", expected="one JSON object a line", remedy=remedy)
+
+
+def _too_many(count: int, rows: int, size: int) -> bool:
+    return count > MOST_COLUMNS or count * rows > max(_FEW_CELLS, _CELLS_PER_BYTE * size)
+
+
+def _check_each(where: str, opened: Opened) -> int:
+    """Return the number of lines, parsed one by one; see `check_lines`."""
+    tops, names = set[str](), set[tuple[str, ...]]()
+    rows = 0
+    size = 0
+    for rows, row, size in _each_row(where, opened):
+        tops.update(row)
+        _add_names(row, (), names)
+        if len(tops) > MOST_COLUMNS:
+            raise too_many_columns(where)
+        if _too_many(len(names), rows, size):
+            found = f"{len(names):,} different names in objects of the first {rows:,} rows"
+            expected = f"the same names in most rows, {MOST_COLUMNS:,} at most"
+            remedy = "Write what differs from row to row as lists of names and of values."
+            raise InvalidRequest(where, f"{found}, most of them without a value", expected=expected, remedy=remedy)
+    return rows
+
+
+def _add_names(value: object, path: tuple[str, ...], names: set[tuple[str, ...]]) -> None:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            names.add((*path, name))
+            _add_names(part, (*path, name), names)
+    elif isinstance(value, list):
+        for part in value:
+            _add_names(part, path, names)
 
 
 # Tables in files of columns: Parquet, and Arrow's own formats.
@@ -352,8 +903,6 @@ def _in_memory(source: object) -> MemoryTable:
     with readable(name):
         if isinstance(source, pa.RecordBatchReader):
             table = source.read_all()
-        elif isinstance(source, pa.RecordBatch):
-            table = pa.Table.from_batches([source])
         elif isinstance(source, pa.Table):
             table = source
         elif is_frame(source):
@@ -372,22 +921,20 @@ def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:
         InvalidRequest: A column holds values of several types.
     """
     columns = [str(column) for column in frame.columns]
-    twice = sorted(column for column, count in Counter(columns).items() if count > 1)
-    if twice:
-        raise InvalidRequest(name, f"columns of the same name: {listing(twice)}", remedy="Rename them.")
+    check_names(name, columns)
     keep = all(level is not None for level in frame.index.names)
     try:
         return pa.Table.from_pandas(frame, preserve_index=keep).replace_schema_metadata(None)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         paths = [at for at in range(len(columns)) if any(isinstance(one, os.PathLike) for one in frame.iloc[:, at])]
         if paths:
-            return _from_pandas(name, _with_text(frame, paths))
+            return _from_pandas(name, _with_paths_as_text(frame, paths))
         for at, column in enumerate(columns):
             _check_values(name, column, frame, at)
         raise
 
 
-def _with_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
+def _with_paths_as_text(frame: pd.DataFrame, columns: list[int]) -> pd.DataFrame:
     """Return a DataFrame with text in place of path objects in some columns."""
     found: pd.DataFrame = frame.copy(deep=False)
     for at in columns:
@@ -430,8 +977,7 @@ def check_sound(where: str, name: str, column: pa.ChunkedArray) -> None:
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             column.validate()
             found = f"column {name!r}: text that is no UTF-8"
-            remedy = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
-            Rows(where, {}, None).refuse(_undecodable(column), found, expected="UTF-8", remedy=remedy)
+            Rows(where, {}, None).refuse(_undecodable(column), found, expected="UTF-8", remedy=_RECODE)
         raise InvalidRequest(where, f"column {name!r}: {str(error).splitlines()[0]}") from None
     if pa.types.is_timestamp(column.type) and column.type.unit == "s":
         seconds = column.cast(pa.int64()).combine_chunks().fill_null(0).to_numpy()

@@ -23,7 +23,7 @@ from shardtool.source import manifest_columns as places
 from shardtool.source.manifest import FieldColumn, ManifestSource, lay_out
 from shardtool.source.scan import ALWAYS
 from shardtool.table import columns as keys
-from shardtool.table.text import MemoryTable
+from shardtool.table.open import MemoryTable
 from shardtool.values import FILE, INLINE, LINK, SPAN, split_name, to_bytes
 from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
 from tests.made import list_manifest, manifest_options, metadata_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
 from shardtool.table.columns import MOST_COLUMNS, MOST_LEVELS
-from shardtool.table.text import check_lines, read_json_lines
+from shardtool.table.open import check_lines, read_json_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

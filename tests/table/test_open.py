@@ -15,10 +15,9 @@ import pytest
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed
 from shardtool.source.manifest import ManifestSource
-from shardtool.table import text as textfile
+from shardtool.table import open as textfile
 from shardtool.table.kinds import is_table
-from shardtool.table.open import open_table
-from shardtool.table.text import numbers_of
+from shardtool.table.open import numbers_of, open_table
 from tests.helpers import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -330,7 +329,7 @@ def test_a_frame_of_mixed_types() -> None:
     assert said == "DataFrame: column 'x' mixes types: str in 2 rows, int in row 2; expected values of one type"
     assert "column 'x' holds object in 1 row" in _error(pd.DataFrame({"x": [object()]}))
     twice = pd.DataFrame([[1, 2]], columns=["a", "a"])
-    assert "columns of the same name: a" in _error(twice)
+    assert "columns of the same name: 'a'" in _error(twice)
 
 
 def test_a_frame_of_path_objects() -> None:
