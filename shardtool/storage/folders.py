@@ -1,24 +1,486 @@
-"""Where a run's output goes: a folder of a file system, or what lies under a prefix of a store."""
+"""Where a run's output goes: a folder of a file system, or what lies under a prefix of a store.
+
+Under a prefix there are no temporary names: a shard is one PUT of a worker, visible when it ends, and small files are
+held until they are published. Whoever publishes must hold the lock.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import http.client
+import re
+import shutil
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed
+from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import blocks_of
-from shardtool.storage.places import file_stat
-from shardtool.storage.remote.address import STORES, WEB, is_url, parse_address, refuse_near_url
-from shardtool.storage.remote.output import RemoteFolder
-from shardtool.storage.staging import Folder
+from shardtool.storage.places import file_stat, read_small
+from shardtool.storage.remote.address import STORES, WEB, is_url, join, parse_address, refuse_near_url, shown
+from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_md5
+from shardtool.storage.remote.lock import check_held, locked
+from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, writing
+from shardtool.storage.remote.stores import delete, listed, put, signed
+from shardtool.storage.shared import write_all
+from shardtool.storage.staging import DurableFile, FileFact, Folder, written
+from shardtool.values import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from shardtool.storage.staging import DurableFile, Sink
+    from urllib3.connection import HTTPConnection
+
+    from shardtool.storage.remote.line import Line
+    from shardtool.storage.staging import Sink
+
+Made = TypeVar("Made")
+
+# A large object is written by one signed PUT whose length is known before: visible when it ends, and whole or not.
+#
+# Bytes are pushed into the connection as they are made, so that nothing is held, and a process that is killed leaves
+# nothing: an answer comes only after all bytes. What is made here takes part in no other request, and works in a forked
+# child (decision 017). What failed is made again from its start, for bytes that were pushed are gone.
+
+
+LARGEST = 5 * 10**9  # bytes of one PUT: S3 takes 5 GiB, Azure 5000 MiB
+_TLS_PORT = 443
+_GO_ON_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
+_LINE = 65536
+_MOST_REFUSED = 2**18  # bytes of an answer before the body
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
+
+
+class Shorter(Exception):
+    """Fewer bytes came than were announced: the size has to be found out before."""
+
+
+class _Answer(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
+    """Write an object of a known size, and return what `fill`, which makes its bytes, has returned.
+
+    Args:
+        address: Where.
+        size: Its bytes, `LARGEST` at most.
+        fill: Gets the upload, and writes to it; again from the start where the connection was lost.
+
+    Raises:
+        Shorter: `fill` wrote less; nothing is there.
+        OutputFailed: There is no such bucket.
+        AccessRefused: We may not.
+        StoreFailed: It failed time and again.
+    """
+    attempts = Attempts(shown(address))
+    while True:
+        begun = False
+        try:
+            with Upload(address, size) as one:
+                begun = True
+                made = fill(one)
+                one.finish()
+                return made
+        except PassingFailure as error:
+            if begun:
+                attempts.later()
+            attempts.failed(error)
+
+
+class Upload(AbstractContextManager["Upload"]):
+    """An object being written, to be used in a `with` block; one that is left before `finish` is never there."""
+
+    def __init__(self, address: str, size: int) -> None:
+        self._address, self._size, self._left = address, size, size
+        self._md5, self._crc = hashlib.md5(usedforsecurity=False), 0
+        self._url = signed(address, "PUT")
+        self._connection, target, headers = _connection(self._url)
+        try:
+            self._begin(target, headers)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append `data`, all of it.
+
+        Raises:
+            Passing: The connection is lost.
+            AccessRefused: The store does not take it.
+            StoreFailed: It fails.
+        """
+        size = len(data)
+        if size > self._left:
+            raise Bug(shown(self._address), f"more than the {self._size:,} bytes that were planned")
+        self._md5.update(data)
+        self._crc = crc32c(data, self._crc)
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._line.write(rest) :]
+        except OSError:
+            raise self._stopped() from None
+        self._left -= size
+
+    def finish(self) -> None:
+        """Wait for the answer, and see that the store has what was sent.
+
+        Raises:
+            Shorter: Bytes are missing.
+            Passing: The connection is lost, or the store has other bytes.
+            AccessRefused: The store does not take it.
+            StoreFailed: It fails.
+        """
+        if self._left:
+            raise Shorter
+        answer = self._answered()
+        _check(self._address, answer)
+        self._compare(answer.headers)
+
+    def _begin(self, target: str, headers: Mapping[str, str]) -> None:
+        """Send the headers, and give the server time to refuse.
+
+        Raises:
+            Passing: There is no connection.
+            AccessRefused: The store does not let us.
+            StoreFailed: It takes no object here.
+        """
+        from shardtool.storage.remote.line import Line, peer_of
+
+        connection = self._connection
+        try:
+            with answering(self._address, self._url):
+                connection.connect()
+            connection.putrequest("PUT", target)
+            for name, value in headers.items():
+                connection.putheader(name, value)
+            connection.putheader("User-Agent", "shardtool")
+            connection.putheader("Content-Length", str(self._size))
+            connection.putheader("Content-Type", "application/octet-stream")
+            if parse_address(self._address).scheme == "az":
+                connection.putheader("x-ms-blob-type", "BlockBlob")
+            connection.putheader("Expect", "100-continue")
+            connection.endheaders()
+        except OSError:
+            raise PassingFailure("the connection was lost") from None
+        self._line, peer = Line(connection.sock, peer_of(connection)), peer_of(connection)
+        if (answer := _refusal(Line(connection.sock, peer, _GO_ON_S))) is not None:
+            _check(self._address, answer)
+            raise PassingFailure("the store answered before it had the object")
+
+    def _answered(self) -> _Answer:
+        """Return what the server answers to the whole."""
+        from urllib3 import HTTPHeaderDict
+
+        try:
+            answer = http.client.HTTPConnection.getresponse(self._connection)
+            body = answer.read(_LINE)
+        except (OSError, ValueError, http.client.HTTPException):
+            raise PassingFailure("no answer, once all was sent") from None
+        return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()), body)
+
+    def _stopped(self) -> Exception:
+        """Return why a server takes no more: its answer where there is one."""
+        try:
+            answer = self._answered()
+            _check(self._address, answer)
+        except PassingFailure:
+            return PassingFailure("the connection was lost")
+        except (ShardError, OSError) as error:
+            return error
+        return PassingFailure("the store answered before it had the object")
+
+    def _compare(self, headers: Mapping[str, str]) -> None:
+        """See that the store has what was sent: by its checksum, or where that is another kind, by reading it."""
+        if stored_md5(headers) == self._md5.hexdigest():
+            return
+        size = crc = 0
+        with suppress(OSError):  # it is not there, or another already
+            for piece in Blob(self._address).pieces():
+                size, crc = size + len(piece), crc32c(piece, crc)
+        if (size, crc) != (self._size, self._crc):
+            raise PassingFailure("the store has other bytes than were sent")
+
+
+def _connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
+    """Return a connection that leads to the server of a signed address, not made yet; what to ask for, and headers."""
+    pool: Any = connections_to(url).connection_from_url(url)
+    connection: HTTPConnection = pool._new_conn()  # noqa: SLF001 - one of its own, by the rule for all requests
+    server, proxy = urlsplit(url), pool.proxy
+    if proxy is not None and server.scheme == "http":
+        return connection, url, pool.proxy_headers
+    if proxy is not None:
+        connection.set_tunnel(server.hostname or "", server.port or _TLS_PORT, pool.proxy_headers, proxy.scheme)
+    return connection, f"{server.path}?{server.query}" if server.query else server.path, {}
+
+
+def _refusal(line: Line) -> _Answer | None:
+    """Return a server's answer where it refuses before the body; None: it wants it, or says nothing for a while.
+
+    http.client takes `100 Continue` for nothing, and goes on to wait for the answer.
+    """
+    from urllib3 import HTTPHeaderDict
+
+    line.most = _MOST_REFUSED
+    try:
+        first = line.readline(_LINE)
+    except TimeoutError:
+        return None
+    except OSError:
+        raise PassingFailure("the connection was lost") from None
+    try:
+        headers = HTTPHeaderDict(http.client.parse_headers(line).items())
+        body = line.read(max(0, min(_LINE, int(headers.get("Content-Length", "0"))))) or b""
+    except (OSError, ValueError, http.client.HTTPException):
+        raise PassingFailure("the connection was lost") from None
+    if not (found := _STATUS.match(first)):
+        raise PassingFailure("the connection was lost")
+    return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), headers, body)
+
+
+def _check(address: str, answer: _Answer) -> None:
+    if answer.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
+        raise StoreFailed(shown(address), "redirected", remedy=WRONG_PLACE)
+    if answer.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
+        with writing(address):
+            raise refusal(address, "PUT", *answer)
+
+
+# The folder, and what is held or packed for it.
+
+
+_FEW = 4  # files that are asked for one by one, and not by a listing
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFolder:
+    """A prefix of a store that is written to. A plain value: it may travel to a worker.
+
+    Attributes:
+        path: Its address.
+    """
+
+    path: str
+    hides: ClassVar[bool] = False
+    largest: ClassVar[int | None] = LARGEST
+
+    @property
+    def temporary(self) -> Folder:
+        """The folder for temporary files of those who write here."""
+        from tempfile import gettempdir
+
+        return Folder(gettempdir())
+
+    def ready(self) -> None:
+        """Do nothing: a prefix needs not be made."""
+
+    def names(self) -> list[str]:
+        """Return the names of all that lies directly under the prefix.
+
+        Raises:
+            StoreFailed: It cannot be listed.
+        """
+        return [*self._listed()]
+
+    def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
+        """Return the facts of those of `names` that are there; times are whole seconds of the store's clock.
+
+        No time of ours is whole, so that none of these is ever taken for one: a store's clock proves nothing.
+
+        Raises:
+            StoreFailed: The store cannot be asked.
+        """
+        wanted = [*names]
+        if len(wanted) > _FEW:
+            there = self._listed()
+            return {name: there[name] for name in wanted if name in there}
+        found = {}
+        for name in wanted:
+            with suppress(FileNotFoundError):
+                found[name] = FileFact(Blob(self.full_path(name)).size, 0)
+        return found
+
+    def stage_whole(self, name: str, data: bytes) -> DurableFile:
+        """Hold a small file that will be called `name`."""
+        return DurableFile(name, "", data)
+
+    def write(
+        self, name: str, fill: Callable[[Sink], Made], size: int | None, _mtime_ns: int, /
+    ) -> tuple[Made, DurableFile]:
+        """Write a file, which is visible then; return what `fill`, which writes it, has returned, and the file.
+
+        Args:
+            name: Its name.
+            fill: Writes it; it may be called again.
+            size: How many bytes it will have; None: that is not known, and it goes into a temporary file first.
+            _mtime_ns: Of no use here: the store says when an object was written.
+
+        Raises:
+            OutputFailed: It cannot be written.
+            StoreFailed: The store fails time and again, or does not let us.
+        """
+        where = self.full_path(name)
+        if size is not None:
+            with suppress(Shorter):
+                return upload(where, size, fill), DurableFile(name, "")
+        with _TemporaryFile() as file:
+            made = fill(file)
+            upload(where, file.size, file.copy)
+            return made, DurableFile(name, "")
+
+    def publish(self, *staged: DurableFile) -> None:
+        """Write what is held, in this order.
+
+        Raises:
+            OutputExists: The lock is lost.
+            OutputFailed: It cannot be written.
+            StoreFailed: The store fails time and again, or does not let us.
+        """
+        for one in staged:
+            check_held(self.path)
+            if one.data is not None:
+                with writing(self.full_path(one.name)):
+                    _put(self.full_path(one.name), one.data)
+
+    def set_time(self, name: str, mtime_ns: int) -> None:
+        """Do nothing: the store says when an object was written."""
+
+    def discard_staged(self, names: Iterable[str]) -> None:
+        """Do nothing: there are no temporary names."""
+
+    def staged_names(self) -> list[str]:
+        """Return nothing: there are no temporary names."""
+        return []
+
+    def remove(self, names: list[str]) -> None:
+        """Remove objects; those that are gone already are no error.
+
+        Raises:
+            OutputExists: The lock is lost.
+            StoreFailed: The store fails time and again, or does not let us.
+        """
+        if names:
+            check_held(self.path)
+            delete(self.path, [parse_address(self.full_path(name)).key for name in names])
+
+    def read(self, name: str) -> bytes:
+        """Return a whole object, which must be small.
+
+        Raises:
+            OSError: It is not there, or changes while it is read.
+            StoreFailed: It cannot be read.
+        """
+        return read_small(self.full_path(name))
+
+    read_staged = read  # nothing is hidden here
+
+    def md5(self, name: str) -> str | None:
+        """Return the MD5 of an object, as far as the store says it."""
+        try:
+            return stored_md5({"ETag": Blob(self.full_path(name)).version})
+        except FileNotFoundError:
+            return None
+
+    def full_path(self, name: str) -> str:
+        """Return the address of `name`."""
+        return join(self.path, name)
+
+    def free_bytes(self) -> int | None:
+        """Return how many more bytes fit: any number."""
+        return None
+
+    def lock(self, base: str, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Hold the lock of the dataset `base` under this prefix.
+
+        Args:
+            base: The dataset's name.
+            shared: Others may hold it with us, unless they want it alone.
+
+        Raises:
+            OutputExists: Another run holds it.
+            OutputFailed: There is no such bucket.
+            InvalidRequest: The store does not keep conditions.
+            StoreFailed: It fails, or does not let us.
+        """
+        return locked(self.path, base, shared=shared)
+
+    def _listed(self) -> dict[str, FileFact]:
+        """Return what lies directly under the prefix."""
+        found = {}
+        with suppress(FileNotFoundError):
+            for one in listed(self.path):
+                changed = one.changed_ns // _SECOND_NS * _SECOND_NS
+                found[one.name] = FileFact(one.size, changed, "a folder" if one.is_folder else "")
+        return found
+
+
+def _put(where: str, data: bytes) -> None:
+    """Write a small object, and see that the store has it: by its checksum, or where that is another kind, by reading.
+
+    Raises:
+        StoreFailed: The store fails time and again, or does not let us.
+    """
+    md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+    def once() -> None:
+        if stored_md5({"ETag": put(where, data)}) != md5 and read_whole(where, lambda _size: None) != data:
+            raise PassingFailure("the store has other bytes than were sent")
+
+    retried(shown(where), once)
+
+
+class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
+    """What a shard of an unknown size is packed into, in a `with` block; it has no name, and ends with the process.
+
+    Attributes:
+        size: Its bytes.
+    """
+
+    def __init__(self) -> None:
+        from tempfile import TemporaryFile
+
+        self.size = 0
+        with written("a temporary file", _no_room):
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - `close` ends it
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append `data`, all of it.
+
+        Raises:
+            OutputFailed: The disk is full, or refuses.
+        """
+        with written("a temporary file", _no_room):
+            write_all(self._file.fileno(), data)
+        self.size += len(data)
+
+    def copy(self, to: Sink) -> None:
+        """Write all of it to another."""
+        self._file.seek(0)
+        shutil.copyfileobj(self._file, to, BLOCK)
+
+
+def _no_room(what: str, error: OSError) -> OutputFailed:
+    from tempfile import gettempdir
+
+    found = f"cannot write {what}: {reason(error)}"
+    return OutputFailed(gettempdir(), found, remedy="Set TMPDIR to a folder with room for a shard per worker.")
+
+
+# A folder of either kind.
 
 
 OutputFolder: TypeAlias = Folder | RemoteFolder  # plain values, which travel to workers

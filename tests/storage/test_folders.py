@@ -11,8 +11,7 @@ import pytest
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import InvalidRequest, OutputFailed
 from shardtool.source.open import check_folder
-from shardtool.storage.folders import open_folder
-from shardtool.storage.remote.output import RemoteFolder
+from shardtool.storage.folders import RemoteFolder, open_folder
 from shardtool.storage.staging import Folder, local_folder
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import InvalidRequest, ShardError, StoreFailed
+from shardtool.storage.folders import upload
 from shardtool.storage.places import list_folder, read_small
 from shardtool.storage.remote import address
-from shardtool.storage.remote.output import upload
 from shardtool.storage.remote.retry import SLICE_S
 from shardtool.storage.remote.stores import put
 from tests.servers.between import Between, forwarding, tls

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.errors import OutputFailed
+from shardtool.storage.folders import RemoteFolder
 from shardtool.storage.remote.blob import stored_md5
-from shardtool.storage.remote.output import RemoteFolder
 from shardtool.storage.staging import DurableFile
 
 if TYPE_CHECKING:
