@@ -49,7 +49,7 @@ from shardtool.verbs.create.result import publish_dataset
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import flag, option
 from shardtool.write.task import digest
-from shardtool.writer.open_shard import Columns
+from shardtool.writer.samples import Columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
     from shardtool.values import Number, ShardContent
     from shardtool.verbs.create.run import OutputNames
-    from shardtool.writer.open_shard import FinishedShard, OpenShard
-    from shardtool.writer.samples import SampleEncoder
+    from shardtool.writer.samples import FinishedShard, OpenShard, SampleEncoder
 
 
 class Keywords(TypedDict, total=False):
@@ -472,8 +471,7 @@ def part_pattern(pattern: ShardPattern, part: int | str, parts: int | None) -> S
     """
     tag = part_tag(part, parts)
     if pattern.names is not None or pattern.count is not None:
-        expected = "an open range such as out-{000000..}.tar"
-        raise InvalidRequest(pattern.text, "names for parts", expected=expected)
+        raise InvalidRequest(pattern.text, "names for parts", expected="an open range such as out-{000000..}.tar")
     return tagged_pattern(pattern, tag)
 
 
@@ -559,9 +557,8 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     if any(find_records(pattern, names)):
         return merge_parts(there, pattern, observer or Observer())
     if not find_parts(pattern, names):
-        raise InvalidRequest(
-            pattern.text, "no part of a ShardWriter or of a run", expected="the pattern that these were given"
-        )
+        found, expected = "no part of a ShardWriter or of a run", "the pattern that these were given"
+        raise InvalidRequest(pattern.text, found, expected=expected)
     folder = local_folder(pattern.folder)
     with folder.lock(pattern.base):
         merging = _Merge(folder, pattern)
@@ -650,12 +647,9 @@ class _Merge:
             raise InvalidRequest(self._pattern.text, found, expected="a key of its own for each sample")
 
     def _joined(self, whole: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
-        dataset = joined_parts(whole, skipped, self._pattern)
-        options = {
-            name: value
-            for name, value in whole[0].made.options.items()
-            if all(one.made.options.get(name) == value for one in whole)
-        }
+        dataset, given = joined_parts(whole, skipped, self._pattern), [one.made.options for one in whole]
+        same = {name for name, value in given[0].items() if all(one.get(name) == value for one in given)}
+        options = {name: value for name, value in given[0].items() if name in same}
         if any(one.made.dots == "last" for one in whole):
             options["dots"] = "last"
             if dotted := [name for name in dataset.fields if "." in name]:

@@ -30,9 +30,8 @@ from shardtool.storage.open_file import file_crc
 from shardtool.values import counted, parse_size, show_size, to_text
 from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
-from shardtool.writer.open_shard import OpenShard
 from shardtool.writer.output import EMPTY_SUFFIX, Output, merged_part, options_of, part_pattern, part_tag
-from shardtool.writer.samples import KEY, SampleEncoder, SampleRefused
+from shardtool.writer.samples import KEY, OpenShard, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,8 +20,7 @@ from shardtool.storage.staging import Folder
 from shardtool.values import parse_size, show_size
 from shardtool.verbs.cache.folder import WRITTEN, room_path
 from shardtool.wording import option
-from shardtool.writer.open_shard import Columns, OpenShard
-from shardtool.writer.samples import SampleEncoder, SampleRefused
+from shardtool.writer.samples import Columns, OpenShard, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
