@@ -222,14 +222,6 @@ class Dataset(Streamable):
         vars(found).update(_chosen=chosen, _count=len(chosen), source=SampleView(self.fetcher.catalog, chosen))
         return found
 
-    def _of_split(self, split: str) -> Dataset:
-        catalog, chosen = self.fetcher.catalog, self._chosen
-        if chosen is None:
-            found = Dataset(Fetcher(joined(catalog.splits[split]), self.fetcher.options))
-            return found.with_stages(self.stages)
-        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(split)]
-        return self._with_chosen(chosen[np.logical_or.reduce(inside)])
-
     def take(self, which: Several) -> Dataset:
         """Return a view of several samples, given by numbers, keys, or a mask, in the order given.
 
@@ -248,11 +240,14 @@ class Dataset(Streamable):
         """
         if not isinstance(which, str):
             return self._with_chosen(self._with_keys(which))
-        splits = self.fetcher.catalog.splits
-        if which not in splits:
+        catalog, chosen = self.fetcher.catalog, self._chosen
+        if which not in (splits := catalog.splits):
             expected = f"one of {listing([*splits])}, or keys"
             raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
-        return self._of_split(which)
+        if chosen is None:
+            return Dataset(Fetcher(joined(splits[which]), self.fetcher.options)).with_stages(self.stages)
+        inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(which)]
+        return self._with_chosen(chosen[np.logical_or.reduce(inside)])
 
     def where(self, query: str) -> Dataset:
         """Return a view of the samples for which a query is true, such as `bi == 'dog' and width > 256`.
@@ -447,11 +442,8 @@ class _KeyIndex:
 
     def _have(self, numbers: Numbers, keys: list[bytes]) -> NDArray[np.bool_]:
         """Return which samples have the keys."""
-        fits = np.zeros(len(keys), np.bool_)
-        for shard, rows, which in self._catalog.by_shard(numbers):
-            found = self._store.index(shard).keys_of(rows)
-            fits[which] = [one.encode() == keys[at] for one, at in zip(found, which.tolist(), strict=True)]
-        return fits
+        there = _keys_of(self._store, self._catalog, numbers)
+        return np.array([one.encode() == key for one, key in zip(there, keys, strict=True)], np.bool_)
 
     def _sorted(self) -> Iterator[tuple[int, bytes]]:
         """Yield parts of the block, and where they stand: hashes, and numbers, of so many keys at a time."""
@@ -571,12 +563,16 @@ class Keys(Sequence[str]):
 
     def of(self, places: Numbers) -> list[str]:
         """Return the keys at places here, in the order of the places."""
-        numbers = places if self._chosen is None else self._chosen[places]
-        found = [""] * len(numbers)
-        for shard, rows, which in self._catalog.by_shard(numbers):
-            for at, key in zip(which.tolist(), self._store.index(shard).keys_of(rows), strict=True):
-                found[at] = key
-        return found
+        return _keys_of(self._store, self._catalog, places if self._chosen is None else self._chosen[places])
+
+
+def _keys_of(store: IndexStore, catalog: Catalog, numbers: Numbers) -> list[str]:
+    """Return the keys of samples, in the order of their numbers in the argument."""
+    found = [""] * len(numbers)
+    for shard, rows, which in catalog.by_shard(numbers):
+        for at, key in zip(which.tolist(), store.index(shard).keys_of(rows), strict=True):
+            found[at] = key
+    return found
 
 
 def _without_ending(finder: KeyFinder, name: str) -> str:

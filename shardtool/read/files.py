@@ -44,7 +44,6 @@ _MOST_OPEN = 256
 _SHARE = 4  # of the descriptors that a process may have, shards take one in so many
 _ALL = 2**62  # bytes: no shard has more
 _ADVICE = 2**17  # bytes: some systems take no more of one piece of advice
-_FREED = 2**24
 _pread = os.pread
 
 
@@ -200,15 +199,6 @@ class OpenFile:
                 os.posix_fadvise(self.fd, at, _ADVICE, os.POSIX_FADV_WILLNEED)
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep some tens of MB that are freed, as it does once a block of 16 MB was freed.
-
-    It would give them back to the system otherwise, and the pages of each list of large samples would be fresh ones,
-    which take longer than the reading (measured: 50 us for 100 KB).
-    """
-    bytes(_FREED)
-
-
 def read_at(fd: int, length: int, offset: int) -> bytes:
     """Return `length` bytes of a file. A hot path: one call a payload.
 
@@ -243,7 +233,7 @@ def _read_elsewhere(blob: Blob, offsets: Sequence[int], lengths: Sequence[int]) 
 
 
 class OpenFiles:
-    """The open shards of a catalog; safe in threads, and empty in a process that gets it.
+    """The open shards of a catalog; safe in threads.
 
     Args:
         cache: Where shards are copied to before they are read.
@@ -258,19 +248,6 @@ class OpenFiles:
         self._renewed = set[str]()
         self.most = _most_open()
         self._lock = ForkLock()
-
-    def __reduce__(self) -> tuple[type[OpenFiles], tuple[ShardCache | None]]:
-        return OpenFiles, (self._cache,)
-
-    @property
-    def copies(self) -> bool:
-        """Whether shards are copied before they are read."""
-        return isinstance(self._cache, CopyingCache)
-
-    def expect(self, shard: StoredShard) -> None:
-        """Have a shard copied that is read soon."""
-        if isinstance(self._cache, CopyingCache):
-            self._cache.expect(shard)
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
         """Return a shard, opened now or before.
@@ -313,12 +290,6 @@ class OpenFiles:
             file.let_go()
             self._cache.drop(shard)
             return True
-
-    def close(self) -> None:
-        """Give all shards back; they are opened anew when they are wanted."""
-        with self._lock:
-            self._open.clear()
-            self._given_back()
 
 
 def _most_open() -> int:

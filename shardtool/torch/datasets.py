@@ -134,7 +134,12 @@ class Streaming:
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
         self._stages = chained(stages, self.decode, self.labels, self.transform)
-        self._stream = self._checked(bare) if isinstance(bare, Stream) else self._opened(bare)
+        if isinstance(bare, Stream):
+            self._stream = self._checked(bare)
+        else:
+            rank, world_size = _rank_and_world_size(self.rank, self.world_size)
+            options = {name: getattr(self, name) for name in _OF_STREAM}
+            self._stream = bare.stream(**options | {"rank": rank, "world_size": world_size})
 
     def _checked_epoch(self, epoch: int) -> int:
         """Return the number of an epoch.
@@ -144,11 +149,6 @@ class Streaming:
         """
         copy(self._stream).set_epoch(epoch)
         return int(epoch)
-
-    def _opened(self, dataset: Streamable) -> Stream:
-        rank, world_size = _rank_and_world_size(self.rank, self.world_size)
-        options = {name: getattr(self, name) for name in _OF_STREAM}
-        return dataset.stream(**options | {"rank": rank, "world_size": world_size})
 
     def _checked(self, stream: Stream) -> Stream:
         """Return a stream that was given, which brings what the options of a dataset's stream say."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Samples = list[Any]
     State = dict[str, object]
 
-_LEFT_OUT = object()
+LEFT_OUT = object()  # what becomes of a sample that its batch goes without
 
 
 @dataclass(eq=False)
@@ -87,15 +87,7 @@ class Loader(Streaming):
         stream = copy(self._stream)
         stream.load_state_dict(self._state)
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        work = SampleWork(
-            self._changed,
-            _LEFT_OUT,
-            self.batch_size,
-            self.drop_last,
-            self.collate,
-            pin,
-            lambda given: given[0]["__key__"],
-        )
+        work = SampleWork(self._changed, self.batch_size, self.drop_last, self.collate, pin)
         samples = ((sample, stream.place()) for sample in stream)
         passing = batches(samples, stream.state_dict, work, self.threads or cores(), self.depth)
         try:
@@ -132,7 +124,7 @@ class Loader(Streaming):
 
     def _changed(self, given: tuple[object, StreamPosition]) -> object:
         sample, place = given
-        return next(self._stages.run((sample,), place.left_out), _LEFT_OUT)
+        return next(self._stages.run((sample,), place.left_out), LEFT_OUT)
 
 
 loader = Loader
@@ -224,13 +216,10 @@ class _Field:
         elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):  # Pillow's images
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
-                rows = self._rows_like(array)
-                if (
-                    self._array is not None
-                    and array.shape == tuple(rows.shape[1:])
-                    and array.dtype == self._array.dtype
-                ):
-                    self._array[row] = array
+                self._rows_like(array)
+                ours = self._array
+                if ours is not None and array.shape == ours.shape[1:] and array.dtype == ours.dtype:
+                    ours[row] = array
                     array = _PLACED
                 else:
                     tensor = torch.from_numpy(array.copy())  # as the others of its list
@@ -275,9 +264,8 @@ def _unlike(key: object, found: list[object] | None, first: list[object]) -> Sam
         return SampleFailed(f"sample {key}", "not of the same form as the first of its batch")
     there, expected = (listing([str(name) for name in names if str(name)[:2] != "__"]) for names in (found, first))
     remedy = "Choose the fields that all samples have with select(...) or tuple(...)."
-    return SampleFailed(
-        f"sample {key}", f"fields {there}", expected=f"{expected}, as in the first of its batch", remedy=remedy
-    )
+    expected += ", as in the first of its batch"
+    return SampleFailed(f"sample {key}", f"fields {there}", expected=expected, remedy=remedy)
 
 
 _CHUNKS = 4  # of a batch, for each thread: small ones keep all threads busy to the end, large ones cost less
@@ -288,22 +276,18 @@ class SampleWork:
     """What becomes of samples.
 
     Attributes:
-        function: Called with each sample; what it returns is put into the batch.
-        left_out: What the function returns for a sample that the batch goes without.
+        function: Called with each sample and its place; what it returns is put into the batch, but for `LEFT_OUT`.
         batch_size: Samples of a batch.
         drop_last: Whether a last batch that is smaller is left out.
         collate: Called with the list of a batch's samples; None: they are put into rows.
         pin: Whether tensors lie in pinned memory.
-        key: Returns the key of a sample, for messages.
     """
 
     function: Callable[[Any], Any]
-    left_out: object
     batch_size: int
     drop_last: bool
     collate: Callable[[Samples], Any] | None
     pin: bool
-    key: Callable[[Any], object]
 
 
 def batches(
@@ -312,7 +296,7 @@ def batches(
     """Yield each batch, and the samples' state after it, as a list: who empties it holds the only reference.
 
     Args:
-        samples: In order; closed at the end.
+        samples: Each with its place, in order; closed at the end.
         state_of: Returns where they are: after the last one that was taken.
         work: What becomes of them.
         threads: That decode.
@@ -357,7 +341,7 @@ class _Batch:
     def __init__(self, samples: Samples, state: State, work: SampleWork, stop: Event) -> None:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
-        self._keys = [*map(work.key, samples)]
+        self._keys = [sample["__key__"] for sample, _ in samples]
         self._rows = None if work.collate else BatchRows(len(samples), pin=work.pin)
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
@@ -376,13 +360,11 @@ class _Batch:
                     break
                 value = self._work.function(self._samples[row])
                 self._samples[row] = None if self._rows else value
-                if self._rows and value is not self._work.left_out:
+                if self._rows and value is not LEFT_OUT:
                     self._rows.put(row, value)
         except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
             with self._lock:
-                if (
-                    row < self._failed
-                ):  # the error of the first sample that has one, whichever thread came upon one first
+                if row < self._failed:  # of all samples, the first one's, whichever thread came upon one first
                     self._failed, self._error = row, error
         with self._lock:
             self._open -= last - first
@@ -405,5 +387,5 @@ class _Batch:
     def _collated(self) -> object:
         if self._rows is not None:
             return self._rows.batch(self._keys)
-        kept = [value for value in self._samples if value is not self._work.left_out]
+        kept = [value for value in self._samples if value is not LEFT_OUT]
         return self._work.collate(kept) if kept and self._work.collate else None

@@ -18,13 +18,12 @@ from PIL import Image
 
 from shardtool import SampleFailed
 from shardtool.torch import loading
-from shardtool.torch.loading import BatchRows, SampleWork
+from shardtool.torch.loading import LEFT_OUT, BatchRows, SampleWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 pytestmark = pytest.mark.clients
-_LEFT_OUT = object()
 
 
 class Numbers:
@@ -50,15 +49,14 @@ def _same(sample: Any) -> Any:
 
 
 def _work(function: Callable[[Any], Any] = _same, batch_size: int = 4, **options: Any) -> SampleWork:
-    plain = SampleWork(
-        function, _LEFT_OUT, batch_size, drop_last=False, collate=None, pin=False, key=lambda one: one["__key__"]
-    )
+    plain = SampleWork(lambda given: function(given[0]), batch_size, drop_last=False, collate=None, pin=False)
     return replace(plain, **options)
 
 
 def batches(source: Numbers, work: SampleWork, threads: int, depth: int) -> Generator[list[Any]]:
     """Yield the batches of a source, each with the state after it."""
-    return loading.batches(iter(source), source.state_dict, work, threads, depth)
+    samples = ((one, None) for one in source)
+    return loading.batches(samples, source.state_dict, work, threads, depth)
 
 
 def _threads() -> set[str]:
@@ -157,7 +155,7 @@ def test_samples_that_are_left_out() -> None:
     """A batch goes without samples that the function leaves out; one without any is none."""
 
     def odd(sample: Any) -> Any:
-        return _LEFT_OUT if sample["n"] % 2 == 0 or 4 <= sample["n"] < 8 else {**sample, "x": np.full(3, sample["n"])}
+        return LEFT_OUT if sample["n"] % 2 == 0 or 4 <= sample["n"] < 8 else {**sample, "x": np.full(3, sample["n"])}
 
     found = list(batches(Numbers(11), _work(odd), 2, 2))
     assert _numbers(found) == [[1, 3], [9]]
