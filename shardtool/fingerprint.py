@@ -86,6 +86,6 @@ def sum_fingerprints(texts: Iterable[str]) -> int | None:
     return sum(numbers) % _MODULUS if len(numbers) == len(found) else None
 
 
-def show_fingerprint(total: int) -> str:
-    """Return a fingerprint the way that the dataset file and people write it."""
-    return f"b2:{total % _MODULUS:0{2 * DIGEST_SIZE}x}"
+def show_fingerprint(total: int | None) -> str:
+    """Return a fingerprint the way that the dataset file and people write it; empty where it is unknown."""
+    return "" if total is None else f"b2:{total % _MODULUS:0{2 * DIGEST_SIZE}x}"

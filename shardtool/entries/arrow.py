@@ -43,6 +43,14 @@ def coded_strings(texts: list[bytes], codes: NDArray[Any]) -> Any:
     return string_array(b"".join(map(texts.__getitem__, codes.tolist())), lengths[codes])
 
 
+def ipc_stream(table: pa.Table) -> pa.Buffer:
+    """Return a table as one batch of an Arrow stream, for a hash of what is in it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+    return sink.getvalue()
+
+
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a table as dicts; times that Python does not know, beyond the year 9999, as text."""
     columns = {name: python_values(table.column(name)) for name in table.column_names}

@@ -27,7 +27,7 @@ from shardtool.values import counted, local_name, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -246,7 +246,8 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         InvalidRequest: What they say does not go together.
     """
     shards = (*old.shards, *new.shards)
-    fields = _sums(old.fields, new.fields)
+    names = sorted({*old.fields, *new.fields}, key=to_bytes)
+    fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}
     features: Mapping[str, Feature] = {}
     if new.format == "tfrecord":
         kinds = _joined_kinds(old, {name: new.features[name].kind for name in new.fields})
@@ -263,13 +264,8 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         numbers=_joined_numbers(old, new),
         made=old.made.with_append(new.made),
         appends=(*old.appends, len(old.shards)),
-        fingerprint=_summed(old.fingerprint, new.fingerprint),
+        fingerprint=show_fingerprint(sum_fingerprints((old.fingerprint, new.fingerprint))),
     )
-
-
-def _sums(old: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
-    names = sorted({*old, *new}, key=to_bytes)
-    return {name: old.get(name, 0) + new.get(name, 0) for name in names}
 
 
 def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
@@ -305,12 +301,6 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
             remedy = f"Give it that type, or another name, or leave it out with {option('meta')}."
             raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected, remedy=remedy)
     return schema
-
-
-def _summed(old: str, new: str) -> str:
-    """Return the fingerprint of the content of both; empty where one is not known."""
-    total = sum_fingerprints((old, new))
-    return "" if total is None else show_fingerprint(total)
 
 
 # Which samples of a source that grows are new: those whose keys no dataset that is appended to has.
@@ -350,11 +340,7 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
             fact = destination.existing[local_name(shard.name)]
             written.append(np.full(len(index), fact.mtime_ns + _SLACK_NS, np.int64))
     place = places_among(Names.parse(b"".join(keys)), entries.keys)
-    packed, there, changed = (
-        np.flatnonzero(place >= 0),
-        np.zeros(len(entries), np.bool_),
-        np.zeros(len(entries), np.bool_),
-    )
+    packed, (there, listed, changed) = np.flatnonzero(place >= 0), np.zeros((3, len(entries)), np.bool_)
     mine = place[packed]
     there[mine] = True
     if len(mine):
@@ -364,7 +350,9 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
         if run.transform is None:  # else the sizes and fields in shards say nothing
             now = _marks(entries.rows.code, entries.rows.size, entries.first, free)
             changed[mine[now[mine] != np.concatenate(marks)[packed]]] = True
-    listed = _listed(entries, there, destinations)
+    left_out = {one.key for destination in destinations for one in destination.listed_skipped()}
+    for at in np.flatnonzero(~there).tolist() if left_out else ():
+        listed[at] = printable(to_text(entries.keys[at])) in left_out
     new: NDArray[np.bool_] = ~(there | listed)
     if new.any() and (count := int(there.sum())):
         run.notes.add(f"{counted(count, 'sample')} left out: the dataset has their keys")
@@ -392,12 +380,3 @@ def _marks(
     total = np.cumsum(np.concatenate((np.zeros(1, np.uint64), random_at(0, rows))))  # of random numbers, modulo 2^64
     marks: NDArray[np.uint64] = np.diff(total[first])
     return marks
-
-
-def _listed(entries: Entries, there: NDArray[np.bool_], destinations: Sequence[Destination]) -> NDArray[np.bool_]:
-    """Return which samples the datasets do not have, and list as left out."""
-    listed = {one.key for output in destinations for one in output.listed_skipped()}
-    found = np.zeros(len(entries), np.bool_)
-    for place in np.flatnonzero(~there).tolist() if listed else ():
-        found[place] = printable(to_text(entries.keys[place])) in listed
-    return found

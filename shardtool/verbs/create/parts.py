@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
+from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name
@@ -30,6 +31,7 @@ from shardtool.skipped import in_order, reasons
 from shardtool.values import counted, local_name, output_text
 from shardtool.verbs.create.append import joined
 from shardtool.verbs.create.result import check_fingerprint, dataset_of
+from shardtool.verbs.create.resume import read_there
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -82,11 +84,7 @@ def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
             yield text.span(first, min(first + _CHUNK, len(text)))
     rows = pa.table({}) if e.metadata is None else e.metadata
     for first in range(0, len(rows), _CHUNK):
-        table = rows.slice(first, _CHUNK).combine_chunks()
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        yield memoryview(sink.getvalue())
+        yield memoryview(ipc_stream(rows.slice(first, _CHUNK)))
 
 
 def begin_part(run: Run, output: Output) -> None:
@@ -134,17 +132,9 @@ def end_part(run: Run, output: Output) -> DatasetFile:
         dataset=dataset if shards else None,
         skipped=tuple(skipped),
     )
-    old = _whole(there.folder, output.pattern)
+    old = read_there(there.folder, output.pattern.dataset_file)
     output.publisher.end_part(record, stays=old is not None and old.made == made and _is_in(old, record))
     return dataset
-
-
-def _whole(folder: OutputFolder, pattern: ShardPattern) -> DatasetFile | None:
-    """Return what a dataset file says; None where there is none, or it is damaged."""
-    try:
-        return read_dataset(folder.read(pattern.dataset_file), folder.full_path(pattern.dataset_file))
-    except (OSError, CorruptShard):
-        return None
 
 
 def _is_in(dataset: DatasetFile, record: PartRecord) -> bool:

@@ -240,7 +240,6 @@ def result(run: Run, *, merged: bool = False) -> CreateResult:
             raise Bug(output.destination.dataset_file, "nothing new for a dataset that is not there")
         output.dataset = output.destination.old
     written = [*run.untouched, *run.outputs]
-    total = sum_fingerprints(output.dataset.fingerprint for output in written)
     splits = {output.split: _of_split(output) for output in written}
     return CreateResult(
         dataset_file=run.dataset_file,
@@ -250,7 +249,7 @@ def result(run: Run, *, merged: bool = False) -> CreateResult:
         skipped=sum(one.skipped for one in splits.values()),
         size=sum(one.size for one in splits.values()),
         seconds=time.time() - run.begun,
-        fingerprint="" if total is None else show_fingerprint(total),
+        fingerprint=show_fingerprint(sum_fingerprints(output.dataset.fingerprint for output in written)),
         notes=tuple(run.notes.said),
         dropped=sum(one.dropped for one in splits.values()),
         features=written[0].dataset.feature_texts() if run.part is None else {},

@@ -11,10 +11,10 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
+from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Destination
     from shardtool.request.results import RunRecord
+    from shardtool.storage.folders import OutputFolder
     from shardtool.values import ShardSamples
     from shardtool.verbs.create.run import Output, Run
 
@@ -80,21 +81,8 @@ class PlannedShard:
             work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
             work += " last" if self.run.dots == "last" else ""  # other keys of the function's may be in the way
             if (metadata := plan.metadata(self.shard)) is not None:
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, metadata.schema) as writer:
-                    writer.write_table(metadata.combine_chunks())
-                work += " " + blake2b(sink.getvalue(), digest_size=16).hexdigest()
+                work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
         return fingerprint(plan.format, self.samples, work)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """The sidecar of an earlier run's shard, if it is of the same plan."""
-
-    sidecar: bytes
-    fact: ShardFact
-    crc: int
-    crcs: bytes
 
 
 def mtime_of(run: Run) -> int:
@@ -130,36 +118,30 @@ def decide(planned: PlannedShard, output: Destination) -> tuple[Todo, bytes]:
     there, run, samples = output.existing.get(planned.name), planned.run, planned.samples
     if not output.resumes or there is None:
         return "write", b""
-    size, changes = planned.plan.sizes[planned.shard], run.transform is not None
-    if not changes and there.size != size:
+    size, transform, unread = planned.plan.sizes[planned.shard], run.transform, run.options.trust == "size"
+    if transform is None and there.size != size:
         # Another plan's, or one that left samples out, and would again.
         lost = run.options.on_error == "skip" and there.size < size
         return "compare" if lost else "write", b""
-    unread = run.options.trust == "size"
     said = _said(planned, output) if unread or is_newer(planned, there.mtime_ns) else None
-    if changes:
-        return _decide_changed(planned, said, unread=unread)
+    if said is None:
+        return "compare" if transform is None else "write", b""
+    data, fact, crc, crcs = said
+    if transform is None:
+        if len(crcs) != 2 * len(samples.content.codes) or not _tells_content(samples, crcs, unread=unread):
+            return "compare", b""
+        sidecar, reads = b"", bool(samples.content.lists)
+    else:
+        again = transform.fetch is not None and transform.fetch.retry_failed
+        if not _is_sound(data, fact, planned.name) or (again and fact.made and fact.made.skipped):
+            return "write", b""
+        sidecar, crcs, reads = data, b"", bool(samples.content.lists) and not unread
     # Only reading finds numbers that are alone in lists: see `digest`.
-    if said is None or len(said.crcs) != 2 * len(samples.content.codes) or samples.content.lists:
-        return "compare", b""
-    if not _tells_content(samples, said.crcs, unread=unread):
-        return "compare", b""
-    return Keep(said.crc, said.crcs, there.size, unread), b""
+    return "compare" if reads else Keep(crc, crcs, there.size, unread), sidecar
 
 
-def _decide_changed(planned: PlannedShard, said: _Said | None, *, unread: bool) -> tuple[Todo, bytes]:
-    """Return what becomes of a shard of changed samples."""
-    fetch = None if planned.run.transform is None else planned.run.transform.fetch
-    again = fetch is not None and fetch.retry_failed
-    if said is None or not _is_sound(said, planned.name) or (again and said.fact.made and said.fact.made.skipped):
-        return "write", b""
-    if planned.samples.content.lists and not unread:
-        return "compare", said.sidecar
-    return Keep(said.crc, b"", said.fact.size, unread), said.sidecar
-
-
-def _said(planned: PlannedShard, output: Destination) -> _Said | None:
-    """Return what a shard's sidecar says; None if it is not of this shard and this plan."""
+def _said(planned: PlannedShard, output: Destination) -> tuple[bytes, ShardFact, int, bytes] | None:
+    """Return the sidecar of a shard, its facts, and the CRCs of the file and of the fields; None: of another plan."""
     index, size = sidecar_name(planned.name), output.existing[planned.name].size
     try:
         data = output.folder.read(index)
@@ -170,20 +152,17 @@ def _said(planned: PlannedShard, output: Destination) -> _Said | None:
         return None
     fact, crcs = sidecar.fact, b"" if sidecar.crcs is None else sidecar.crcs.tobytes()
     wanted = planned.fingerprint(), output_text(planned.name), size
-    if fact.crc is None or (fact.plan, fact.name, fact.size) != wanted:
-        return None
-    return _Said(data, fact, fact.crc, crcs)
+    is_it = (fact.plan, fact.name, fact.size) == wanted
+    return (data, fact, fact.crc, crcs) if is_it and fact.crc is not None else None
 
 
-def _is_sound(said: _Said, name: str) -> bool:
+def _is_sound(data: bytes, fact: ShardFact, name: str) -> bool:
     """Tell whether a sidecar of changed samples is as it was written, and whether nothing was left out of them."""
-    if said.fact.made is None or len(said.fact.made.left_out) != said.fact.made.skipped:
+    if fact.made is None or len(fact.made.left_out) != fact.made.skipped:
         return False
     try:
-        found = read_sidecar(said.sidecar, sidecar_name(name), said.fact.size)
-        return (
-            encode_table(found.plain_table(), said.fact, found.version) == said.sidecar
-        )  # nothing else finds a flipped bit in its facts
+        found = read_sidecar(data, sidecar_name(name), fact.size)
+        return encode_table(found.plain_table(), fact, found.version) == data  # else no bit flipped in its facts shows
     except ShardError:
         return False
 
@@ -252,7 +231,8 @@ def find_changes(run: Run) -> Changes | None:
     before = [(output.destination, *earlier) for output in run.outputs for earlier in _earlier(output.destination)]
     if not before:
         return None
-    planned = np.sort(np.concatenate([_planned_keys(output.plan) for output in run.outputs]))
+    keys_of_source, orders = hashes(run.entries.keys), [output.plan.order for output in run.outputs]
+    planned = np.sort(np.concatenate([keys_of_source if one is None else keys_of_source[one] for one in orders]))
     total = removed = 0
     for there, name, listed in before:
         samples, keys = _packed(run, there, name, listed)
@@ -260,12 +240,6 @@ def find_changes(run: Run) -> Changes | None:
     removed = max(removed, total - len(planned))
     added = len(planned) - (total - removed)
     return Changes(samples_added=added, samples_removed=removed, samples_before=total)
-
-
-def _planned_keys(plan: Plan) -> NDArray[np.uint64]:
-    """Return hashes of the keys of a plan."""
-    keys = hashes(plan.entries.keys)
-    return keys if plan.order is None else keys[plan.order]
 
 
 def with_shards(changes: Changes, run: Run) -> Changes:
@@ -335,11 +309,8 @@ def splits_gone(run: Run) -> list[str]:
     known, found = {output.split for output in run.outputs}, []
     for name in sorted(folder.names()):
         if name.endswith(DATASET_SUFFIX):
-            try:
-                other = read_dataset(folder.read(name), name)
-            except (OSError, CorruptShard):
-                continue
-            if other.made.is_split_with(file.made) and other.made.split not in known:
+            other = read_there(folder, name)
+            if other is not None and other.made.is_split_with(file.made) and other.made.split not in known:
                 found.append(other.made.split)
     return found
 
@@ -354,12 +325,16 @@ def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -
 
 
 def _dataset_file(output: Destination) -> DatasetFile | None:
+    """Return what the dataset file said when the run looked; a damaged one is made again: then the sidecars say."""
     name = output.pattern.dataset_file
-    if name not in output.existing:
-        return None
+    return read_there(output.folder, name) if name in output.existing else None
+
+
+def read_there(folder: OutputFolder, name: str) -> DatasetFile | None:
+    """Return what a dataset file says; None where there is none, or it is damaged."""
     try:
-        return read_dataset(output.folder.read(name), name)
-    except (OSError, CorruptShard):  # a damaged one is made again; then the sidecars say
+        return read_dataset(folder.read(name), name)
+    except (OSError, CorruptShard):
         return None
 
 
