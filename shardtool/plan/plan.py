@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries, FieldSpans
+    from shardtool.names import Texts
     from shardtool.pattern import ShardPattern
     from shardtool.values import Oversize
 
@@ -329,20 +330,11 @@ _WORTH_READING = 0.25  # of a region must be wanted: then reading it whole beats
 def shard_samples(plan: Plan, shard: int) -> ShardSamples:
     """Return what a worker must know to write a shard: plain bytes, no arrays."""
     e, rows = plan.entries, plan.rows(shard)
-    first, last = plan.span(shard)
-    paths = b""
-    if isinstance(rows, slice):
-        keys, counts = e.keys.span(first, last), np.diff(e.first[first : last + 1])
-        if e.rows.paths is not None:
-            paths = e.rows.paths.span(rows.start, rows.stop)
-    else:
-        which = plan.which(shard)
-        keys, counts = e.keys.gather(which), e.counts_of(which)
-        if e.rows.paths is not None:
-            paths = e.rows.paths.gather(rows)
+    (first, last), which = plan.span(shard), plan.which(shard)
+    counts = e.counts_of(which)
     sizes = e.rows.size[rows].tobytes()
     content = ShardContent(
-        keys=keys,
+        keys=_texts(e.keys, slice(first, last) if plan.order is None else which),
         counts=counts.astype(np.uint16).tobytes(),
         fields=tuple(map(to_bytes, e.fields)),
         codes=e.rows.code[rows].tobytes(),
@@ -364,10 +356,14 @@ def shard_samples(plan: Plan, shard: int) -> ShardSamples:
         root=e.root,
         kinds=e.rows.kind[rows].tobytes(),
         mtimes=e.rows.mtime_ns[rows].tobytes(),
-        paths=paths,
+        paths=b"" if e.rows.paths is None else _texts(e.rows.paths, rows),
         folders=e.folders,
         spans=ShardSpans() if e.spans is None else _shard_spans(plan, e.spans, shard, rows),
     )
+
+
+def _texts(texts: Texts, which: _RowsOf) -> bytes:
+    return texts.span(which.start, which.stop) if isinstance(which, slice) else texts.gather(which)
 
 
 def _shard_spans(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> ShardSpans:
@@ -377,7 +373,8 @@ def _shard_spans(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> Sh
     regions, runs = _regions(plan, spans, shard, rows), b""
     is_zip = any(spans.files[at].form == "zip" for at in used) if spans.files else False
     if plan.format == "tar" and spans.files and not is_zip and np.isin(kinds, (SPAN, INLINE)).all():
-        runs = _each(len(kinds)) if regions else _runs(plan, spans, shard, rows, file)
+        each = np.arange(1, len(kinds) + 1, dtype=np.uint32)  # runs of one row
+        runs = each.tobytes() if regions else _runs(plan, spans, shard, rows, file)
     return ShardSpans(
         files=tuple(spans.files[at] for at in used) if spans.files else (),
         file=file.astype(np.uint32).tobytes(),
@@ -426,16 +423,10 @@ def _inline(plan: Plan, shard: int, rows: _RowsOf, counts: NDArray[np.int64]) ->
     texts = [b""] * len(code)
     for name, column in e.values.inline.items():
         at = np.flatnonzero(inline & (code == e.fields.index(name)))
-        data = column.span(first, last) if plan.order is None else column.gather(plan.which(shard))
-        found = data[:-1].split(b"\0")
+        found = _texts(column, slice(first, last) if plan.order is None else plan.which(shard))[:-1].split(b"\0")
         for row, owner in zip(at.tolist(), owners[at].tolist(), strict=True):
             texts[row] = found[owner]
     return b"\0".join(texts) + b"\0"
-
-
-def _each(rows: int) -> bytes:
-    """Return runs of one row each."""
-    return np.arange(1, rows + 1, dtype=np.uint32).tobytes()
 
 
 def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.request.results import Observer
-    from shardtool.skipped import SkipCode
     from shardtool.storage.staging import Folder, Spool
     from shardtool.values import OnError, ReadMethod
     from shardtool.verbs.create.run import Run
@@ -169,22 +168,8 @@ def scatter(
         SampleFailed: A source file cannot be read, or is not the one that was listed.
         OutputFailed: There is no space for the spool, or it cannot be written.
     """
-    temp, layout = room.folder, _lay_out(plans, room.memory // room.workers)
-    need = layout.size + room.besides
-    try:
-        free = temp.free_bytes()
-    except OutputFailed as error:
-        raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
-    if free < need:
-        found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
-        raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
-    spool = temp.spool(room.name, layout.size)
-    where = f"{show_size(layout.size)} to {counted(layout.buckets, 'bucket')} in {temp.path or '.'}"
-    observer.note(f"first pass of two: {where}")
-    observer.phase("first pass", layout.size)
-    bad = _Pass(layout, plans[0].entries, spool, observer, on_error).run(pool)
-    spans = _spooled(plans[0].entries, SpanFile(os.fsencode(spool.path), layout.size, -1), bad, layout.offset)
-    regions = layout.regions if len(layout.regions) else None
+    first_pass = _Pass(plans, room, observer, stop=on_error == "stop")
+    spans, regions = first_pass.run(pool), first_pass.regions if len(first_pass.regions) else None
     return [replace(plan, entries=replace(plan.entries, spans=spans), regions=regions) for plan in plans]
 
 
@@ -264,51 +249,6 @@ def gathering_pays(samples: int, size: int, read: int, workers: int, cost: Cost)
     return samples * cost.sample_s / workers + size * cost.byte_s <= (read + 3 * size) * cost.byte_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """The places of payloads in the spool.
-
-    Attributes:
-        rows: int64: those that go into the spool, in the order in which they lie in their files.
-        files: Which file each run of these lies in, and the place in `rows` after the run.
-        offset: int64[all rows]: where they start in the spool; elsewhere whatever it was.
-        regions: int64[regions, 2]: where parts of the spool that are read whole start and end.
-        buckets: How many parts there are, with those that are too large for it.
-        size: Bytes of the spool.
-        room: Bytes that a worker may take for payloads.
-    """
-
-    rows: NDArray[np.int64]
-    files: list[tuple[int, int]]
-    offset: NDArray[np.int64]
-    regions: NDArray[np.int64]
-    buckets: int
-    size: int
-    room: int
-
-
-def _lay_out(plans: list[Plan], share: int) -> _Layout:
-    """Decide where payloads go.
-
-    Args:
-        plans: Who wants them.
-        share: Bytes of memory for a worker.
-    """
-    entries = plans[0].entries
-    held = _SpanPlaces(entries).sizes
-    room = _room(sum(int(held[_which(plan)].sum()) for plan in plans), share)
-    bucket, sizes = _buckets(plans, held, room)
-    of_row = np.repeat(bucket, entries.counts())
-    rows, files = _in_file_order(entries, np.flatnonzero((of_row >= 0) & (entries.rows.kind == SPAN)))
-    of_row = of_row[rows]
-    if len(sizes) < 2**16:
-        of_row = of_row.astype(np.uint16)  # is sorted several times faster
-    offset = _put(entries, rows[np.argsort(of_row, kind="stable")])
-    ends = np.cumsum(sizes)
-    regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= room)]
-    return _Layout(rows, files, offset, regions, len(sizes), int(sizes.sum()), room)
-
-
 def _buckets(plans: list[Plan], held: NDArray[np.int64], room: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Return int32[samples], the bucket of each (-1: it is in no plan), and int64[buckets], their bytes.
 
@@ -360,7 +300,7 @@ def _cut(total: NDArray[np.int64], shard_ends: NDArray[np.int64], room: int) -> 
 
 
 def _in_file_order(entries: Entries, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-    """Return rows in the order in which they lie in their files, and `_Layout.files`."""
+    """Return rows in the order in which they lie in their files, and of each file, where its rows end."""
     if not len(rows):
         return rows, []
     spans = entries.known_spans
@@ -374,49 +314,85 @@ def _in_file_order(entries: Entries, rows: NDArray[np.int64]) -> tuple[NDArray[n
 
 
 class _Pass:
-    """The first pass at work."""
+    """The first pass: where each payload goes in the spool, and how it gets there.
 
-    def __init__(self, layout: _Layout, entries: Entries, spool: Spool, observer: Observer, on_error: OnError) -> None:
-        self._layout, self._entries, self._spool = layout, entries, spool
-        self._spans = entries.known_spans
-        self._observer, self._stop = observer, on_error == "stop"
-        self._tasks: list[tuple[int, int]] = []  # of each, its first of `layout.rows`, and the one after its last
+    Args:
+        plans: Who wants them.
+        room: What it may take.
+        observer: Gets the progress.
+        stop: Whether a payload that is not what its index says ends the run.
+
+    Attributes:
+        regions: int64[regions, 2]: where parts of the spool that are read whole start and end.
+    """
+
+    def __init__(self, plans: list[Plan], room: SpoolRoom, observer: Observer, *, stop: bool) -> None:
+        self._entries = entries = plans[0].entries
+        self._spans, self._place, self._observer, self._stop = entries.known_spans, room, observer, stop
+        held = _SpanPlaces(entries).sizes
+        self._room = _room(sum(int(held[_which(plan)].sum()) for plan in plans), room.memory // room.workers)
+        bucket, sizes = _buckets(plans, held, self._room)
+        of_row = np.repeat(bucket, entries.counts())
+        # Those that go into the spool, in the order in which they lie in their files; and where those of each file end.
+        self._rows, self._files = _in_file_order(entries, np.flatnonzero((of_row >= 0) & (entries.rows.kind == SPAN)))
+        of_row = of_row[self._rows]
+        if len(sizes) < 2**16:
+            of_row = of_row.astype(np.uint16)  # is sorted several times faster
+        self._offset = _put(entries, self._rows[np.argsort(of_row, kind="stable")])  # of all rows
+        ends = np.cumsum(sizes)
+        self.regions = np.column_stack((ends - sizes, ends))[(sizes > 0) & (sizes <= self._room)]
+        self._buckets, self._size = len(sizes), int(sizes.sum())
+        self._tasks: list[tuple[int, int]] = []  # of each, its first of `_rows`, and the one after its last
         self._told: defaultdict[int, int] = defaultdict(int)
 
-    def run(self, pool: Pool) -> NDArray[np.int64]:
-        """Have workers copy all payloads; return the rows of those that could not be."""
-        bad = [np.zeros(0, np.int64)]
-        for number, result in pool.map(scatter_rows, self._make_tasks(), self._progress):
+    def run(self, pool: Pool) -> FieldSpans:
+        """Have workers copy all payloads; return where they lie then: in the spool, but for those that could not be."""
+        spool, bad = self._open_spool(), [np.zeros(0, np.int64)]
+        for number, result in pool.map(scatter_rows, self._make_tasks(spool), self._progress):
             first, last = self._tasks[number]
-            rows = self._layout.rows[first:last]
+            rows = self._rows[first:last]
             self._progress(number, 0, int(self._entries.rows.size[rows].sum()) - self._told[number])
             bad.append(self._bad(rows, result))
-        return np.concatenate(bad)
+        file = SpanFile(os.fsencode(spool.path), self._size, -1)
+        return _spooled(self._entries, file, np.concatenate(bad), self._offset)
+
+    def _open_spool(self) -> Spool:
+        """Return the spool, if there is space for it and for what is written later."""
+        temp, need = self._place.folder, self._size + self._place.besides
+        try:
+            free = temp.free_bytes()
+        except OutputFailed as error:
+            raise OutputFailed(error.where, error.found, remedy=spool_remedy()) from None
+        if free < need:
+            found = f"{show_size(free)} free, {show_size(need)} needed for the two passes of a shuffle"
+            raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
+        spool = temp.spool(self._place.name, self._size)
+        where = f"{show_size(self._size)} to {counted(self._buckets, 'bucket')} in {temp.path or '.'}"
+        self._observer.note(f"first pass of two: {where}")
+        self._observer.phase("first pass", self._size)
+        return spool
 
     def _progress(self, number: int, _samples: int, size: int) -> None:
         self._told[number] += size
         self._observer.advance(0, size, 0)
 
-    def _make_tasks(self) -> Iterator[ScatterTask]:
-        layout, spans, size = self._layout, self._spans, self._entries.rows.size
-        first = 0
-        for at, end in layout.files:
+    def _make_tasks(self, spool: Spool) -> Iterator[ScatterTask]:
+        spans, size, first = self._spans, self._entries.rows.size, 0
+        for at, end in self._files:
             source = spans.files[at]
             packed = is_packed(os.fsdecode(source.path))
             for last in [end] if packed else self._parts(first, end):
-                rows = layout.rows[first:last]
+                rows = self._rows[first:last]
                 self._tasks.append((first, last))
-                offsets, targets = spans.offset[rows].tobytes(), layout.offset[rows].tobytes()
+                offsets, targets = spans.offset[rows].tobytes(), self._offset[rows].tobytes()
                 sizes, expected = size[rows].tobytes(), spans.expected[rows].tobytes()
-                yield ScatterTask(
-                    source, packed, self._spool, offsets, sizes, targets, expected, layout.room, self._stop
-                )
+                yield ScatterTask(source, packed, spool, offsets, sizes, targets, expected, self._room, self._stop)
                 first = last
 
     def _parts(self, first: int, end: int) -> list[int]:
         """Return where to cut what is wanted of one file, so that memory holds each part, or it is one payload."""
-        total = running(np.maximum(self._entries.rows.size[self._layout.rows[first:end]], LEAST))
-        return [first + int(cut) for cut in _cut(total, np.array([end - first]), self._layout.room)]
+        total = running(np.maximum(self._entries.rows.size[self._rows[first:end]], LEAST))
+        return [first + int(cut) for cut in _cut(total, np.array([end - first]), self._room)]
 
     def _bad(self, rows: NDArray[np.int64], result: ScatterResult) -> NDArray[np.int64]:
         """Return those of a task's rows that were not copied.
@@ -437,20 +413,14 @@ class _Pass:
             remedy = "Nothing of it was copied. `shardtool verify` shows what else is wrong with that dataset."
             raise CorruptShard(to_text(source.path), found, remedy=remedy)
         if result.failed is not None:
-            if ends_run:
-                raise _unreadable(source, *result.failed)
-            return rows
+            if not ends_run:
+                return rows
+            code, message = result.failed
+            expected = "a file that stays as it was when the run began" if code == "changed" else ""
+            again, skips = option("if_exists", "resume"), option("on_error", "skip")
+            remedy = f"Mend it and run again with {again}, or leave such samples out with {skips}."
+            raise SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
         return rows[[row for row, _ in result.wrong]]
-
-
-def _unreadable(source: SpanFile, code: SkipCode, message: str) -> SampleFailed:
-    """Return the error for a file that cannot be read."""
-    expected = "a file that stays as it was when the run began" if code == "changed" else ""
-    remedy = (
-        f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
-        f"{option('on_error', 'skip')}."
-    )
-    return SampleFailed(to_text(source.path), message, expected=expected, remedy=remedy)
 
 
 def _spooled(entries: Entries, spool: SpanFile, bad: NDArray[np.int64], offset: NDArray[np.int64]) -> FieldSpans:
