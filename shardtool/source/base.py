@@ -85,15 +85,13 @@ class Source(ABC):
     Attributes:
         may_skip_names: Whether `--on-error skip` leaves samples out whose names no shard can hold.
         asks_for_taken_keys: Whether `choose` needs the keys of the dataset that is appended to.
+        by_key: Whether samples, once they are listed, stand in the order of their keys, not in that of a column or of
+            shards, and are sorted again when their keys change.
     """
 
     may_skip_names: bool = False
     asks_for_taken_keys: bool = False
-
-    @property
-    def by_key(self) -> bool:
-        """Whether samples stand in the order of their keys, and are sorted again when their keys change."""
-        return True
+    by_key: bool = True
 
     @abstractmethod
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:

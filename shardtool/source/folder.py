@@ -54,17 +54,13 @@ class FolderSource(Source):
         self._source, self._options = source, options
         self._tree = open_tree(source, options, outputs)
 
-    @property
-    def by_key(self) -> bool:
-        """Whether samples stand in the order of their keys, not in that of a column."""
-        return self._options.sort_by is None
-
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples of the tree."""
         from shardtool.source import folder_samples as folder
 
         entries, skipped, notes = self._list(pool, observer)
         options = self._options
+        self.by_key = options.sort_by is None
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
         notes += filter(None, [shards_note(entries, named=bool(options.include))])
         if options.dots is None and not entries.folders:

@@ -43,12 +43,7 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
         from shardtool.source.plan_file import PlannedSource, asked_of
 
         return PlannedSource(os.fspath(options.plan), asked_of(source, options, outputs[0].format))
-    if options.plan_only is None:
-        return _open_listed(source, options, outputs)
-    from shardtool.source.plan_file import RecordedSource, asked_of
-
-    asked = asked_of(source, options, outputs[0].format)
-    return RecordedSource(_open_listed(source, options, outputs), asked, options)
+    return _open_listed(source, options, outputs)
 
 
 def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:

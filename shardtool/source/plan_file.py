@@ -30,7 +30,6 @@ from shardtool.entries.arrow import number_array, numbers
 from shardtool.entries.classes import Classes
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import (
-    Bug,
     CorruptShard,
     InvalidRequest,
     OutputFailed,
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from shardtool.names import Texts
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
-    from shardtool.source.base import Writable
 
 
 # Which source a plan is of, without a listing of it, and what was asked for.
@@ -186,17 +184,12 @@ class PlannedSource(Source):
 
     def __init__(self, path: str, asked: PlanRequest) -> None:
         self._path, self._asked = path, asked
-        self._by_key, self._divides = True, cast("pa.ChunkedArray | None", None)
+        self._divides: pa.ChunkedArray | None = None
         self.may_skip_names = asked.kind != "manifest"
-
-    @property
-    def by_key(self) -> bool:
-        """Whether samples stand in the order of their keys, once they are listed."""
-        return self._by_key
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:  # noqa: ARG002 - no worker is needed
         """Return the samples of the plan."""
-        listed, self._divides, self._by_key = read_plan(self._path, self._asked)
+        listed, self._divides, self.by_key = read_plan(self._path, self._asked)
         observer.listed(len(listed.entries))
         return listed
 
@@ -205,59 +198,6 @@ class PlannedSource(Source):
         if self._divides is None:
             raise InvalidRequest(self._path, f"a plan without the column {name}")
         return self._divides
-
-
-class RecordedSource(Source):
-    """A source that keeps what it listed for a plan file.
-
-    Args:
-        source: What lists the samples.
-        asked: What the plan is of.
-        options: What says where it is written.
-    """
-
-    def __init__(self, source: Source, asked: PlanRequest, options: CreateOptions) -> None:
-        self._source, self._asked, self._options = source, asked, options
-        self._listed: Listing | None = None
-        self._divides: pa.ChunkedArray | None = None
-        self.may_skip_names = source.may_skip_names
-
-    @property
-    def by_key(self) -> bool:
-        """Whether samples stand in the order of their keys."""
-        return self._source.by_key
-
-    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
-        """Return all samples."""
-        return self._source.list_samples(pool, observer)
-
-    def choose(self, listed: Listing, taken: Names | None) -> Listing:
-        """Return the samples that were asked for, and keep them."""
-        self._listed = self._source.choose(listed, taken)
-        return self._listed
-
-    def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column to divide by, and keep it."""
-        self._divides = self._source.column(listed, name)
-        return self._divides
-
-    def write_binary(self, file: Writable) -> None:
-        """Write the payloads of a table."""
-        self._source.write_binary(file)
-
-    def write_plan(self) -> str:
-        """Write the plan file, and return a note of it.
-
-        Raises:
-            InvalidRequest: A plan cannot hold what was listed.
-            OutputExists: There is such a file.
-            OutputFailed: It cannot be written.
-        """
-        path, overwrite = os.fspath(self._options.plan_only or ""), "overwrite" in self._options.if_exists
-        if self._listed is None:
-            raise Bug(path, "a plan of a source that was not listed")
-        size = write_plan(path, self._listed, self._divides, self._asked, by_key=self.by_key, overwrite=overwrite)
-        return f"the plan is in {path} ({show_size(size)}): {option('plan', path)} goes by it"
 
 
 # The file: its facts, and how it is written and read.
@@ -494,16 +434,11 @@ def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans:
     return pa.schema(found if divides is None else [*found, pa.field(DIVIDES, divides)])
 
 
-def schema_of(entries: Entries, divides: pa.ChunkedArray | None) -> pa.Schema:
-    """Return the columns that hold samples, and what they are divided by."""
-    kind = None if divides is None else divides.type
-    paths, spans = entries.rows.paths is not None, entries.spans is not None
-    return plan_schema(len(entries.values.inline), kind, paths=paths, spans=spans)
-
-
 def tables(entries: Entries, divides: pa.ChunkedArray | None) -> Iterator[pa.Table]:
     """Yield samples as tables, each of which becomes a row group."""
-    schema, at_once = schema_of(entries, divides), max(_LEAST_ROWS, -(-len(entries) // _GROUPS))
+    by, at_once = None if divides is None else divides.type, max(_LEAST_ROWS, -(-len(entries) // _GROUPS))
+    paths, spans = entries.rows.paths is not None, entries.spans is not None
+    schema = plan_schema(len(entries.values.inline), by, paths=paths, spans=spans)
     for first in range(0, len(entries), at_once):
         last = min(first + at_once, len(entries))
         texts: list[Texts] = [entries.keys, *entries.values.inline.values()]
@@ -674,7 +609,7 @@ def _check(entries: Entries) -> None:
 # Where the paths of a plan file lead: into the source, unless what the user typed says that they may leave it.
 
 
-_CHUNK = 2**16  # samples at a time
+_CHUNK = 2**16  # paths at a time
 _LOOKED_AT = 16  # files, of which one at least must be there as it was listed
 
 
@@ -709,15 +644,12 @@ def check_paths(entries: Entries, asked: PlanRequest, where: str) -> None:
 
 def _leading(entries: Entries, is_file: NDArray[np.bool_]) -> Iterator[bytes]:
     """Yield each folder that files lie in, ending in a slash, once, and then the links."""
-    seen: set[bytes] = set()
-    for first in range(0, len(entries), _CHUNK):
-        last = min(first + _CHUNK, len(entries))
-        if entries.rows.paths is None:
-            texts = entries.keys.span(first, last)[:-1].split(b"\0")
-        else:
-            start, end = int(entries.first[first]), int(entries.first[last])
-            texts = [*compress(entries.rows.paths.span(start, end)[:-1].split(b"\0"), is_file[start:end].tolist())]
-        new = {text[: text.rfind(b"/") + 1] for text in texts} - seen
+    seen, paths = set[bytes](), entries.rows.paths
+    texts, wanted = (entries.keys, np.ones(len(entries), np.bool_)) if paths is None else (paths, is_file)
+    for first in range(0, len(texts), _CHUNK):
+        last = min(first + _CHUNK, len(texts))
+        some = compress(texts.span(first, last)[:-1].split(b"\0"), wanted[first:last].tolist())
+        new = {text[: text.rfind(b"/") + 1] for text in some} - seen
         seen |= new
         yield from sorted(new)
     for row in np.flatnonzero(entries.rows.kind == LINK).tolist():

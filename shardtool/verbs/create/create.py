@@ -16,7 +16,7 @@ from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.results import Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.source.open import open_source
-from shardtool.values import SPAN, SpanFile
+from shardtool.values import SPAN, SpanFile, show_size
 from shardtool.verbs.create.run import (
     check_other_place,
     keep_classes,
@@ -109,14 +109,17 @@ def plan_dataset(
         run = read_run(names, options, pool, notes, begun=begun, dry=True)
         opened = _open_and_list(run, source)
 
-        from shardtool.source.plan_file import RecordedSource
         from shardtool.verbs.create.plans import check_outputs, plan_shards
         from shardtool.verbs.create.result import dry_result
 
         check_outputs(run)
         plan_shards(run)
-        if isinstance(opened, RecordedSource):
-            notes.add(opened.write_plan())
+        if run.asked is not None:
+            from shardtool.source.plan_file import write_plan
+
+            path, overwrite = run.plan_only, "overwrite" in run.options.if_exists
+            size = write_plan(path, run.chosen, run.divides, run.asked, by_key=opened.by_key, overwrite=overwrite)
+            notes.add(f"the plan is in {path} ({show_size(size)}): {option('plan', path)} goes by it")
     return dry_result(run)
 
 
@@ -139,7 +142,12 @@ def _open_and_list(run: Run, source: object) -> Source:
             check_other_place(run, source)
         raise
     patterns = [output.pattern for output in run.outputs] or [output_pattern(run.names)]  # a column will name splits
-    opened = open_source(source, keep_classes(run), patterns)
+    options = keep_classes(run)
+    if isinstance(options, CreateOptions) and options.plan_only is not None:
+        from shardtool.source.plan_file import asked_of
+
+        run.plan_only, run.asked = os.fspath(options.plan_only), asked_of(source, options, run.format)
+    opened = open_source(source, options, patterns)
     run.pool.check(Needs(folders_of(source), function=run.transform.function if run.transform else ""))
     _list_samples(run, opened)
     run.pool.check(Needs(run.entries.files()))
@@ -166,6 +174,8 @@ def _list_samples(run: Run, source: Source) -> None:
     """
     run.listed = source.list_samples(run.pool, run.notes.observer)
     run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys else None)
+    if run.asked is not None:
+        run.chosen = run.listed
     run.notes.add(*run.listed.notes)
     from shardtool.select.names import check_case, check_names, make_portable
 
@@ -219,6 +229,7 @@ def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
 
     entries = run.entries
     values = source.column(run.listed, dividing.reads[1]) if dividing.reads else None
+    run.divides = None if run.asked is None else values
     splits = divide(entries.keys, dividing, values)
     run.notes.add(*splits.notes)
     if dividing.column is not None:

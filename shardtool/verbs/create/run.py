@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from shardtool.request.texts import Part, SplitOptions
     from shardtool.skipped import Skipped
     from shardtool.source.base import Listing
+    from shardtool.source.plan_file import PlanRequest
     from shardtool.storage.staging import Folder
     from shardtool.transform import Transform
     from shardtool.values import Dots
@@ -164,6 +166,10 @@ class Run:
         changes: What a run that resumes would change; None: nothing is there.
         gone: The splits of the first run that the source has no sample of any more: they are to be removed.
         made_keys: Hashes of the keys that the user's function has given so far.
+        plan_only: Where the plan is written.
+        asked: What the file of the plan is of; None: none is written.
+        chosen: For that file: the samples as the source has listed them.
+        divides: The same: the column that they are divided by; None: there is none.
     """
 
     names: tuple[str, ...]
@@ -185,6 +191,10 @@ class Run:
     changes: Changes | None = None
     gone: tuple[str, ...] = ()
     made_keys: set[bytes] = field(default_factory=set)
+    plan_only: str = ""
+    asked: PlanRequest | None = None
+    chosen: Listing = field(init=False)
+    divides: pa.ChunkedArray | None = None
 
     @property
     def verb(self) -> str:
