@@ -222,20 +222,8 @@ def _bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArra
     raise InvalidRequest(option("shards_multiple_of"), found, remedy=remedy)
 
 
-def _check_multiple(asked: ShardsAsked, bounds: Bounds) -> None:
-    """Refuse a number of shards that is not the multiple that it is to be.
-
-    Raises:
-        InvalidRequest: It is not.
-    """
-    if asked.count % bounds.multiple_of:
-        problem = f"{asked.where} asks for {counted(asked.count, 'shard')}"
-        raise InvalidRequest(option("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}")
-
-
 def _exactly(total: NDArray[np.int64], asked: ShardsAsked, limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
     """Return the ends of as many shards as were asked for, within the bounds."""
-    _check_multiple(asked, bounds)
     count, samples, runs = asked.count, len(total) - 1, Runs(total, limits.planned, limits.max_count)
     if count > samples:
         found, remedy = f"{count:,} shards for {counted(samples, 'sample')}", f"At most {option('shards', samples)}."
@@ -361,7 +349,6 @@ class HashedSamples:
 
     def _check(self, asked: ShardsAsked) -> tuple[int, tuple[str, ...]]:
         """Return the number of shards that is asked for, unless one of them would be over the bounds, or empty."""
-        _check_multiple(asked, self._bounds)
         samples, count, found, expected = counted(len(self._keys), "sample"), asked.count, "", "a sample in each"
         counts, sizes = self._loads(min(count, len(self._keys)))
         one = f"in one of {counted(count, 'shard')} by hash"

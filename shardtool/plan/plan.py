@@ -202,12 +202,21 @@ def make_plan(
 
 
 def _asked(pattern: ShardPattern, bounds: Bounds, samples: int) -> ShardsAsked | None:
-    """Return the number of shards that is asked for; None: as many as the bounds need."""
+    """Return the number of shards that is asked for; None: as many as the bounds need.
+
+    Raises:
+        InvalidRequest: It is not the multiple that it is to be.
+    """
     if bounds.shards is not None:
-        return ShardsAsked(bounds.shards, option("shards", bounds.shards))
-    if bounds.max_size is not None or bounds.max_count is not None or (pattern.count or samples + 1) > samples:
+        asked = ShardsAsked(bounds.shards, option("shards", bounds.shards))
+    elif bounds.max_size is not None or bounds.max_count is not None or (pattern.count or samples + 1) > samples:
         return None
-    return ShardsAsked(pattern.count or 0, pattern.text)
+    else:
+        asked = ShardsAsked(pattern.count or 0, pattern.text)
+    if asked.count % bounds.multiple_of:
+        problem = f"{asked.where} asks for {counted(asked.count, 'shard')}"
+        raise InvalidRequest(option("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}")
+    return asked
 
 
 def _check_names(pattern: ShardPattern, bounds: Bounds, shards: int, samples: int) -> tuple[str, ...]:

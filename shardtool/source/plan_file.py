@@ -261,7 +261,7 @@ def write_plan(
     check_target(path, overwrite=overwrite, begins=b"PAR1", holds=_FACTS.encode(), cure=cure)
     with folder.stage(os.path.basename(path)) as file:
         try:
-            _write(file.path, tables(entries, divides), f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
+            _write(file.path, entries, divides, f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
             size = os.path.getsize(file.path)
             with _bounded(file.path):  # what is written can be read
                 pass
@@ -273,19 +273,14 @@ def write_plan(
     return size
 
 
-def _write(path: str, groups: Iterator[pa.Table], facts: str) -> None:
-    """Write tables, a row group each, with plain pages: then their bytes say what they take in memory."""
-    writer = None
-    for table in groups:
-        if writer is None:
-            schema = table.schema.with_metadata({**(table.schema.metadata or {}), _FACTS: facts})
-            writer = pq.ParquetWriter(
-                path, schema, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False,
-                write_page_checksum=True,
-            )  # fmt: skip
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+def _write(path: str, entries: Entries, divides: pa.ChunkedArray | None, facts: str) -> None:
+    """Write samples, a row group for some, with plain pages: then their bytes say what they take in memory."""
+    with pq.ParquetWriter(
+        path, schema_of(entries, divides).with_metadata({_FACTS: facts}), compression="zstd", compression_level=1,
+        use_dictionary=False, write_statistics=False, write_page_checksum=True,
+    ) as writer:  # fmt: skip
+        for table in tables(entries, divides):
+            writer.write_table(table)
 
 
 @memory_for("reading the plan")
@@ -434,22 +429,27 @@ def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans:
     return pa.schema(found if divides is None else [*found, pa.field(DIVIDES, divides)])
 
 
+def schema_of(entries: Entries, divides: pa.ChunkedArray | None) -> pa.Schema:
+    """Return the columns that hold samples, what they are divided by, and their metadata."""
+    by, metadata = (
+        None if divides is None else divides.type,
+        pa.table({}) if entries.metadata is None else entries.metadata,
+    )
+    paths, spans = entries.rows.paths is not None, entries.spans is not None
+    return pa.schema([*plan_schema(len(entries.values.inline), by, paths=paths, spans=spans), *metadata.schema])
+
+
 def tables(entries: Entries, divides: pa.ChunkedArray | None) -> Iterator[pa.Table]:
     """Yield samples as tables, each of which becomes a row group."""
-    by, at_once = None if divides is None else divides.type, max(_LEAST_ROWS, -(-len(entries) // _GROUPS))
-    paths, spans = entries.rows.paths is not None, entries.spans is not None
-    schema = plan_schema(len(entries.values.inline), by, paths=paths, spans=spans)
+    schema, at_once = schema_of(entries, divides), max(_LEAST_ROWS, -(-len(entries) // _GROUPS))
     for first in range(0, len(entries), at_once):
         last = min(first + at_once, len(entries))
         texts: list[Texts] = [entries.keys, *entries.values.inline.values()]
         key, *inline = (_array(text.span(first, last)) for text in texts)
         columns = [key, _field_lists(entries, schema.field(FIELDS).type, first, last), *inline]
         columns += [] if divides is None else [divides.slice(first, last - first)]
-        table = pa.Table.from_arrays(columns, schema=schema)
-        metadata = pa.table({}) if entries.metadata is None else entries.metadata.slice(first, last - first)
-        for of_column, column in zip(metadata.schema, metadata.columns, strict=True):
-            table = table.append_column(of_column, column)
-        yield table
+        columns += [] if entries.metadata is None else entries.metadata.slice(first, last - first).columns
+        yield pa.Table.from_arrays(columns, schema=schema)
 
 
 def _field_lists(entries: Entries, kind: pa.ListType, first: int, last: int) -> pa.Array:

@@ -33,7 +33,7 @@ def test_what_is_written_is_read(samples: list[tuple[bytes, dict[int, Any]]], *,
     numbers = {name: [row[at] for row in flat] for at, name in enumerate(names)}
     paths = Names.of([b"a/%d" % at for at in range(len(flat))]) if with_paths else None
     entries = changed(entries, **numbers, paths=paths)
-    schema, sink = plan_file.plan_schema(0, None, paths=with_paths, spans=False), io.BytesIO()
+    schema, sink = plan_file.schema_of(entries, None), io.BytesIO()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(plan_file, "_LEAST_ROWS", 3)  # several row groups
         pq.write_table(

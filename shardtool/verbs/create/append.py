@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.publish.publisher import Destination
     from shardtool.request.results import RunRecord
     from shardtool.storage.folders import OutputFolder
-    from shardtool.values import Kind, Number
+    from shardtool.values import Kind
     from shardtool.verbs.create.run import Output, Run
 
 
@@ -114,25 +114,18 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
     Raises:
         InvalidRequest: They do not.
     """
-    entries = plan.entries
-    _check_numbered(old, plan)
-    joined_classes(old.classes, entries.values.classes)
-    _joined_schema(old.schema, {} if entries.metadata is None else _types_in_parquet(entries.metadata))
-    if old.format == "tfrecord":
-        used, values = _field_counts(plan), entries.values
-        kinds: dict[str, Kind] = {**values.numbers, **values.lists}
-        _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
-
-
-def _check_numbered(old: DatasetFile, plan: Plan) -> None:
-    """Refuse texts of new samples where the dataset has numbers of classes."""
-    values, used = plan.entries.values, _field_counts(plan)
+    values, metadata, used = plan.entries.values, plan.entries.metadata, _field_counts(plan)
     texts = {name for name in values.inline if values.numbers.get(name) != "int64"}.difference(values.classes)
     for name in old.classes:
         if name in used and name in texts:
             expected = "numbers of classes, as in the dataset"
             remedy = f"{option('classes', (name,))} numbers them, {option('classes_from')} as the dataset file says."
             raise InvalidRequest(f"field {name}", "texts in the new samples", expected=expected, remedy=remedy)
+    joined_classes(old.classes, values.classes)
+    _joined_schema(old.schema, {} if metadata is None else _types_in_parquet(metadata))
+    if old.format == "tfrecord":
+        kinds: dict[str, Kind] = {**values.numbers, **values.lists}
+        _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
 
 
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
@@ -248,6 +241,12 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}
+    known = {**old.numbers, **new.numbers}  # fields whose texts stand for numbers of one kind, in all samples
+    numbers = {
+        name: known[name]
+        for name in sorted(known.keys() & fields)
+        if all(one.numbers.get(name) == known[name] for one in (old, new) if name in one.fields)
+    }
     features: Mapping[str, Feature] = {}
     if new.format == "tfrecord":
         kinds = _joined_kinds(old, {name: new.features[name].kind for name in new.fields})
@@ -261,7 +260,7 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         schema=_joined_schema(old.schema, new.schema),
         classes=joined_classes(old.classes, new.classes),
         features=features,
-        numbers=_joined_numbers(old, new),
+        numbers=numbers,
         made=old.made.with_append(new.made),
         appends=(*old.appends, len(old.shards)),
         fingerprint=show_fingerprint(sum_fingerprints((old.fingerprint, new.fingerprint))),
@@ -278,15 +277,6 @@ def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
             remedy = "A TFRecord's feature is read as one kind: give it as that kind, or under another name."
             raise InvalidRequest(f"field {name}", found, expected=f"{kinds[name]}, as in the dataset", remedy=remedy)
     return kinds
-
-
-def _joined_numbers(old: DatasetFile, new: DatasetFile) -> dict[str, Number]:
-    """Return the fields of tar shards whose texts stand for numbers of one kind in all samples, old and new."""
-    kinds: dict[str, set[Number | None]] = {}
-    for dataset in (old, new):
-        for name in dataset.fields:
-            kinds.setdefault(name, set()).add(dataset.numbers.get(name))
-    return {name: kind for name, (kind, *others) in sorted(kinds.items()) if kind and not others}
 
 
 def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:

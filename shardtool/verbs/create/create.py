@@ -290,15 +290,11 @@ def create(
     """
     options = given_options(options, CreateOptions)
     if not options.stat:
-        raise InvalidRequest(
-            option("stat"),
-            "a run that writes",
-            expected=either("`dry_run`, which writes nothing", "--dry-run beside it"),
-        )
+        expected = either("`dry_run`, which writes nothing", "--dry-run beside it")
+        raise InvalidRequest(option("stat"), "a run that writes", expected=expected)
     if options.plan_only is not None:
-        raise InvalidRequest(
-            option("plan_only"), "a run that writes shards", expected="`dry_run`, which writes the plan"
-        )
+        expected = "`dry_run`, which writes the plan"
+        raise InvalidRequest(option("plan_only"), "a run that writes shards", expected=expected)
     return write_dataset(source, output, options, observer)
 
 
