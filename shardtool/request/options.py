@@ -345,9 +345,12 @@ class CreateOptions(SelectingOptions):
         "shorter", "What that is: the shorter side, the longer one, both, or a frame that images fill and are cropped "
         "to, or are fitted into and padded to.",
     )  # fmt: skip
-    only_larger: bool = setting(False, "Enlarge no image.", needs=_CHANGES)
+    only_larger: bool = setting(False, "Enlarge no image.", needs={"resize": "nothing is resized"})
     encode: ImageFormat | None = setting(None, "Format that images are written in.")
-    quality: int | None = setting(None, "Quality of jpg and webp.", within=(1, 100), shown="90", needs=_CHANGES)
+    quality: int | None = setting(
+        None, "Quality of jpg and webp.", within=(1, 100), shown="90", needs={"resize|encode": "no image is written"},
+        apart=("encode=png, which is lossless and takes none",),
+    )  # fmt: skip
     images: tuple[str, ...] = setting(
         (), "Field that holds images.", typed="image", metavar="FIELD", shown="by its ending", needs=_CHANGES
     )

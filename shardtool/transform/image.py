@@ -152,7 +152,7 @@ class ImageOptions:
         max_pixels: The most that an image may have, read or written. No more than Pillow's own limit.
 
     Raises:
-        InvalidRequest: A side is out of range, or two options do not go together.
+        InvalidRequest: A side is out of range.
     """
 
     resize: tuple[int, int] | None = None
@@ -166,13 +166,6 @@ class ImageOptions:
     max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
-        if self.only_larger and not self.resize:
-            raise InvalidRequest(option("only_larger"), "nothing is resized", remedy=f"Give {option('resize')} too.")
-        if self.quality is not None and self.encode == "png":
-            raise InvalidRequest(option("quality"), "PNG is lossless and takes none", remedy="Leave it out.")
-        if self.quality is not None and not self.resize and not self.encode:
-            remedy = f"Give {option('resize')} or {option('encode')} too."
-            raise InvalidRequest(option("quality"), "no image is written", remedy=remedy)
         longest = _LONGEST.get(_KINDS.get(self.encode or "", ""), self.max_pixels)
         for side in self.resize or ():
             if not 1 <= side <= longest:
@@ -275,7 +268,7 @@ def pixels(
         BadImage: The image is damaged, cut off or too large, or no rule says what its values are.
     """
     with _blamed(data):
-        picture = _open(data, MAX_PIXELS, max_bytes)
+        picture = _Picture(data, MAX_PIXELS, max_bytes)
         image, _ = _decode(picture, least[::-1] if least and picture.turn >= _LYING else least)
     if exact:
         image = _as_stored(image, picture)
@@ -293,7 +286,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple[bytes | memoryview, ImageFact]:
-    picture = _open(data, options.max_pixels)
+    picture = _Picture(data, options.max_pixels)
     fact = ImageFact(*picture.size, picture.image.mode)
     encode = options.encoding(field)
     if not options.resize and not encode:
@@ -323,9 +316,13 @@ def _change(data: bytes | memoryview, field: str, options: ImageOptions) -> tupl
     return _encode(image, picture, kind, options.quality), ImageFact(*image.size, image.mode)
 
 
-@dataclass(frozen=True, slots=True)
 class _Picture:
     """An opened image: its header is read, its pixels are not.
+
+    Args:
+        data: The bytes.
+        max_pixels: The most that it may have.
+        max_bytes: What decoding may take; None: what the bound of pixels allows.
 
     Attributes:
         image: Pillow's, not decoded yet (but a PNG whose EXIF may stand after the pixels).
@@ -336,53 +333,67 @@ class _Picture:
         upright: Nothing has to be turned, by whomever.
         deep: Pillow keeps only the upper eight bits of each value.
         white: The largest value that can be stored, which is white where it has 16 bits at most; 0: no value is.
-        max_bytes: What decoding may take; None: what the bound of pixels allows.
         profile: The ICC profile.
         colours: The kind of colours that the profile describes.
+
+    Raises:
+        BadImage: It is empty or too large.
     """
 
-    image: Image.Image
-    stream: BytesIO
-    kind: str
-    size: tuple[int, int]
-    turn: int
-    upright: bool
-    deep: bool
-    white: int
-    max_bytes: int | None
-    profile: bytes | None
-    colours: str
+    def __init__(self, data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> None:
+        if not data:
+            raise BadImage("bad-image", "empty, no image")
+        self.stream, self._max_bytes = BytesIO(data), max_bytes
+        image: Any = Image.open(self.stream, formats=FORMATS)
+        self.image: Image.Image = image
+        self.kind = "JPEG" if image.format == "MPO" else image.format
+        width, height = image.size
+        if self.kind == "TIFF":  # newer Pillows open it at the size that it will have when turned, older ones do not
+            width, height = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
+        if width * height > max_pixels:
+            raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,} in all")
+        self.deep, self.white = _is_deep(image), _white(image)
+        if self.kind == "PNG":  # which may be decoded for its EXIF
+            self.check_memory()
+        profile = image.info.get("icc_profile")
+        self.profile = profile if isinstance(profile, bytes) else None
+        orientation = _orientation(image, self.stream)
+        self.size = (height, width) if orientation >= _LYING else (width, height)
+        self.turn, self.upright = 1 if self.kind == "TIFF" else orientation, orientation == 1
+        self.colours = _colours(image.mode)
 
+    def check_memory(self, full: tuple[int, int] | None = None, *, turned: bool = False) -> None:
+        """See that the pixels, and what is made of them on the way, take no more than they may.
 
-def _open(data: bytes | memoryview, max_pixels: int, max_bytes: int | None = None) -> _Picture:
-    if not data:
-        raise BadImage("bad-image", "empty, no image")
-    stream = BytesIO(data)
-    image: Any = Image.open(stream, formats=FORMATS)
-    kind = "JPEG" if image.format == "MPO" else image.format
-    width, height = image.size
-    if kind == "TIFF":  # newer Pillows open it at the size that it will have when it is turned, older ones do not
-        width, height = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
-    if width * height > max_pixels:
-        raise BadImage("image-too-large", f"{width:,} x {height:,} pixels, more than {max_pixels:,} in all")
-    deep, white = _is_deep(image), _white(image)
-    if kind == "PNG":  # which may be decoded for its EXIF
-        _check_memory(image, kind, stream, max_bytes)
-    profile = image.info.get("icc_profile")
-    orientation = _orientation(image, stream)
-    return _Picture(
-        image=image,
-        stream=stream,
-        kind=kind,
-        size=(height, width) if orientation >= _LYING else (width, height),
-        turn=1 if kind == "TIFF" else orientation,
-        upright=orientation == 1,
-        deep=deep,
-        white=white,
-        max_bytes=max_bytes,
-        profile=profile if isinstance(profile, bytes) else None,
-        colours=_colours(image.mode),
-    )
+        Args:
+            full: Width and height in the file, where another size is decoded.
+            turned: Whether the image will be turned afterwards.
+
+        Raises:
+            BadImage: They take more.
+        """
+        if self._max_bytes is None:
+            return
+        image: Any = self.image
+        kind, held, (width, height) = self.kind, _BYTES.get(image.mode, 4), image.size
+        most = held + (5 if image.mode != "RGB" else 4 if turned else 3)  # on the way to RGB; turned; as an array
+        most = _WEBP_BYTES if kind == "WEBP" else max(3 * held, most) if kind in ("PPM", "BMP") else most
+        size = width * height * most
+        if kind == "TIFF":
+            tags = image.tag_v2
+            wide, high = tags.get(TiffImagePlugin.TILEWIDTH, width), tags.get(TiffImagePlugin.TILELENGTH, 0)
+            rows = high or min(tags.get(TiffImagePlugin.ROWSPERSTRIP, height), height)
+            bits = sum(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
+            size = max(size, width * height * held + wide * rows * max(4, bits // 8))
+        elif kind == "JPEG":
+            wide, high = full or image.size
+            progressive = width * height * held + wide * high * _COEFFICIENT * len(image.getbands())
+            # It is one if it has several scans, of a preview too.
+            if progressive > self._max_bytes and self.stream.getvalue().count(b"\xff\xda") > 1:
+                size = max(size, progressive)
+        if size > self._max_bytes:
+            found = f"{width:,} x {height:,} pixels of this {kind} may take {show_size(size)} to decode"
+            raise BadImage("image-too-large", f"{found}, over {show_size(self._max_bytes)}")
 
 
 def _orientation(image: Any, stream: BytesIO) -> int:
@@ -437,50 +448,6 @@ def _white(image: Any) -> int:
     if image.mode == "F":
         return 0
     return {"L;2": 3, "L;4": 15}.get(arguments, _DEPTH if image.mode in _WIDE else 255)
-
-
-def _check_memory(
-    image: Any,
-    kind: str,
-    stream: BytesIO,
-    max_bytes: int | None,
-    full: tuple[int, int] | None = None,
-    *,
-    turned: bool = False,
-) -> None:
-    """See that the pixels, and what is made of them on the way, take no more than they may.
-
-    Args:
-        image: As it will be decoded.
-        kind: The format.
-        stream: Its bytes.
-        max_bytes: What they may take; None: anything.
-        full: Width and height in the file, where another size is decoded.
-        turned: Whether it will be turned afterwards.
-
-    Raises:
-        BadImage: They take more.
-    """
-    if max_bytes is None:
-        return
-    held, (width, height) = _BYTES.get(image.mode, 4), image.size
-    most = held + (5 if image.mode != "RGB" else 4 if turned else 3)  # on the way to RGB; turned; as an array
-    most = _WEBP_BYTES if kind == "WEBP" else max(3 * held, most) if kind in ("PPM", "BMP") else most
-    size = width * height * most
-    if kind == "TIFF":
-        tags = image.tag_v2
-        wide, high = tags.get(TiffImagePlugin.TILEWIDTH, width), tags.get(TiffImagePlugin.TILELENGTH, 0)
-        rows = high or min(tags.get(TiffImagePlugin.ROWSPERSTRIP, height), height)
-        bits = sum(tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,)))
-        size = max(size, width * height * held + wide * rows * max(4, bits // 8))
-    elif kind == "JPEG":
-        wide, high = full or image.size
-        progressive = width * height * held + wide * high * _COEFFICIENT * len(image.getbands())
-        if progressive > max_bytes and stream.getvalue().count(b"\xff\xda") > 1:  # scans, of a preview too
-            size = max(size, progressive)
-    if size > max_bytes:
-        found = f"{width:,} x {height:,} pixels of this {kind} may take {show_size(size)} to decode"
-        raise BadImage("image-too-large", f"{found}, over {show_size(max_bytes)}")
 
 
 def _colours(mode: str) -> str:
@@ -563,7 +530,7 @@ def _decode(picture: _Picture, goal: tuple[int, int] | None) -> tuple[Image.Imag
     if goal and picture.kind == "JPEG":
         drafted = image.draft(None, goal)
         extent = drafted[1][2:] if drafted else None
-    _check_memory(image, picture.kind, picture.stream, picture.max_bytes, whole, turned=not picture.upright)
+    picture.check_memory(whole, turned=not picture.upright)
     strips = [tile[1] for tile in image.tile]
     image.load()
     if lacking := _lacking(picture, strips):

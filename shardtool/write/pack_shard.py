@@ -44,9 +44,8 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         report(len(split_names(task.samples.content.keys)), result.size)
         return result
     if task.todo != "write" and not task.folder.hides:
-        return ShardResult(
-            task.shard, None, 0, 0, b"", 0, (), wrong=True
-        )  # what replaces it would be seen at once: others must know first
+        # What replaces it would be seen at once: others must know first.
+        return ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transformed import pack_transformed
 
@@ -82,9 +81,8 @@ def _left(task: ShardTask) -> ShardResult | None:
             keep = task.todo
             if not keep.unread and keep.crc != file_crc(path)[1]:
                 return None
-            content = (
-                0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())
-            )  # its sidecar has it
+            # Of changed samples, the sidecar has it.
+            content = 0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())
             return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
         md5 = task.folder.md5(task.name)  # as the store says, of a file that it does not encrypt
         there = None if md5 else file_crc(path)

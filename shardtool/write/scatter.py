@@ -88,13 +88,10 @@ def scatter_rows(task: ScatterTask, report: Callable[[int, int], None]) -> Scatt
             with closing(_UnpackedFile(task.source) if task.packed else _PlainFile(task.source)) as source:
                 found = _Scatterer(task, source, spool).run(report)
             open_span_file(task.source).close()  # still what the plan saw, now that it was read
-        except SourceFailed as error:
-            failed = error
-        except OSError as error:
-            failed = unreadable(task.source.path, error)
-        else:
-            return found
-        return ScatterResult((), (failed.code, failed.message))
+        except (SourceFailed, OSError) as error:
+            failed = error if isinstance(error, SourceFailed) else unreadable(task.source.path, error)
+            return ScatterResult((), (failed.code, failed.message))
+        return found
 
 
 class _Scatterer:

@@ -192,13 +192,14 @@ class TransformPacker(Packer):
             return
         last = typed_option("dots", "last")
         for one in changed:
+            dotted = [name for name, _ in one.fields if b"." in name] if self._work.dots == "last" else []
             if self._work.dots == "first" and ends_early(one.key):
                 found = f"key '{to_text(one.key)}': a tar's readers end it at its first dot ({last}: at the last)"
-                raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
-            dotted = [name for name, _ in one.fields if b"." in name] if self._work.dots == "last" else []
-            if dotted:
+            elif dotted:
                 found = f"field '{to_text(dotted[0])}': with {last}, it begins behind its last dot"
-                raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
+            else:
+                continue
+            raise BadSample("map-failed", f"the function of {typed_option('map')} returned the {found}")
 
     def _encode(self, sample: ChangedSample) -> Encoded:
         """Return a sample's record, and what is in it."""
@@ -223,9 +224,7 @@ class TransformPacker(Packer):
             raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
         return Field(name, len(text), stored, text)
 
-    def _add(
-        self, place: int, key: bytes, changed: list[ChangedSample], encoded: list[tuple[Parts, list[Field]]]
-    ) -> bool:
+    def _add(self, place: int, key: bytes, changed: list[ChangedSample], encoded: list[Encoded]) -> bool:
         """Write what one sample became; return whether there was room for it."""
         work, sizes = self._work, [sum(map(len, parts)) for parts, _ in encoded]
         size, most = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
@@ -250,10 +249,7 @@ class TransformPacker(Packer):
         """Apply the rule for a sample that fits in no shard, now that its size is known."""
         found = f"becomes {counted(count, 'sample')} of {show_size(size)}, more than a shard may hold"
         if self._work.oversize != "skip":
-            raise SampleFailed(
-                to_text(key),
-                found,
-                remedy=f"Raise {option('max_size')} or {option('max_count')}, or leave it out with "
-                f"{option('oversize', 'skip')}.",
-            )
+            bounds = f"{option('max_size')} or {option('max_count')}"
+            remedy = f"Raise {bounds}, or leave it out with {option('oversize', 'skip')}."
+            raise SampleFailed(to_text(key), found, remedy=remedy)
         self.skipped[place] = Skipped(to_text(key), "", "oversize", found)

@@ -27,7 +27,7 @@ KINDS: dict[str, type] = {
     "inspect": commands._Looking,  # noqa: SLF001 - it has what the command line adds
 }  # fmt: skip
 PARTNERS: dict[str, dict[str, object]] = {  # what is given, too, where an option needs it
-    "urls": {"urls": ("jpg=url",)}, "sample": {"sample": "10%"}, "resize|encode|probe": {"resize": 8},
+    "urls": {"urls": ("jpg=url",)}, "sample": {"sample": "10%"}, "resize|encode": {"resize": 8},
 }  # fmt: skip
 
 ODD = ("0", "-1", "2147483648", "9223372036854775808", "18446744073709551616", "9" * 400, "9" * 5000, "nan", "inf",

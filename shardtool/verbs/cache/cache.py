@@ -44,7 +44,7 @@ from shardtool.verbs.cache.folder import (
     remove_shard,
     room_path,
 )
-from shardtool.verbs.cache.writer import CacheWriter, CacheWriterOptions, Format, default_size
+from shardtool.verbs.cache.writer import CacheWriter, CacheWriterOptions, Format
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
 
 _AGAIN_S = 60.0  # until a cache that could not be written is tried again
+_NEW_SHARD = "256MB"  # at most, where no size is given
 
 
 class Cache:
@@ -106,7 +107,7 @@ class Cache:
             foreign = []
         if foreign:
             self._note("foreign", f"{listing(foreign)}: no part of a cache, and left alone")
-        self._shards: CacheShards | None = None
+        self._shards = CacheShards([], [])  # the last that `refresh` returned
         self._begin()
 
     def _begin(self) -> None:
@@ -217,8 +218,8 @@ class Cache:
         """
         if self._pid != os.getpid():
             self._begin()
-            self._release()
-        size = default_size(self.max_bytes) if max_size is None else parse_size(max_size)
+            self._shards.close()
+        size = min(parse_size(_NEW_SHARD), max(self.max_bytes // 50, 1)) if max_size is None else parse_size(max_size)
         grown = CacheWriterOptions(part, format, size, NO_LIMIT if max_count is None else max_count)
         return CacheWriter(
             self._space, grown, partial(self._note, "wait"), lambda evicted: self._count(evicted=evicted)
@@ -240,7 +241,7 @@ class Cache:
         """
         if self._pid != os.getpid():
             self._begin()
-        self._release()
+        self._shards.close()
         try:
             self._shards = take_shards(self._space, None if max_bytes is None else parse_size(max_bytes))
         except OSError as error:
@@ -251,11 +252,6 @@ class Cache:
     def paths(self) -> list[str]:
         """Return what `refresh` does, as a list: for `tf.data.TFRecordDataset`."""
         return [*self.refresh()]
-
-    def _release(self) -> None:
-        if self._shards is not None:
-            self._shards.close()
-            self._shards = None
 
     def _leased(self, original: Original) -> Lock | None:
         """Return a lease on a shard's copy; None: there is none, and none can be made now."""

@@ -329,21 +329,18 @@ def _remove(folder: str, names: Iterable[str]) -> None:
 
 def held(path: str) -> bool:
     """Tell whether a process has a lease on a shard."""
-    try:
-        lock = take_lock(path)
-    except OSError:
-        return False
-    if lock is not None:
+    with suppress(OSError):
+        if (lock := take_lock(path)) is None:
+            return True
         lock.close()
-    return lock is None
+    return False
 
 
 def lock_alone(path: str) -> Lock | None:
     """Return the lock on a shard that no process reads; None: one does, or it may not be touched."""
-    try:
+    with suppress(OSError):
         return take_lock(path)
-    except OSError:
-        return None
+    return None
 
 
 # The bytes of a cache: given out before they are written, and got back by evicting whole shards that are not read.

@@ -17,7 +17,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.request.settings import check_choice
 from shardtool.storage.shared import take_lock
 from shardtool.storage.staging import Folder
-from shardtool.values import parse_size, show_size
+from shardtool.values import show_size
 from shardtool.verbs.cache.folder import WRITTEN, room_path
 from shardtool.wording import option
 from shardtool.writer.samples import Columns, OpenShard, SampleEncoder, SampleRefused
@@ -203,8 +203,3 @@ class CacheWriter:
             time.sleep(_LOOK_S)
         name = f"{self._name}-{self.shards:06d}.{self._grown.format}"
         return OpenShard(self._folder, name, self._grown.format)
-
-
-def default_size(max_bytes: int) -> int:
-    """Return the bytes of a shard at most where none are given: many shards fit, and none is huge."""
-    return min(parse_size("256MB"), max(max_bytes // 50, 1))

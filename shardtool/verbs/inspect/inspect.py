@@ -76,6 +76,7 @@ MOST_VALUES = 100  # of a label, in a summary
 _MOST_OF_COLUMN = 10  # values
 _SUMMARY_VERSION = 1
 _OF_ALL = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "complete")  # of several datasets
+_SCOPE = ("samples", "shards", "walked")
 _MOST_CLASSES = 1000  # values of what is not called a label
 _NAME = 32  # characters of the name of a class, on average
 _MOST = 2**62  # what a file of another tool may say
@@ -158,7 +159,7 @@ class StatisticsScope:
     walked: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """The content of a dataset.
 
@@ -190,8 +191,8 @@ class Summary:
     """
 
     dataset: str
-    dataset_file: str | None
-    name: str | None
+    dataset_file: str | None = None
+    name: str | None = None
     format: str
     samples: int
     size: int
@@ -199,12 +200,12 @@ class Summary:
     skipped: int
     complete: bool | None
     problems: tuple[Problem, ...]
-    fingerprint: str | None
-    made: Mapping[str, object] | None
+    fingerprint: str | None = None
+    made: Mapping[str, object] | None = None
     looked: StatisticsScope
     shard_sizes: Spread
     shard_samples: Spread
-    fields: Mapping[str, FieldSummary]
+    fields: Mapping[str, FieldSummary] = field(default_factory=dict)
     images: Mapping[str, ImageSummary] = field(default_factory=dict)
     labels: Mapping[str, LabelSummary] = field(default_factory=dict)
     splits: Mapping[str, int] = field(default_factory=dict)
@@ -333,8 +334,6 @@ def together(summaries: Sequence[Summary], spreads: ShardSpreads) -> Summary:
     looked = [one.looked for one in summaries]
     return Summary(
         dataset=listing([one.dataset for one in summaries], 3),
-        dataset_file=None,
-        name=None,
         format=", ".join(sorted({one.format for one in summaries})),
         samples=counts.total,
         size=sizes.total,
@@ -342,14 +341,9 @@ def together(summaries: Sequence[Summary], spreads: ShardSpreads) -> Summary:
         skipped=sum(one.skipped for one in summaries),
         complete=False if False in known else None if None in known else True,
         problems=tuple(problem for one in summaries for problem in one.problems),
-        fingerprint=None,
-        made=None,
-        looked=StatisticsScope(
-            *(sum(getattr(one, name) for one in looked) for name in ("samples", "shards", "walked"))
-        ),
+        looked=StatisticsScope(*(sum(getattr(one, name) for one in looked) for name in _SCOPE)),
         shard_sizes=sizes,
         shard_samples=counts,
-        fields={},
         datasets=tuple(summaries),
     )
 
@@ -408,7 +402,7 @@ def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) ->
             return None
         values = tuple(Label(*one) for one in by_count(tally.labels.items())[:most])
         return LabelSummary("field", tally.labels.total(), sampled=True, distinct=len(tally.labels), values=values)
-    groups, samples, called = tally.groups.values, tally.sizes.spread().count, overview.is_label_field(name)
+    groups, samples, called = tally.groups.values, tally.sizes.spread().count, overview.rank(name) <= 1
     if not groups or (not called and not 1 < len(groups) <= min(_MOST_CLASSES, samples // 2)):
         return None
     values = tuple(Label(*one) for one in overview.labels(name, most))

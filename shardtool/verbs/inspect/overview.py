@@ -307,7 +307,7 @@ class Overview:
     ) -> NDArray[np.uint64] | None:
         """Return the checksums of a label's payloads that no index has; None where these are no few short reads."""
         few = len(lengths) <= self._reads_left and lengths.max() <= SHORT
-        if not few or not self.is_label_field(name) or is_packed(shard.path):
+        if not few or self.rank(name) > 1 or is_packed(shard.path):
             return None
         self._reads_left -= len(lengths)
         found = np.empty(len(lengths), np.uint64)
@@ -339,7 +339,7 @@ class Overview:
         told = {"width", "height", "mode"} <= {*self.columns} and self.pixels[0].spread().count
         pictures = [name for name in self.fields if content_of(name, self.kinds.get(name, "bytes")) == "image"]
         pictures = pictures if images and not told else []
-        labels = [name for name, tally in self.fields.items() if tally.unknown and self.is_label_field(name)]
+        labels = [name for name, tally in self.fields.items() if tally.unknown and self.rank(name) <= 1]
         if not pictures and not labels:
             return
         looks = [one[-1] for one in sorted(self._looks, key=lambda one: one[1:3])]
@@ -401,10 +401,6 @@ class Overview:
         found = [name for name, one in self.fields.items() if one.groups.values and not one.unknown]
         found += [name for name, one in self.label_columns().items() if one.counts.values]
         return sorted((name for name in found if self.rank(name) <= 1), key=lambda name: (self.rank(name), name))
-
-    def is_label_field(self, name: str) -> bool:
-        """Tell whether a field is a label by its name, or by the dataset file."""
-        return name in self.classes or is_label(name)
 
 
 # What is said of many values in few numbers: sizes, counts and columns, added up shard by shard in bounded memory.

@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.inspect import Summary
     from shardtool.verbs.inspect.overview import FoundSample, Payloads
 
-    _Candidate = tuple[
-        str, float, int, int, FoundSample
-    ]  # the stratum, its random number, shard, place, and what it is
+    # The stratum, its random number, shard, place, and what it is.
+    _Candidate = tuple[str, float, int, int, FoundSample]
 
     Font = FreeTypeFont | ImageFont
 
