@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute.pool import Pool, reported, reporter, what_of
 from shardtool.storage.remote.retry import hear, tell
+from shardtool.storage.shared import write_all
 from shardtool.wording import option, speaks_command_line
 
 if TYPE_CHECKING:
@@ -302,10 +303,8 @@ class PipeClosed(Exception):
 def send(fd: int, message: object) -> None:
     """Send one message, all of it."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    for part in (len(data).to_bytes(_LENGTH, "little"), data):
-        view = memoryview(part)
-        while view:
-            view = view[os.write(fd, view) :]
+    write_all(fd, len(data).to_bytes(_LENGTH, "little"))
+    write_all(fd, data)
 
 
 def receive(fd: int) -> Any:

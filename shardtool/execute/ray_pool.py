@@ -31,8 +31,7 @@ from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
-from shardtool.execute.pool import Pool, what_of
-from shardtool.execute.ray_task import ATTEMPT_BYTES, Surroundings, TaskCounts, look, see, serve
+from shardtool.execute.pool import ATTEMPT_BYTES, Pool, Surroundings, TaskCounts, look, see, serve, what_of
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import local_folder
@@ -42,8 +41,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
-    from shardtool.execute.pool import Needs, Progress, Result
-    from shardtool.execute.ray_task import Answer
+    from shardtool.execute.pool import Answer, Needs, Progress, Result
 
 
 # A connection to a Ray cluster, and whether each of its nodes can do the work.

@@ -48,6 +48,13 @@ if TYPE_CHECKING:
 # in one event loop.
 
 
+class _Fetch(NamedTuple):
+    """A file that is being fetched: its place among those that are asked for, and how long it may take."""
+
+    number: int
+    clock: Clock
+
+
 class _WaitingFetch(NamedTuple):
     """A fetch that waits: in which queue, for how many bytes, what takes what it waits for, and what wakes it."""
 
@@ -88,37 +95,32 @@ class Turns:
         return self.held >= self._options.memory
 
     @asynccontextmanager
-    async def turn(self, number: int, host: str) -> AsyncIterator[None]:
+    async def turn(self, fetch: _Fetch, host: str) -> AsyncIterator[None]:
         """Be one of the requests that go on at once, in all and to a host."""
 
         def take() -> None:
             self._active += 1
             self._of_host[host] += 1
 
-        if number <= self.head or self._has_turn(host):
+        if fetch.number <= self.head or self._has_turn(host):
             take()
         else:
-            await self._wait(number, self._for_turns.setdefault(host, deque()), 0, take)
+            await self._wait(fetch, self._for_turns.setdefault(host, deque()), 0, take)
         try:
             yield
         finally:
             self._give_back(host)
 
-    def hold_now(self, number: int, size: int) -> bool:
-        """Hold `size` more bytes if nothing must be waited for; return whether that is so."""
-        if number > self.head and self.held + size > self._options.memory:
-            return False
-        self.held += size
-        return True
-
-    async def hold(self, number: int, size: int) -> None:
+    async def hold(self, fetch: _Fetch, size: int) -> None:
         """Hold `size` more bytes, once there is room for them."""
 
         def take() -> None:
             self.held += size
 
-        if not self.hold_now(number, size):
-            await self._wait(number, self._for_memory, size, take)
+        if fetch.number <= self.head or self.held + size <= self._options.memory:
+            take()
+        else:
+            await self._wait(fetch, self._for_memory, size, take)
 
     def release(self, size: int) -> None:
         """Hold `size` bytes less."""
@@ -149,11 +151,14 @@ class Turns:
         if not self._for_turns.get(host):
             self._for_turns.pop(host, None)
 
-    async def _wait(self, number: int, queue: deque[int], size: int, take: Callable[[], None]) -> None:
-        waiting = self._waiting[number] = _WaitingFetch(queue, size, take, asyncio.get_running_loop().create_future())
-        queue.append(number)
+    async def _wait(self, fetch: _Fetch, queue: deque[int], size: int, take: Callable[[], None]) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        self._waiting[fetch.number] = _WaitingFetch(queue, size, take, woken)
+        queue.append(fetch.number)
         self._waits()
-        await waiting.woken
+        fetch.clock.stop()
+        await woken
+        fetch.clock.start()
 
     def _wake(self, number: int) -> None:
         if (waiting := self._waiting.pop(number, None)) is not None:
@@ -457,45 +462,40 @@ class Client:
         """
         try:
             with Clock(self._options.max_time_s) as clock:
-                return await self._tries(_Fetch(_parsed(url), number, turns, clock))
+                return await self._tries(_parsed(url), _Fetch(number, clock), turns)
         except asyncio.TimeoutError:
             raise FetchFailed("timeout", f"not there within {self._options.max_time_s:g} s") from None
 
-    async def _tries(self, fetch: _Fetch) -> bytes:
-        wait = _FIRST_WAIT_S
-        for left in reversed(range(self._options.retries + 1)):
+    async def _tries(self, url: URL, fetch: _Fetch, turns: Turns) -> bytes:
+        wait, left = _FIRST_WAIT_S, self._options.retries
+        while True:
             try:
-                return await self._follow(fetch)
+                return await self._follow(url, fetch, turns)
             except FetchFailed as failed:
                 delay = max(wait * random.uniform(0.5, 1), failed.wait_s)  # noqa: S311 - so that tries do not meet
                 if not (failed.may_pass and left) or delay > min(fetch.clock.left, _LONGEST_WAIT_S):
                     raise
             await asyncio.sleep(delay)
-            wait *= 2
-        raise FetchFailed("timeout", "not tried")
+            wait, left = 2 * wait, left - 1
 
-    async def _follow(self, fetch: _Fetch) -> bytes:
+    async def _follow(self, url: URL, fetch: _Fetch, turns: Turns) -> bytes:
         """Return what a URL leads to, maybe by redirects."""
-        found: URL | bytes = fetch.url
         for _ in range(_MOST_REDIRECTS + 1):
-            if isinstance(found, bytes):
-                return found
-            fetch.clock.stop()
-            async with fetch.turns.turn(fetch.number, str(found.host)):
-                fetch.clock.start()
+            async with turns.turn(fetch, str(url.host)):
                 try:
-                    found = await self._ask(found, fetch)
+                    found = await self._ask(url, fetch, turns)
                 except (OSError, aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
                     raise failure_of(error, self._options.timeout_s) from None
-        if isinstance(found, bytes):
-            return found
+            if isinstance(found, bytes):
+                return found
+            url = found
         raise FetchFailed("bad-redirect", f"more than {_MOST_REDIRECTS} redirects")
 
-    async def _ask(self, url: URL, fetch: _Fetch) -> URL | bytes:
+    async def _ask(self, url: URL, fetch: _Fetch, turns: Turns) -> URL | bytes:
         """Return what one request gives: a file, or where else to look."""
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status == _OK:
-                return await self._body(response, fetch)
+                return await self._body(response, fetch, turns)
             if (response.content_length or _PIECE) < _PIECE:
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):  # so that the connection can be used again
                     await response.read()
@@ -503,7 +503,7 @@ class Client:
                 return _redirected(url, response.headers.get("Location", ""))
             raise failure_of_status(response.status, response.headers.get("Retry-After", ""))
 
-    async def _body(self, response: aiohttp.ClientResponse, fetch: _Fetch) -> bytes:
+    async def _body(self, response: aiohttp.ClientResponse, fetch: _Fetch, turns: Turns) -> bytes:
         """Return the file that a response holds."""
         options, length, taken = self._options, response.content_length or 0, bytearray()
         if options.robots and (word := refused_by(response.headers.getall("X-Robots-Tag", ()), options.user_agent)):
@@ -511,13 +511,13 @@ class Client:
         if length > options.max_bytes:
             raise FetchFailed("too-large", f"{show_size(length)}, over {show_size(options.max_bytes)}")
         try:
-            await self._read(response, fetch, taken)
+            await self._read(response, fetch, turns, taken)
         except BaseException:
-            fetch.turns.release(len(taken))
+            turns.release(len(taken))
             raise
         return bytes(taken)
 
-    async def _read(self, response: aiohttp.ClientResponse, fetch: _Fetch, taken: bytearray) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, fetch: _Fetch, turns: Turns, taken: bytearray) -> None:
         """Append to `taken` what a response sends, as unpacked, and check it."""
         unpacker, sent, most = Unpacker(response.headers.get("Content-Encoding", "")), 0, self._options.max_bytes
         async for data in response.content.iter_any():
@@ -525,18 +525,12 @@ class Client:
             for piece in unpacker.pieces(data):
                 if len(taken) + len(piece) > most or sent > most:
                     raise FetchFailed("too-large", f"more than {show_size(most)}")
-                await self._hold(len(piece), fetch)
+                await turns.hold(fetch, len(piece))
                 taken += piece
         unpacker.end()
         if self._options.images and not is_image(taken):
             called = response.content_type[:60]
             raise FetchFailed("not-an-image", f"the bytes of no known image; the server calls it {called!r}")
-
-    async def _hold(self, size: int, fetch: _Fetch) -> None:
-        if not fetch.turns.hold_now(fetch.number, size):
-            fetch.clock.stop()
-            await fetch.turns.hold(fetch.number, size)
-            fetch.clock.start()
 
     def _socket(self, info: tuple[Any, ...]) -> socket.socket:
         """Return a socket for an address that is about to be connected to.
@@ -548,15 +542,6 @@ class Client:
         if not self._options.allow_private and not is_public(address[0]):
             raise RefusedAddress
         return socket.socket(family, kind, protocol)
-
-
-class _Fetch:
-    """A file that is being fetched: see `Client.get`."""
-
-    __slots__ = ("clock", "number", "turns", "url")
-
-    def __init__(self, url: URL, number: int, turns: Turns, clock: Clock) -> None:
-        self.url, self.number, self.turns, self.clock = url, number, turns, clock
 
 
 def _allow_files() -> None:
@@ -622,7 +607,7 @@ class Fetcher:
         self._next = 0
         self._urls: Sequence[str] = ()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns = Turns(options, lambda: self._loop.call_soon(self._begin_more))
+        self._turns = Turns(options, self._begin_soon)
         self._client: Client | None = None
         self._lack: MemoryError | None = None
         self._loop.set_exception_handler(self._broken)
@@ -696,12 +681,11 @@ class Fetcher:
             self._client = Client(self._options)
         with self._ready:
             self._found.clear()
-        self._urls, self._next, self._turns = (
-            urls,
-            0,
-            Turns(self._options, lambda: self._loop.call_soon(self._begin_more)),
-        )
+        self._urls, self._next, self._turns = urls, 0, Turns(self._options, self._begin_soon)
         self._begin_more()
+
+    def _begin_soon(self) -> None:
+        self._loop.call_soon(self._begin_more)
 
     def _begin_more(self) -> None:
         """Begin as many files as there is room for."""

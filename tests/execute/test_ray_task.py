@@ -10,8 +10,7 @@ import pytest
 
 from shardtool.errors import Bug, SampleFailed
 from shardtool.execute.local import LocalPool
-from shardtool.execute.pool import Needs
-from shardtool.execute.ray_task import Surroundings, TaskCounts, look, see, serve
+from shardtool.execute.pool import Needs, Surroundings, TaskCounts, look, see, serve
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:

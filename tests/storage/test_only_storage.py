@@ -23,7 +23,7 @@ _ALLOWED = {
     # What the kernel says of processors and threads lies in files of its own; stdout is pointed at the null device.
     "execute/local.py": {"open", "os.listdir", "os.open"},
     # What a node of a cluster has, compared with what the parent's machine has.
-    "execute/ray_task.py": {"os.access", "os.stat"},
+    "execute/pool.py": {"os.access", "os.stat"},
     # Standard streams are pointed at the null device.
     "cli/__init__.py": {"os.open"},
     # What a command gives, and prints, is kept in a temporary file, which goes with the run.
