@@ -156,9 +156,8 @@ class Comparison:
         made, unchecked, file = self.made, self.findings.unchecked, self.subject.file
         if made.made_fields:
             what = f"{'field' if len(made.made_fields) == 1 else 'fields'} {listing([*made.made_fields])}"
-            unchecked.append(
-                f"{what} against the source: made with {option('join')} {made.table}, which is not at hand"
-            )
+            joined = f"made with {option('join')} {made.table}, which is not at hand"
+            unchecked.append(f"{what} against the source: {joined}")
         if made.choosing:
             unchecked.append(f"samples that only the source has: {self._of_table}, which is not at hand")
         if file is not None and file.appends and not self._grown:
@@ -192,9 +191,8 @@ class Comparison:
             splits = divide(entries.keys, dividing, values)
             name = file.made.split
             if name not in splits.names:
-                raise InvalidRequest(
-                    option("source"), f"no split {printable(name)[:80]!r} of it", expected="the source"
-                )
+                what = f"no split {printable(name)[:80]!r} of it"
+                raise InvalidRequest(option("source"), what, expected="the source")
             entries = entries.take(splits.samples(splits.names.index(name)))
         if self.made.options.portable:
             from shardtool.select.names import make_portable
@@ -217,8 +215,7 @@ class Comparison:
             return set()
         try:
             name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
-            rows = read_skipped(read_small(join(self.subject.folder, name)), name)
-            return {row.key for row in rows}
+            return {row.key for row in read_skipped(read_small(join(self.subject.folder, name)), name)}
         except (OSError, CorruptShard):
             self.findings.unchecked.append("what was left out: its list cannot be read")
             return set()
@@ -234,45 +231,45 @@ class Comparison:
 
     def _extra(self, surveys: Surveys, place: Rows) -> None:
         extra, parts = np.flatnonzero(place < 0).tolist(), ("not in the source", "no such sample")
-        located = (self._located(surveys, "keys", at) for at in extra)
         found = (
             Finding("source-extra", name, *parts, survey.starts[row], walked_text(survey.keys[row]))
-            for name, survey, row in located
+            for name, survey, row in (self._located(surveys, "keys", at) for at in extra)
         )
         self._add("source-extra", len(extra), found)
 
     def _compare_fields(self, entries: Entries, surveys: Surveys, place: Rows, pool: Pool) -> None:
         """Compare the fields of samples that both have: their names, lengths and checksums."""
-        known: dict[bytes, int] = {}
-        for name in [*map(to_bytes, entries.fields), *(name for one in surveys.values() for name in one.names)]:
+        known, shards = dict[bytes, int](), [*surveys.values()]
+        for name in [*map(to_bytes, entries.fields), *(name for one in shards for name in one.names)]:
             known.setdefault(name, len(known))
         passed = {to_bytes(name) for name in self.made.made_fields}
-        theirs = _source_ids(entries, known, passed)
-        ours = _dataset_ids(surveys.values(), place, known, passed)
-        _, mine, source = np.intersect1d(ours, theirs, return_indices=True)
+        owners, names = np.repeat(np.arange(len(entries)), entries.counts()), [*map(to_bytes, entries.fields)]
+        theirs = _ids(owners, entries.rows.code, names, known, passed)
+        owners, names = np.repeat(place, _joined(surveys, "counts")), [name for one in shards for name in one.names]
+        firsts = np.repeat(ends_of([len(one.names) for one in shards])[:-1], [len(one.codes) for one in shards])
+        ours = _ids(owners, firsts + _joined(surveys, "codes"), names, known, passed)
+        both, mine, source = np.intersect1d(ours, theirs, return_indices=True)
+        mine, source = mine[both >= 0], source[both >= 0]
         present = np.unique(place[place >= 0])
         has = np.isin(theirs // max(1, len(known)), present)
         lacking = np.setdiff1d(np.flatnonzero(has), source)
         parts = ("source-missing", self._name, "a field that the dataset does not have", "as in the source")
-        rows = (_of_row(entries, int(row)) for row in lacking)
-        self._add("source-missing", len(lacking), (Finding(*parts, key=key, field=name) for key, name in rows))
-        if self.made.verb not in ("create", "reshard"):
-            self.findings.unchecked.append(
-                "fields that the source does not have: how the dataset was made is not recorded"
-            )
-            self._compare_payloads(entries, surveys, (mine, source), pool)
-            return
-        here = np.flatnonzero(ours >= 0)
-        extra = np.setdiff1d(here, mine)
-        what = "a field that the source does not have"
-        found = (self._finding("source-extra", surveys, int(row), what) for row in extra)
-        self._add("source-extra", len(extra), found)
+        keys = (walked_text(entries.keys[int(entries.owners(row))]) for row in lacking)
+        fields = (entries.fields[int(code)] for code in entries.rows.code[lacking])
+        found = (Finding(*parts, key=key, field=name) for key, name in zip(keys, fields, strict=True))
+        self._add("source-missing", len(lacking), found)
+        if self.made.verb in ("create", "reshard"):
+            extra, what = np.setdiff1d(np.flatnonzero(ours >= 0), mine), "a field that the source does not have"
+            found = (self._finding("source-extra", surveys, int(row), what) for row in extra)
+            self._add("source-extra", len(extra), found)
+        else:
+            what = "fields that the source does not have: how the dataset was made is not recorded"
+            self.findings.unchecked.append(what)
         self._compare_payloads(entries, surveys, (mine, source), pool)
 
     def _compare_payloads(self, entries: Entries, surveys: Surveys, rows: tuple[Rows, Rows], pool: Pool) -> None:
         mine, source = rows
-        lengths = np.concatenate([np.frombuffer(one.lengths, np.int64) for one in surveys.values()])
-        crcs = np.concatenate([np.frombuffer(one.crcs, np.uint32) for one in surveys.values()])
+        lengths, crcs = _joined(surveys, "lengths"), _joined(surveys, "crcs")
         sizes, sums = entries.rows.size[source], np.full(len(source), -1, np.int64)
         inline = np.flatnonzero(entries.rows.kind[source] == INLINE)
         as_numbers = any(one.format == "tfrecord" for one in surveys.values())
@@ -312,26 +309,18 @@ class Comparison:
         raise IndexError(place)
 
 
-def _source_ids(entries: Entries, known: dict[bytes, int], passed: set[bytes]) -> Rows:
-    """Return what names each field's row: its sample's place, and its name; -2 where that is to be passed over."""
-    codes = np.array([known[to_bytes(name)] for name in entries.fields] or [0], np.int64)
-    out = np.array([to_bytes(name) in passed for name in entries.fields] or [False], np.bool_)
-    owners = np.repeat(np.arange(len(entries)), entries.counts())
-    return np.asarray(np.where(out[entries.rows.code], -2, owners * len(known) + codes[entries.rows.code]))
+def _ids(owners: Rows, codes: Rows, names: Sequence[bytes], known: dict[bytes, int], passed: set[bytes]) -> Rows:
+    """Return what names each field's row: the place of its sample in the source, and its name.
+
+    It is -1 where there is no such sample, or the name is one to be passed over.
+    """
+    fields = np.array([-1 if name in passed else known[name] for name in names] or [-1], np.int64)[codes]
+    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * len(known) + fields))
 
 
-def _dataset_ids(surveys: Iterable[Survey], place: Rows, known: dict[bytes, int], passed: set[bytes]) -> Rows:
-    """Return the same of the dataset, by its samples' places in the source; -1 where there is none."""
-    parts, first = [np.zeros(0, np.int64)], 0
-    for survey in surveys:
-        codes = np.array([known[name] for name in survey.names] or [0], np.int64)
-        out = np.array([name in passed for name in survey.names] or [False], np.bool_)
-        counts = np.frombuffer(survey.counts, np.uint32)
-        owners = np.repeat(place[first : first + len(counts)], counts)
-        rows = np.frombuffer(survey.codes, np.uint32)
-        parts.append(np.where((owners < 0) | out[rows], -1, owners * len(known) + codes[rows]))
-        first += len(counts)
-    return np.asarray(np.concatenate(parts))
+def _joined(surveys: Surveys, name: str) -> NDArray[Any]:
+    """Return a column of all shards, one after the other."""
+    return np.concatenate([np.asarray(getattr(one, name)) for one in surveys.values()])
 
 
 def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
@@ -341,11 +330,6 @@ def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
     ours = _key_column(b"".join([key + b"\0" for key in keys]), ends_of([len(key) + 1 for key in keys]))
     found = pc.index_in(ours, value_set=theirs).fill_null(-1).to_numpy(zero_copy_only=False)
     return np.asarray(found.astype(np.int64))
-
-
-def _of_row(entries: Entries, row: int) -> tuple[str, str]:
-    sample = int(entries.owners(row))
-    return walked_text(entries.keys[sample]), entries.fields[int(entries.rows.code[row])]
 
 
 def _key_column(data: bytes, starts: Rows) -> pa.Array:
@@ -433,10 +417,7 @@ TAKEN_AGAIN = frozenset({
     "sample", "on_duplicate", "sort_by", "descending", "head",
 })  # fmt: skip
 _CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
-_CHOSEN_BY: dict[str, Any] = {
-    "where": None, "sort_by": None, "descending": False, "head": None, "split": None, "split_column": None,
-    "stratify": None, "group_by": None,
-}  # fmt: skip
+_CHOSEN_BY = (*_CHOOSE, "sort_by", "descending", "split")
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,7 +487,6 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     choose = [name for name in _CHOOSE if name in found and (name != "head" or "sort_by" in found)]
     if choose:
         found = {name: value for name, value in found.items() if name not in _CHOSEN_BY}
-        found |= {name: value for name, value in _CHOSEN_BY.items() if name in kinds(kind)}
         if kind is ReshardOptions:  # several that the table chose among may have one key
             found["on_duplicate"] = "first"
     made_fields = tuple(field for field, _ in pairs("values", values))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +24,7 @@ from shardtool.values import BLOCK, IMAGE_ENDINGS
 from shardtool.verbs.verify.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from shardtool.dataset.shard_file import PackedFile
     from shardtool.values import Dots
@@ -239,40 +240,33 @@ def sum_task(task: Files | Spans) -> list[int]:
     """
     if isinstance(task, Spans):
         return _sum_spans(task)
-    return _sum_files(task) if task.reads == 1 else _sum_at_once(task)
-
-
-def _sum_at_once(task: Files) -> list[int]:
-    """Do what `_sum_files` does, several files at a time, for where opening one takes long."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    reads = task.reads
-    parts = [Files(task.paths[at::reads], task.links[at::reads], reads) for at in range(reads)]
     found = [-1] * len(task.paths)
-    try:
-        with ThreadPoolExecutor(reads) as threads:
-            for at, sums in enumerate(threads.map(_sum_files, parts)):
-                found[at::reads] = sums
-    except (MemoryError, OSError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return _sum_files(Files(task.paths, task.links))  # without threads, which takes less
-    # By itself, for it may be that too many were open.
-    bad = [at for at, crc in enumerate(found) if crc < 0]
-    again = _sum_files(Files(tuple(task.paths[at] for at in bad), bytes(task.links[at] for at in bad)))
-    for at, crc in zip(bad, again, strict=True):
+    if task.reads > 1:  # where opening a file takes long
+        from concurrent.futures import ThreadPoolExecutor
+
+        parts = [range(at, len(found), task.reads) for at in range(task.reads)]
+        try:
+            with ThreadPoolExecutor(task.reads) as threads:
+                for part, sums in zip(parts, threads.map(partial(_sum_files, task), parts), strict=True):
+                    found[part.start :: task.reads] = sums
+        except (MemoryError, OSError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+    # All; else what is left once no threads take memory, and not too many files are open.
+    left = [at for at, crc in enumerate(found) if crc < 0]
+    for at, crc in zip(left, _sum_files(replace(task, reads=1), left), strict=True):
         found[at] = crc
     return found
 
 
-def _sum_files(task: Files) -> list[int]:
-    """Return the CRC-32C of each file, one after the other; -1 for one that cannot be read."""
+def _sum_files(task: Files, numbers: Iterable[int]) -> list[int]:
+    """Return the CRC-32C of some of the files, one after the other; -1 for one that cannot be read."""
     buffer = memoryview(bytearray(BLOCK // task.reads))
     found = []
-    for path, link in zip(task.paths, task.links, strict=True):
+    for at in numbers:
         crc = 0
         try:
-            with open_source(path, READ_FOLLOWING if link else READ_PLAIN) as file:
+            with open_source(task.paths[at], READ_FOLLOWING if task.links[at] else READ_PLAIN) as file:
                 for block in file.blocks(buffer):
                     crc = crc32c(block, crc)
         except OSError as error:
