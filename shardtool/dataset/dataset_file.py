@@ -327,11 +327,8 @@ def _dataset(document: Json, ours: Json) -> DatasetFile:
         right = _typed(totals, name, int) == total
         _must(right, f"{totals[name]:,} {name} in all, but {total:,} in the list of shards")
     appends: list[int] = _typed(ours, "appends", list) if "appends" in ours else []
-    right = all(type(number) is int for number in appends) and sorted({0, *appends, len(shards)}) == [
-        0,
-        *appends,
-        len(shards),
-    ]
+    places = [0, *appends, len(shards)]
+    right = all(type(number) is int for number in appends) and sorted({*places}) == places
     _must(right or "appends" not in ours, f"appends from the shards {appends!r:.80}, of {len(shards)}")
     fields, features = _mapping(ours, "fields", int), _mapping(ours, "features", str) if "features" in ours else {}
     numbers = cast("dict[str, Number]", _mapping(ours, "numbers", str) if "numbers" in ours else {})

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.dataset.dataset_file import is_plain_name, no_dataset_file, pattern_text, read_dataset, shard_names
 from shardtool.dataset.shard_file import FETCH, looks_like, shard_kind
@@ -81,6 +81,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
     from shardtool.pattern import ShardPattern
     from shardtool.values import Dots, Given
+
+Value = TypeVar("Value")
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
@@ -150,21 +152,28 @@ class StoredShard:
         Raises:
             CorruptShard: There is no sound sidecar, and the shard cannot be opened.
         """
-        from shardtool.dataset.shard_index import ShardIndex, walked_index
+        from shardtool.dataset.shard_index import walked_index
+        from shardtool.dataset.sidecar import read_bytes, read_sidecar
 
-        found = self._sidecar_index(metadata=metadata)
-        if isinstance(found, ShardIndex):
-            return found
+        def read(where: str, size: int | None) -> tuple[ShardFact, ShardIndex]:
+            found = read_sidecar(read_bytes(where), where, size, metadata=metadata)
+            return found.fact, found
+
+        found = self._said(read)
+        if isinstance(found, tuple):
+            return found[1]
         return replace(walked_index(survey(SurveyTask(self.path, dots=self.dots))), damage=found)
 
-    def _sidecar_index(self, *, metadata: bool) -> ShardIndex | CorruptShard | None:
-        """Return what the sidecar says, or what is wrong with it; None where there is none."""
-        from shardtool.dataset.sidecar import check_shard, read_bytes, read_sidecar
+    def _said(
+        self, read: Callable[[str, int | None], tuple[ShardFact, Value]]
+    ) -> tuple[ShardFact, Value] | CorruptShard | None:
+        """Return what is read of the sidecar, or what is wrong with it; None where there is none."""
+        from shardtool.dataset.sidecar import check_shard
 
         where, size = self.sidecar, self.size()
         try:
-            found = read_sidecar(read_bytes(where), where, size, metadata=metadata)
-            check_shard(found.fact, where, self.name, found.fact.size if size is None else size)
+            found = read(where, size)
+            check_shard(found[0], where, self.name, found[0].size if size is None else size)
         except FileNotFoundError:
             return None
         except AccessRefused:
@@ -182,19 +191,10 @@ class StoredShard:
 
         None: there is no sidecar, or one that is damaged or about another shard.
         """
-        from shardtool.dataset.sidecar import check_shard, read_count
+        from shardtool.dataset.sidecar import read_count
 
-        where, size = self.sidecar, self.size()
-        try:
-            fact, samples = read_count(where)
-            check_shard(fact, where, self.name, fact.size if size is None else size)
-        except (OSError, CorruptShard):
-            return None
-        except AccessRefused:
-            if self.index_folder is None:  # as above
-                return None
-            raise
-        return samples, fact
+        found = self._said(lambda where, _: read_count(where))
+        return (found[1], found[0]) if isinstance(found, tuple) else None
 
     def schema(self) -> pa.Schema:
         """Return the columns of its sidecar and their types, by the footer alone; of a shard without one, `SCHEMA`."""
@@ -468,12 +468,8 @@ def _in(folder: str) -> tuple[list[str], list[str]]:
     for name in names:
         if read_name(name) is None and (whole := whole_of(name)):
             series.setdefault((whole[0], whole[3]), []).append(name)
-    numbered = {
-        name
-        for some in series.values()
-        if any(_may_be_shard(join(folder, one)) for one in some[:_LOOKED_AT])
-        for name in some
-    }
+    sound = (some for some in series.values() if any(_may_be_shard(join(folder, one)) for one in some[:_LOOKED_AT]))
+    numbered = {name for some in sound for name in some}
     return files, [join(folder, name) for name in names if read_name(name) or name in numbered]
 
 
@@ -781,7 +777,7 @@ def given_datasets(given: Given) -> list[Given]:
     if len(shards) == len(names):
         return [given]
     datasets = [one for name in names if name not in shards for one in _meant(name)]
-    listed = {path for one in datasets if isinstance(one, str) for path in _listed(one)}
+    listed = {_full(path) for one in datasets if isinstance(one, str) for path in _paths_of(one) or ()}
     rest = [name for name in shards if _full(name) not in listed]
     found = [*datasets, *([rest] if rest else [])]
     return [*{_place(one): one for one in found}.values()]
@@ -893,20 +889,9 @@ def _of_split(name: str) -> list[Given]:
     """Return the datasets that the name of a split means; none where that is the name of something else."""
     if is_folder(name):
         return _in_folder(name, below=True)
-    is_name_of_one = (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) and not _is_beside_shards(name)
-    return [name] if is_name_of_one and _is_there(name) else []
-
-
-def _is_there(name: str) -> bool:
-    """Tell whether there is something of that name: a file, or shards of that pattern."""
-    try:
-        return (not is_url(name) and os.path.lexists(name)) or bool(find_dataset(name, lacking=True).shards)
-    except InvalidRequest:
-        return False
-    except StoreFailed:
-        raise
-    except ShardError:  # damaged, and so there
-        return True
+    if not (name.endswith(DATASET_SUFFIX) or is_shard_name(name)) or _is_beside_shards(name):
+        return []
+    return [name] if (not is_url(name) and os.path.lexists(name)) or _paths_of(name) != () else []
 
 
 def _is_beside_shards(name: str) -> bool:
@@ -923,14 +908,16 @@ def _is_beside_shards(name: str) -> bool:
     return shard or base in (TIMM_FILE, OPEN_CLIP_FILE)
 
 
-def _listed(name: str) -> set[str]:
-    """Return the shards of a dataset file or folder."""
+def _paths_of(name: str) -> tuple[str, ...] | None:
+    """Return the shards of a dataset, of one that is not there none; None: it is damaged."""
     try:
-        return {_full(path) for path in find_dataset(name, lacking=True).paths}
+        return find_dataset(name, lacking=True).paths
+    except InvalidRequest:
+        return ()
     except StoreFailed:
         raise
     except ShardError:
-        return set()
+        return None
 
 
 def _place(given: Given) -> object:

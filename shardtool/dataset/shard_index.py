@@ -41,14 +41,8 @@ if TYPE_CHECKING:
 # The columns of a sidecar, and what else it says of its shard.
 
 
-FIELD = pa.struct(
-    [
-        pa.field("name", pa.string(), nullable=False),
-        pa.field("offset", pa.uint64(), nullable=False),
-        pa.field("length", pa.uint64(), nullable=False),
-        pa.field("crc32c", pa.uint32(), nullable=False),
-    ]
-)
+_OF_FIELD = {"name": pa.string(), "offset": pa.uint64(), "length": pa.uint64(), "crc32c": pa.uint32()}
+FIELD = pa.struct([pa.field(name, kind, nullable=False) for name, kind in _OF_FIELD.items()])
 
 
 class FieldRow(TypedDict):
@@ -61,14 +55,9 @@ class FieldRow(TypedDict):
 
 
 def _schema(field: pa.DataType) -> pa.Schema:
-    return pa.schema(
-        [
-            pa.field("__key__", pa.string(), nullable=False),
-            pa.field("__offset__", pa.uint64(), nullable=False),
-            pa.field("__size__", pa.uint64(), nullable=False),
-            pa.field("__fields__", pa.list_(pa.field("element", field, nullable=False)), nullable=False),
-        ]
-    )
+    fields = pa.list_(pa.field("element", field, nullable=False))
+    kinds = {"__key__": pa.string(), "__offset__": pa.uint64(), "__size__": pa.uint64(), "__fields__": fields}
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
 SCHEMA = _schema(FIELD)

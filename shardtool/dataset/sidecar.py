@@ -533,9 +533,8 @@ def encode_table(table: pa.Table, shard: ShardFact, version: int = FORMAT_VERSIO
         facts["check"] = f"{crc32c(' '.join(facts.values()).encode()):08x}"  # what the plan cannot give again
     more = table.column_names[len(SCHEMA) :]
     if version > 1:
-        names = pa.DictionaryArray.from_arrays(
-            number_array(np.zeros(len(table), np.int8)), strings([shard.name.encode()])
-        )
+        first = number_array(np.zeros(len(table), np.int8))
+        names = pa.DictionaryArray.from_arrays(first, strings([shard.name.encode()]))
         table = table.add_column(1, SHARD.with_type(names.type), names)
     with pq.ParquetWriter(
         sink,

@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, pairwise, repeat
+from itertools import accumulate, chain, islice, repeat
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
@@ -386,9 +386,8 @@ def check_index(case: ShardCase) -> Iterator[Finding]:
         return
     for one in differences(index, walked_index(survey)):
         if one.what == "samples":
-            yield Finding(
-                "index-differs", case.sidecar, counted(len(index), "sample"), f"{one.second}, as the shard holds"
-            )
+            samples, expected = counted(len(index), "sample"), f"{one.second}, as the shard holds"
+            yield Finding("index-differs", case.sidecar, samples, expected)
             continue
         key = walked_text(survey.keys[one.sample])
         field = walked_text(survey.names[survey.codes[one.row]]) if one.row >= 0 else ""
@@ -607,11 +606,9 @@ def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
 
 def _dataset_file_missing(subject: Subject) -> Finding | None:
     """Return the finding that sidecars lie beside some of the shards, and no dataset file lists these."""
-    names = (
-        _names_in(subject)
-        if not _is_one_file(subject.dataset.given) and subject.dataset.dataset_file is None
-        else set()
-    )
+    if subject.dataset.dataset_file is not None or _is_one_file(subject.dataset.given):
+        return None
+    names = _names_in(subject)
     if not (sidecars := _sidecars_alone(subject, names)):
         return None
     if {case.name for case in subject.cases} <= set[str]().union(*_datasets_beside(subject, names).values()):
@@ -634,12 +631,9 @@ def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Fin
         return
     known = listed.union(one.sidecar for one in file.shards)
     for name in sorted((name for name in names if output_text(name) not in known), key=natural):
-        if not pattern.owns(name):
-            continue
-        if name.endswith(SIDECAR_SUFFIX):
-            yield Finding("sidecar-extra", output_text(name), "not in the dataset file")
-        elif is_shard_name(name):
-            yield Finding("shard-extra", output_text(name), "not in the dataset file")
+        kind = "sidecar" if name.endswith(SIDECAR_SUFFIX) else "shard"
+        if pattern.owns(name) and (kind == "sidecar" or is_shard_name(name)):
+            yield Finding(f"{kind}-extra", output_text(name), "not in the dataset file")
 
 
 def _gaps(subject: Subject) -> Iterator[Finding]:
@@ -651,34 +645,29 @@ def _gaps(subject: Subject) -> Iterator[Finding]:
         names = [one.name for one in subject.file.shards] if subject.is_all else []
     elif subject.dataset.missing or not isinstance(subject.dataset.given, (str, os.PathLike)):
         return
-    yield from _lacking_parts(names)
-    groups: dict[tuple[str, str, int], list[int]] = {}
-    for name in [name for name in names if not whole_of(name)]:
-        stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
-        if (match := _NUMBERED.fullmatch(stem)) is not None:
-            key = (match[1], match[3] + name[len(stem) :], len(match[2]) if match[2][0] == "0" else 0)
-            groups.setdefault(key, []).append(int(match[2]))
-    left = _MOST_GAPS
-    for (prefix, suffix, width), numbers in groups.items():
-        for before, after in pairwise(sorted(numbers)):
-            for number in range(before + 1, min(after, before + 1 + left)):
-                left -= 1
-                missing = f"{prefix}{number:0{width}d}{suffix}"
-                yield Finding("numbering-gap", output_text(missing), "not there", "a shard of this number")
+    yield from islice(_lacking(names), _MOST_GAPS)
 
 
-def _lacking_parts(names: list[str]) -> Iterator[Finding]:
-    """Yield the numbers that are missing of TensorFlow's names, each of which tells how many there are to be."""
-    series: dict[tuple[str, int, int], set[int]] = {}
+def _lacking(names: list[str]) -> Iterator[Finding]:
+    """Yield the numbers that are missing between names; of TensorFlow's, each of which tells how many there are, all.
+
+    Those that are there are held, so that a gap takes no time but for the names that are taken of it.
+    """
+    series: dict[tuple[str, str, int, int], set[int]] = {}
     for name in names:
+        stem = sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
         if whole := whole_of(name):
-            stem, number, width, many = whole
-            series.setdefault((stem, width, many), set()).add(number)
-    for (stem, width, many), numbers in series.items():
-        lacking = (number for number in range(many) if number not in numbers)
-        for number in islice(lacking, _MOST_GAPS):
-            name = output_text(f"{stem}{number:0{width}d}-of-{many:0{width}d}")
-            yield Finding("numbering-gap", name, "not there", f"{counted(many, 'shard')}, as their names say")
+            prefix, number, width, many = whole
+            series.setdefault((prefix, f"-of-{many:0{width}d}", width, many), set()).add(number)
+        elif match := _NUMBERED.fullmatch(stem):
+            width = len(match[2]) if match[2][0] == "0" else 0
+            series.setdefault((match[1], match[3] + name[len(stem) :], width, 0), set()).add(int(match[2]))
+    for (prefix, suffix, width, many), numbers in series.items():
+        expected = f"{counted(many, 'shard')}, as their names say" if many else "a shard of this number"
+        for number in range(many) if many else range(min(numbers), max(numbers)):
+            if number not in numbers:
+                missing = output_text(f"{prefix}{number:0{width}d}{suffix}")
+                yield Finding("numbering-gap", missing, "not there", expected)
 
 
 def _skipped(folder: str, file: DatasetFile) -> Iterator[Finding]:

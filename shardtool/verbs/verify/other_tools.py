@@ -6,11 +6,10 @@ beside each shard it looks at no name; without, it finds the fields by the membe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import is_packed
-from shardtool.dataset.walk import walked_text
+from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
 from shardtool.interop.indexes import (  # fmt: skip
     EXPORTS,
@@ -36,7 +35,6 @@ from shardtool.storage.places import (
     join,
     names_in,
     read_head,
-    read_small,
 )
 from shardtool.values import counted, output_text
 from shardtool.verbs.verify.findings import Finding
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.walk import Survey
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import FolderIndex
-    from shardtool.values import Dots
     from shardtool.verbs.verify.checks import Subject
 
 
@@ -87,8 +84,8 @@ def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -
 
     indexed = all(_has_dali_index(case.path) for case in subject.cases)
     found = Misreadings()
-    for survey in shards:
-        found.add_shard(walked_index(survey))
+    for shard in shards:
+        found.add_shard(walked_index(shard))
     for one in found.problems():
         spared = ("dali",) if one.code in _WITHOUT_INDEX and indexed else ()
         getting_wrong = () if one.code in _ELSEWHERE else READERS[one.code]
@@ -139,10 +136,7 @@ def _check_folder(subject: Subject) -> None:
     """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
     names, folder = names_in(subject.folder), subject.folder
     if README in names:
-        try:
-            data = read_small(join(folder, README), 2**24)
-        except OSError:
-            data = b""
+        data, _ = _read(join(folder, README), 2**24)
         if is_ours(data):
             return
         if b"data_files" in data:
@@ -163,32 +157,15 @@ def _check_folder(subject: Subject) -> None:
 CODE = "export-stale"
 
 
-@dataclass(frozen=True, slots=True)
-class BesideTask:
-    """The index files of a shard.
-
-    Attributes:
-        path: The path of the shard.
-        name: The name of the shard.
-        files: The names of files beside it that may be indexes.
-        dots: The dot at which keys end in members' names: the `first` or the `last`.
-    """
-
-    path: str
-    name: str
-    files: tuple[str, ...]
-    dots: Dots
-
-
 def check_beside(subject: Subject, pool: Pool) -> None:
     """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
     findings, names = subject.findings, set(names_in(subject.folder))
-    tasks: dict[int, BesideTask] = {}
+    tasks: dict[int, tuple[SurveyTask, Sequence[str]]] = {}
     for number, case in enumerate(subject.cases):
         name = base_name(case.path)
-        files = tuple(names_beside(name, names - {base_name(subject.dataset.dataset_file or "")}))
+        files = [*names_beside(name, names - {base_name(subject.dataset.dataset_file or "")})]
         if files and case.survey is not None and is_shard_name(name):
-            tasks[number] = BesideTask(case.path, name, files, case.shard.dots)
+            tasks[number] = SurveyTask(case.path, dots=case.shard.dots), files
     numbers = [*tasks]
     for place, (found, unknown) in pool.map(compare_beside, iter(tasks.values())):
         findings.add(numbers[place], *found)
@@ -199,19 +176,23 @@ def check_beside(subject: Subject, pool: Pool) -> None:
         findings.add(-1, *_of_readme(subject, subject.file, names))
 
 
-def compare_beside(task: BesideTask) -> tuple[list[Finding], list[str]]:
-    """Compare the index files of a shard with what lies in it; return findings, and the files in no known form."""
-    forms: dict[str, str] = {}
-    folder = folder_of(task.path)
-    for name in task.files:
+def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding], list[str]]:
+    """Compare files beside a shard that may be its indexes with what lies in it.
+
+    Returns:
+        Findings, and the names of files in no known form.
+    """
+    (shard_task, files), forms = task, dict[str, str]()
+    folder, shard_name = folder_of(shard_task.path), output_text(base_name(shard_task.path))
+    for name in files:
         head = _read(join(folder, name), HEAD_SIZE)
         if form := form_of(name, head[0], head[1]):
             forms[name] = form
-    unknown = [name for name in task.files if name not in forms and not name.endswith(".json")]
+    unknown = [name for name in files if name not in forms and not name.endswith(".json")]
     if not forms:
         return [], unknown
     try:
-        shard = _indexed(task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
+        shard = _indexed(shard_task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
     except StoreFailed:
         raise
     except ShardError:
@@ -220,16 +201,15 @@ def compare_beside(task: BesideTask) -> tuple[list[Finding], list[str]]:
     for name, form in forms.items():
         wrong = misfit(join(folder, name), form, shard)
         if wrong:
-            expected = f"an index of {output_text(task.name)}, for {EXPORTS[form].reader}"
+            expected = f"an index of {shard_name}, for {EXPORTS[form].reader}"
             findings.append(Finding(CODE, output_text(name), wrong, expected))
     return findings, unknown
 
 
-def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
+def _indexed(task: SurveyTask, *, hashed: bool) -> IndexedShard:
     from shardtool.dataset.shard_index import walked_index
-    from shardtool.dataset.walk import SurveyTask, survey
 
-    found = survey(SurveyTask(task.path, dots=task.dots))
+    found = survey(task)
     if found.error is not None:
         raise found.error
     digests = None
@@ -239,9 +219,8 @@ def _indexed(task: BesideTask, *, hashed: bool) -> IndexedShard:
         from shardtool.interop.indexes import DigestTask, digest
 
         stops = array("q", [start + length for start, length in zip(found.offsets, found.lengths, strict=True)])
-        digests = digest(
-            DigestTask(task.path, found.size, found.offsets.tobytes(), stops.tobytes()), lambda _, __: None
-        )
+        wanted = DigestTask(task.path, found.size, found.offsets.tobytes(), stops.tobytes())
+        digests = digest(wanted, lambda _, __: None)
     return IndexedShard(walked_index(found), digests)
 
 

@@ -242,12 +242,12 @@ class Comparison:
         known, shards = dict[bytes, int](), [*surveys.values()]
         for name in [*map(to_bytes, entries.fields), *(name for one in shards for name in one.names)]:
             known.setdefault(name, len(known))
-        passed = {to_bytes(name) for name in self.made.made_fields}
+        known |= dict.fromkeys({*map(to_bytes, self.made.made_fields)} & known.keys(), -1)  # to be passed over
         owners, names = np.repeat(np.arange(len(entries)), entries.counts()), [*map(to_bytes, entries.fields)]
-        theirs = _ids(owners, entries.rows.code, names, known, passed)
+        theirs = _ids(owners, entries.rows.code, names, known)
         owners, names = np.repeat(place, _joined(surveys, "counts")), [name for one in shards for name in one.names]
         firsts = np.repeat(ends_of([len(one.names) for one in shards])[:-1], [len(one.codes) for one in shards])
-        ours = _ids(owners, firsts + _joined(surveys, "codes"), names, known, passed)
+        ours = _ids(owners, firsts + _joined(surveys, "codes"), names, known)
         both, mine, source = np.intersect1d(ours, theirs, return_indices=True)
         mine, source = mine[both >= 0], source[both >= 0]
         present = np.unique(place[place >= 0])
@@ -309,12 +309,12 @@ class Comparison:
         raise IndexError(place)
 
 
-def _ids(owners: Rows, codes: Rows, names: Sequence[bytes], known: dict[bytes, int], passed: set[bytes]) -> Rows:
+def _ids(owners: Rows, codes: NDArray[Any], names: Sequence[bytes], known: dict[bytes, int]) -> Rows:
     """Return what names each field's row: the place of its sample in the source, and its name.
 
-    It is -1 where there is no such sample, or the name is one to be passed over.
+    It is -1 where there is no such sample, or the name is to be passed over.
     """
-    fields = np.array([-1 if name in passed else known[name] for name in names] or [-1], np.int64)[codes]
+    fields = np.array([known[name] for name in names] or [-1], np.int64)[codes]
     return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * len(known) + fields))
 
 

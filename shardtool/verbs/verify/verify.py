@@ -40,8 +40,6 @@ from shardtool.wording import flag, option
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from shardtool.dataset.find import StoredDataset
     from shardtool.values import Given
     from shardtool.verbs.verify.checks import ShardCase
@@ -347,9 +345,8 @@ def _splits(opened: Sequence[StoredDataset | CorruptShard]) -> dict[tuple[int, i
     for (at, first), (other, second) in combinations(enumerate(opened), 2):
         if isinstance(first, CorruptShard) or isinstance(second, CorruptShard):
             continue
-        recorded = (
-            first.file is not None and second.file is not None and first.file.made.is_split_with(second.file.made)
-        )
+        ours, theirs = first.file, second.file
+        recorded = ours is not None and theirs is not None and ours.made.is_split_with(theirs.made)
         names = [one.dataset_file or one.paths[0] for one in (first, second)]
         if recorded or (names[0] != names[1] and _without_split(names[0]) == _without_split(names[1])):
             found[at, other] = recorded
@@ -403,7 +400,8 @@ def _find_leaks(first: Subject, second: Subject, *, by_content: bool) -> None:
     _, one, other = np.intersect1d(ours["a"], theirs["a"], return_indices=True)
     same = ours["b"][one] == theirs["b"][other]
     if by_content:
-        same &= _contents(first)[one] == _contents(second)[other]
+        held, held_there = (np.frombuffer(b"".join(sums.contents), np.uint64) for sums in (first.sums, second.sums))
+        same &= held[one] == held_there[other]
     places = np.stack((one, other), axis=1)[same]
     numbers = np.array([number for number, _ in second.sums.hashes], np.int64)
     shards = numbers[np.searchsorted(second.sums.ends(), places[:, 1], "right")]
@@ -414,14 +412,7 @@ def _find_leaks(first: Subject, second: Subject, *, by_content: bool) -> None:
         there, _ = sample_at(first, read[0], at)
         here, key = sample_at(second, read[1], place)
         found = f"also in {other_name}, shard {first.cases[there].name}"
-        findings.add(
-            len(second.cases), Finding("split-leak", second.cases[here].name, found, key=key)
-        )  # after all else
+        one_leak = Finding("split-leak", second.cases[here].name, found, key=key)
+        findings.add(len(second.cases), one_leak)  # after all else
     second.findings.listed += findings.listed
     second.findings.counts.update(findings.counts)
-
-
-def _contents(subject: Subject) -> NDArray[Any]:
-    import numpy as np
-
-    return np.frombuffer(b"".join(subject.sums.contents), np.uint64)
