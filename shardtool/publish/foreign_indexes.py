@@ -21,7 +21,7 @@ from shardtool.dataset.find import check_below
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists, listing, reason
 from shardtool.interop import indexes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
-from shardtool.publish.records import read_listed
+from shardtool.publish.records import LOOK, read_listed
 from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
@@ -629,8 +629,8 @@ class Exporter:
         for number, digests in pool.map(indexes.digest, tasks(), lambda _, __, size: self.observer.advance(0, size, 0)):
             shard = shards[number]
             if shard.crc is not None and shard.crc != digests.crc:
-                where, remedy = self.folder.full_path(shard.name), "`shardtool verify` shows what is damaged."
-                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=remedy)
+                where = self.folder.full_path(shard.name)
+                raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=LOOK)
             yield indexes.IndexedShard(known.pop(number), digests)
             self._done(shard, 0)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, OutputFailed, listing, reason
-from shardtool.pattern import SIDECAR_SUFFIX, ShardPattern, sidecar_name, text_of
+from shardtool.pattern import ShardPattern, sidecar_name, text_of
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.records import (
     check_skipped_file,
@@ -34,6 +34,7 @@ from shardtool.publish.records import (
     record_name,
     remove_records,
     unmerged,
+    wrong_size,
 )
 from shardtool.storage.folders import check_there
 from shardtool.storage.staging import check_facts
@@ -114,14 +115,8 @@ class Publisher:
         Raises:
             OutputFailed: The folder has less space than the shards take.
         """
-        need, free = int(sum(sizes) * _SPACE_FOR_INDEXES), self.folder.free_bytes()
-        if free is not None and need > free:
-            if self.destination.if_exists == "overwrite" and self._existing:
-                remedy = "Make space: the old dataset stays until the new one is complete."
-            else:
-                remedy = "Make space, then run the same command."
-            found = f"{show_size(free)} free, {show_size(need)} needed; nothing was written"
-            raise OutputFailed(self.folder.path or ".", found, remedy=remedy)
+        stays = self.destination.if_exists == "overwrite" and bool(self._existing)
+        check_space(self.folder, sum(sizes), "written", old_stays=stays)
 
     def before(self, name: str) -> None:
         """Make ready for a shard that a worker writes: where it is seen at once, nothing may lead to it any more.
@@ -279,6 +274,19 @@ class Publisher:
         with suppress(OSError):
             return self.folder.read(name) == data
         return False
+
+
+def check_space(folder: OutputFolder, size: int, done: str, *, old_stays: bool = False) -> None:
+    """Refuse to start what cannot end: `size` bytes of shards are yet to be `done`.
+
+    Raises:
+        OutputFailed: The folder has less space than the shards take.
+    """
+    need, free = int(size * _SPACE_FOR_INDEXES), folder.free_bytes()
+    if free is not None and need > free:
+        cure = ": the old dataset stays until the new one is complete." if old_stays else ", then run the same command."
+        found = f"{show_size(free)} free, {show_size(need)} needed; nothing was {done}"
+        raise OutputFailed(folder.path or ".", found, remedy=f"Make space{cure}")
 
 
 def clean(destination: Destination) -> None:
@@ -466,7 +474,13 @@ def _find_append(found: Destination) -> Append:
     """Return the dataset to append to, which is the one that was there before, and how far the append is."""
     folder, pattern, before = found.folder, found.pattern, found.append
     if pattern.dataset_file not in found.existing:
-        raise nothing_there(folder, pattern, found.existing)
+        remedy = f"Leave {option('if_exists', 'append')} out."
+        if not found.existing:
+            raise InvalidRequest(found.dataset_file, "nothing to append to: no such file", remedy=remedy)
+        what = f"no dataset file, beside {counted(len(found.existing), 'file')} of its name"
+        finish = option("if_exists", "resume") + either("", ", without --append")
+        remedy = f"Finish the run that made them with {finish}; those of another tool, `index` first."
+        raise InvalidRequest(found.dataset_file, what, remedy=remedy)
     data = folder.read(pattern.dataset_file)
     if before is not None and before.data != data:
         what = "the dataset was changed meanwhile, by another run"
@@ -474,8 +488,11 @@ def _find_append(found: Destination) -> Append:
         raise OutputExists(found.dataset_file, what, expected=expected, remedy="Run the same command again.")
     old = check_old(folder, pattern, found.existing, data)
     later = later_files(pattern, found.existing, len(old.shards))
-    if not found.resumes:
-        check_none_left(folder, later)
+    if later and not found.resumes:
+        what = f"{counted(len(later), 'file')} of an append that did not end: {listing(later, 3)}"
+        finish = option("if_exists", "append-resume")
+        remedy = f"Finish it with {finish}, or remove them: the dataset does not list them."
+        raise OutputExists(folder.path or ".", what, remedy=remedy)
     if not later:  # a killed append may have put its own list there, with its shards
         check_skipped_file(encode_skipped(found.listed_skipped()), old, found.skipped_file)
     if isinstance(before, EndedAppend):
@@ -488,7 +505,6 @@ def _find_append(found: Destination) -> Append:
 # Shards and sidecars are looked at by their sizes, and never read here.
 
 
-_REMEDY = "`shardtool verify` shows what is damaged."
 _WIDER = "Use an open range such as out-{000000..}.tar, or a wider one."
 
 
@@ -536,11 +552,9 @@ def check_old(
         for name, size in ((shard.name, shard.size), (shard.sidecar, shard.sidecar_size)):
             fact = existing.get(local_name(name))
             if fact is None or fact.size != size:
-                found = "no such file" if fact is None else f"{fact.size:,} bytes"
-                expected = f"{size:,} bytes, as the dataset file says"
                 if os.path.islink(path := folder.full_path(name)):
                     raise OutputExists(path, "a symbolic link", expected="the file itself, to append to")
-                raise CorruptShard(path, found, expected=expected, remedy=_REMEDY)
+                raise wrong_size(path, None if fact is None else fact.size, size)
     return old
 
 
@@ -557,33 +571,6 @@ def _check_names(old: DatasetFile, pattern: ShardPattern, where: str) -> None:
         raise InvalidRequest(pattern.text, f"{pattern.format} shards", expected=f"{old.format}, as {where} says")
 
 
-def check_none_left(folder: OutputFolder, later: Collection[str]) -> None:
-    """Refuse what a killed append has left, where it is not to be resumed.
-
-    Raises:
-        OutputExists: There is such a file.
-    """
-    if later:
-        found = f"{counted(len(later), 'file')} of an append that did not end: {listing(sorted(later), 3)}"
-        remedy = (
-            f"Finish it with {option('if_exists', 'append-resume')}, or remove them: the dataset does not list them."
-        )
-        raise OutputExists(folder.path or ".", found, remedy=remedy)
-
-
-def nothing_there(folder: OutputFolder, pattern: ShardPattern, existing: Collection[str]) -> InvalidRequest:
-    """Return the error that there is no dataset to append to."""
-    where = folder.full_path(pattern.dataset_file)
-    if existing:
-        found = f"no dataset file, beside {counted(len(existing), 'file')} of its name"
-        finish = option("if_exists", "resume") + either("", ", without --append")
-        remedy = f"Finish the run that made them with {finish}; those of another tool, `index` first."
-        return InvalidRequest(where, found, remedy=remedy)
-    return InvalidRequest(
-        where, "nothing to append to: no such file", remedy=f"Leave {option('if_exists', 'append')} out."
-    )
-
-
 def later_files(pattern: ShardPattern, existing: Collection[str], count: int) -> list[str]:
     """Return those of the pattern's files that are of shard `count`, counted from 0, or of a later one."""
     if pattern.names is not None:
@@ -595,12 +582,8 @@ def later_files(pattern: ShardPattern, existing: Collection[str], count: int) ->
 
 def _number(pattern: ShardPattern, name: str) -> int:
     """Return the number of the shard that a file which the pattern owns belongs to, counted from 0."""
-    stem, tail = _stem(name), _stem(pattern.suffix)
-    return int(stem[len(pattern.prefix) : len(stem) - len(tail)]) - pattern.first
-
-
-def _stem(name: str) -> str:
-    return sidecar_name(name).removesuffix(SIDECAR_SUFFIX)
+    digits = sidecar_name(name).removeprefix(pattern.prefix).removesuffix(sidecar_name(pattern.suffix))
+    return int(digits) - pattern.first
 
 
 def names_left(pattern: ShardPattern, taken: int) -> ShardPattern:

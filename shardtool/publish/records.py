@@ -40,17 +40,19 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = ("key", "path", "code", "message")
-_REMEDY = "`shardtool verify` shows what is damaged."
+LOOK = "`shardtool verify` shows what is damaged."  # a remedy
+
+
+def wrong_size(where: str, found: int | None, wanted: int) -> CorruptShard:
+    """Return what is wrong with a file of other bytes than the dataset file says; None: it is not there."""
+    shown, expected = "no such file" if found is None else f"{found:,} bytes", f"{wanted:,} bytes"
+    return CorruptShard(where, shown, expected=f"{expected}, as the dataset file says", remedy=LOOK)
 
 
 def encode_skipped(skipped: Iterable[Skipped]) -> bytes:
     """Return the bytes of the list of what was left out."""
-    return b"".join(_row(one) for one in skipped)
-
-
-def _row(one: Skipped) -> bytes:
-    row = {"key": printable(one.key), "path": printable(one.path), "code": one.code, "message": printable(one.message)}
-    return json.dumps(row, ensure_ascii=True).encode() + b"\n"
+    rows = [{name: printable(getattr(one, name)) for name in _COLUMNS} for one in skipped]
+    return b"".join(json.dumps(row, ensure_ascii=True).encode() + b"\n" for row in rows)
 
 
 def read_skipped(data: bytes, where: str) -> list[Skipped]:
@@ -66,7 +68,7 @@ def read_skipped(data: bytes, where: str) -> list[Skipped]:
     try:
         rows = [[str(json.loads(line)[name]) for name in _COLUMNS] for line in data.splitlines()]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptShard(where, f"no list of what was left out: {str(error)[:200]}", remedy=_REMEDY) from None
+        raise CorruptShard(where, f"no list of what was left out: {str(error)[:200]}", remedy=LOOK) from None
     return [Skipped(key, path, cast("SkipCode", code), message) for key, path, code, message in rows]
 
 
@@ -79,9 +81,9 @@ def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
     rows = data.count(b"\n")
     if rows != dataset.skipped:
         expected = f"{dataset.skipped:,}, as the dataset file says"
-        raise CorruptShard(where, counted(rows, "row"), expected=expected, remedy=_REMEDY)
+        raise CorruptShard(where, counted(rows, "row"), expected=expected, remedy=LOOK)
     if dataset.skipped_crc not in (None, crc32c(data)):
-        raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=_REMEDY)
+        raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=LOOK)
 
 
 def merged(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:
@@ -213,7 +215,10 @@ def _parse(data: bytes, pattern: ShardPattern, part: Part, where: str) -> PartRe
     plan, content, dataset = (one if isinstance(one, str) else "?" for one in texts)
     if not _PLAN.fullmatch(plan) or not _CONTENT.fullmatch(content):
         raise ValueError(f"the plan {plan!r:.80} or the content {content!r:.80}")
-    skipped = _skipped(document["skipped"])
+    rows = document["skipped"]
+    if not isinstance(rows, list) or not all(isinstance(row, list) and [*map(type, row)] == [str] * 4 for row in rows):
+        raise TypeError("no list of what was left out")
+    skipped = tuple(Skipped(*row) for row in rows)  # names as they are: the order of the list is that of their bytes
     file = read_dataset(dataset.encode(), where) if dataset else None
     if file is not None:
         check_skipped_file(encode_skipped(skipped), file, where)
@@ -224,13 +229,6 @@ def _parse(data: bytes, pattern: ShardPattern, part: Part, where: str) -> PartRe
     if names != [output_text(pattern.shard(number)) for number in own] or (file and file.format != pattern.format):
         raise ValueError(f"other shards than the pattern's: {listing(names, 3)}")
     return PartRecord(part, plan, planned, resumed, content, file, skipped)
-
-
-def _skipped(rows: object) -> tuple[Skipped, ...]:
-    """Return what was left out: names as they are, for the order of the list is that of their bytes."""
-    if not isinstance(rows, list) or not all(isinstance(row, list) and [*map(type, row)] == [str] * 4 for row in rows):
-        raise TypeError("no list of what was left out")
-    return tuple(Skipped(*row) for row in rows)
 
 
 def find_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[Part], list[Part]]:
@@ -300,18 +298,16 @@ def read_listed(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
     where, name = folder.full_path(shard.sidecar), local_name(shard.sidecar)
     fact = folder.facts([name]).get(name)
     if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
-        found = "no such file" if fact is None else f"{fact.size:,} bytes"
-        expected = f"{shard.sidecar_size:,} bytes, as the dataset file says"
-        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+        raise wrong_size(where, None if fact is None else fact.size, shard.sidecar_size)
     try:
         data = folder.read(name)
     except OSError as error:
-        raise CorruptShard(where, reason(error), remedy=_REMEDY) from None
+        raise CorruptShard(where, reason(error), remedy=LOOK) from None
     check_listed(data, where, shard)
     index = read_sidecar(data, where, shard.size, metadata=False)
     check_shard(index.fact, where, shard.name, shard.size)
     check_samples(index, where, shard)
     if index.fact.crc not in (None, shard.crc):
         found, expected = f"the checksum {index.fact.crc:08x} of its shard", "that in the dataset file"
-        raise CorruptShard(where, found, expected=expected, remedy=_REMEDY)
+        raise CorruptShard(where, found, expected=expected, remedy=LOOK)
     return index

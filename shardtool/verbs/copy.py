@@ -30,7 +30,6 @@ from shardtool.errors import (  # fmt: skip
     CorruptShard,
     InvalidRequest,
     OutputExists,
-    OutputFailed,
     ShardError,
     StoreFailed,
     current_folder,
@@ -42,7 +41,8 @@ from shardtool.errors import (  # fmt: skip
 )
 from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, is_shard_name, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
-from shardtool.publish.records import check_skipped_file
+from shardtool.publish.publisher import check_space
+from shardtool.publish.records import LOOK, check_skipped_file, wrong_size
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
 from shardtool.request.settings import given_options
@@ -77,8 +77,6 @@ if TYPE_CHECKING:
 
 
 _THREADS = 4
-_SPACE_FOR_INDEXES = 1.01
-_CURE = "`shardtool verify` shows what is damaged."
 
 
 @current_folder()
@@ -249,16 +247,14 @@ def _read(path: str) -> bytes:
     try:
         return read_small(path)
     except OSError as error:
-        raise CorruptShard(path, f"cannot be read: {reason(error)}", remedy=_CURE) from None
+        raise CorruptShard(path, f"cannot be read: {reason(error)}", remedy=LOOK) from None
 
 
 def _check_sizes(originals: Sequence[Original]) -> None:
     """Check that files are there with the sizes that the dataset file says, before the first of them is copied."""
     for one, size in zip(originals, plain_sizes([one.path for one in originals]), strict=True):
         if size != one.size:
-            found = "no such file" if size is None else f"{size:,} bytes"
-            expected = f"{one.size:,} bytes, as the dataset file says"
-            raise CorruptShard(printable(one.path), found, expected=expected, remedy=_CURE)
+            raise wrong_size(printable(one.path), size, one.size)
 
 
 # Where a copy goes: what is there, what of it is right, and whether the rest may be touched. Nothing is changed.
@@ -514,10 +510,7 @@ def _check_space(goal: CopyDestination, todo: Sequence[ShardState]) -> None:
     if largest is not None and (too_large := [one.pair.shard for one in todo if one.pair.shard.size > largest]):
         found, expected = show_size(too_large[0].size), f"{show_size(largest)} at most, as stores take at once"
         raise InvalidRequest(too_large[0].path, found, expected=expected, remedy="`reshard` makes smaller ones.")
-    need, free = int(sum(one.size for one in todo) * _SPACE_FOR_INDEXES), goal.folder.free_bytes()
-    if free is not None and need > free:
-        found = f"{show_size(free)} free, {show_size(need)} needed; nothing was copied"
-        raise OutputFailed(goal.folder.path or ".", found, remedy="Make space, then run the same command.")
+    check_space(goal.folder, sum(one.size for one in todo), "copied")
 
 
 class _Carrier:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 5  # keys in a message
 _NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
-_REMEDY = "`shardtool verify` shows what is damaged."
 _NULL = "null"  # the type of a column without a value: it goes with any
 
 
