@@ -34,8 +34,6 @@ from shardtool.table.columns import (
     key_texts,
     no_such,
     places_among,
-    repeated,
-    rows_text,
 )
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.values import (
@@ -223,15 +221,8 @@ def _row_keys(rows: Rows, on: str) -> Names:
     rows.refuse(nul_places(column), f"column {on!r}: a NUL in the text", expected="text without")
     found = _names(column)
     rows.refuse(np.flatnonzero(found.lengths() == 0), none, expected="a key in each row", remedy=remedy)
-    twice = repeated(found)
-    if twice:
-        some = [
-            f"'{printable(key[:_LETTERS])}' ({rows_text([at + 1 for at in places])})"
-            for key, places in [*twice.items()][:_SHOWN]
-        ]
-        problem = f"{counted(len(twice), 'key')} more than once: {listing(some, _SHOWN, total=len(twice))}"
-        expected = f"one row for each value of column {on!r}"
-        raise InvalidRequest(rows.where, problem, expected=expected, remedy="df.drop_duplicates leaves one of each.")
+    expected = f"one row for each value of column {on!r}"
+    rows.refuse_repeated(found, expected=expected, remedy="df.drop_duplicates leaves one of each.")
     return found
 
 

@@ -63,7 +63,7 @@ def has_dotted(keys: Names) -> bool:
     )
 
 
-def check_names(entries: Entries, where: str, *, skip: bool = False) -> None:
+def check_storable(entries: Entries, where: str, *, skip: bool = False) -> None:
     """Refuse names that a shard, a sidecar or a reader cannot hold.
 
     Args:

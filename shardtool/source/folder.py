@@ -65,10 +65,9 @@ class FolderSource(Source):
         notes += filter(None, [shards_note(entries, named=bool(options.include))])
         if options.dots is None and not entries.folders:
             folder.check_torn(entries)
-        from shardtool.source.selecting import Selection
+        from shardtool.source.selecting import chosen, in_order, with_fields
 
-        selection = Selection(options, _table)
-        listed = selection.with_fields(Listing(entries, skipped, self._name, tuple(notes)), pool)
+        listed = with_fields(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
         if options.label_from_folder:  # a class has its number whether its samples are chosen or not
             from shardtool.dataset.dataset_file import open_classes
 
@@ -76,7 +75,7 @@ class FolderSource(Source):
             below = self._below_folders(listed.skipped)
             entries = folder.label_from_folder(listed.entries, known, depth=depth, skipped=below)
             listed = replace(listed, entries=entries, notes=(*listed.notes, *folder.split_note(entries)))
-        listed = selection.in_order(selection.chosen(listed))
+        listed = in_order(chosen(listed, options), options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.names import skip_unsafe_names
 
@@ -100,7 +99,7 @@ class FolderSource(Source):
         """Return a column of metadata, `key`, `path`, `folder` or `size` of each sample, or the label of `cls`."""
         from shardtool.source import folder_samples as folder
 
-        table = _table(listed)
+        table = folder.table_of(listed.entries)
         labelled = name == "cls" and self._options.label_from_folder and name not in table.column_names
         if name == TOP_FOLDER or labelled:
             return folder.split_folders(listed.entries.keys, in_order=self.by_key)
@@ -109,13 +108,6 @@ class FolderSource(Source):
             expected = f"one of {listing(table.column_names, 100)}"
             raise InvalidRequest(name, "no such column", expected=expected, remedy=remedy)
         return table.column(name)
-
-
-def _table(listed: Listing) -> pa.Table:
-    """Return what a query sees of samples."""
-    from shardtool.source import folder_samples as folder
-
-    return folder.table_of(listed.entries)
 
 
 @dataclass(frozen=True, slots=True)

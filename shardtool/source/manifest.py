@@ -3,6 +3,9 @@
 Everything that is wrong with the table is found before a file is looked at, and all that is wrong in one way is one
 error, with the numbers of the rows; row 1 is the first after the header.
 
+Names alone decide which column is the key, a path, bytes or a value, and types where they are known. What was not asked
+for is found by the usual names, and noted, so that what was guessed is known.
+
 Columns stay in Arrow, and texts are made when a shard needs them (`ArrowTexts`): of five million rows there is no
 Python object for each.
 """
@@ -10,7 +13,9 @@ Python object for each.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union
 
 import numpy as np
@@ -21,24 +26,53 @@ from shardtool.dataset.dataset_file import open_classes
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
-from shardtool.errors import InvalidRequest, SampleFailed, printable
+from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
+from shardtool.fetch import LONGEST, shown_url
+from shardtool.request.texts import pairs
 from shardtool.select.names import find_groups, grouped
 from shardtool.skipped import Skipped
-from shardtool.source import manifest_columns as checks
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
-from shardtool.source.manifest_columns import META, Endings, asked_columns, choose, ending_of
 from shardtool.source.scan import ALWAYS, ListedTask, stat_listed
 from shardtool.storage.open_file import is_place
 from shardtool.storage.places import is_url, parse_address, source_root
-from shardtool.table import columns as keys
-from shardtool.table.columns import Rows, check_sidecar_names, heavy_columns, is_wrapped_bytes, no_such
+from shardtool.table.columns import (
+    NAME_APART,
+    PATH_NAMES,
+    Rows,
+    broken_numbers,
+    check_fields,
+    check_labels,
+    check_sidecar_names,
+    gather,
+    heavy_columns,
+    is_bytes,
+    is_index,
+    is_key,
+    is_text,
+    is_wrapped_bytes,
+    key_texts,
+    may_repeat,
+    no_such,
+    row_numbers,
+)
 from shardtool.table.open import open_table, read_columns, readable
-from shardtool.table.values import column_texts, number_of, numbered, render_rows, render_values
-from shardtool.values import FILE, INLINE, SPAN, URL, counted, to_bytes
-from shardtool.wording import option
+from shardtool.table.values import (
+    ArrowTexts,
+    column_texts,
+    has_text,
+    large_places,
+    missing_places,
+    nul_places,
+    number_of,
+    numbered,
+    render_rows,
+    render_values,
+)
+from shardtool.values import FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -51,8 +85,9 @@ if TYPE_CHECKING:
     from shardtool.source.base import Writable
     from shardtool.source.scan import ListedPart
     from shardtool.table.open import Table
-    from shardtool.table.values import ArrowTexts
-    from shardtool.values import Number
+    from shardtool.values import Dots, Number
+
+    Problem = tuple[SkipCode, str]
 
 
 _FIELD_LIMIT = 2**16 - 1
@@ -82,7 +117,7 @@ class ManifestSource(Source):
         self._root = _root(options, table.folder)
         is_typed = isinstance(source, str) and source == "-" and options.root is None
         self._is_list = is_typed and table.schema.names == ["path"]
-        heavy = {*heavy_columns(table.schema), *roles.streamed()}
+        heavy = {*heavy_columns(table.schema), *roles.columns_of("binary")}
         self._light = [name for name in table.schema.names if name not in heavy]
         if not options.stat and roles.paths() and (options.size is None or len(roles.paths()) > 1):
             raise InvalidRequest(
@@ -130,26 +165,27 @@ class ManifestSource(Source):
             found = "no rows" if self._numbers is None else "no row is left"
             raise InvalidRequest(self._where, found, expected="a row per sample")
         rows = Rows(self._where, self._columns, self._numbers)
-        checks.check_types(rows, roles, options.classes, self._table.schema)
+        check_types(rows, roles, options.classes, self._table.schema)
         check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
-        checks.check_values(rows, roles)
+        check_values(rows, roles)
         urls = self._take_urls()
         sizes: _OneOrEach = _GUESSED
         if options.size is not None and (urls or (roles.paths() and not options.stat)):
-            sizes = checks.check_sizes(rows, options.size)
+            sizes = check_sizes(rows, options.size)
         paths, endings = self._find_paths(rows)
         names, groups = self._find_keys(rows, endings)
         self._measure(rows)
         inline, values = self._values()
-        files = _FoundFiles([FieldColumn(FILE, sizes, 0, 0) for _ in paths])
+        files, problem = [FieldColumn(FILE, sizes, 0, 0) for _ in paths], np.zeros((0, 1), np.int64)
+        problems: list[Problem] = []
         if paths and options.stat:
             parts: dict[int, ListedPart] = {}
             for number, part in pool.map(stat_listed, self._tasks(paths)):
                 parts[number] = part
                 observer.listed(part.samples)
-            files = _put_together([parts[number] for number in sorted(parts)], len(paths))
+            files, problems, problem = _put_together([parts[number] for number in sorted(parts)], len(paths))
         columns = [
-            *files.columns,
+            *files,
             *(FieldColumn(URL, sizes, 0, 0) for _ in urls),
             *(FieldColumn(SPAN, lengths, 0, ALWAYS) for lengths in self._lengths),
             *(FieldColumn(INLINE, text.lengths(), 0, 0) for text in inline.values()),
@@ -169,8 +205,8 @@ class ManifestSource(Source):
         if groups is not None:
             entries = grouped(entries, groups)
         skipped: tuple[Skipped, ...] = ()
-        if groups is not None or files.problem.any():
-            entries, skipped = self._without_lost(entries, groups, files)
+        if groups is not None or problem.any():
+            entries, skipped = self._without_lost(entries, groups, problems, problem)
         if self._lengths:
             entries = replace(entries, spans=_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"leave their rows out with {option('where')}")
@@ -183,7 +219,9 @@ class ManifestSource(Source):
         Raises:
             SampleFailed: They are not what they were.
         """
-        if self._lengths and not write(self._table, self._roles.streamed(), self._numbers, self._lengths, file):
+        if self._lengths and not write(
+            self._table, self._roles.columns_of("binary"), self._numbers, self._lengths, file
+        ):
             found, expected = "changed while it was packed", "a table that stays as it was when the run began"
             remedy = f"Run again with {option('if_exists', 'resume')}."
             raise SampleFailed(self._where, found, expected=expected, remedy=remedy)
@@ -220,7 +258,7 @@ class ManifestSource(Source):
         """Return the URLs, and keep only what may be seen of them in the columns, of which outputs are made."""
         names = self._roles.columns_of("urls")
         urls = [pc.fill_null(self._columns[name], "") for name in names]
-        self._columns |= {name: checks.shown_column(column) for name, column in zip(names, urls, strict=True)}
+        self._columns |= {name: shown_column(column) for name, column in zip(names, urls, strict=True)}
         return urls
 
     def _find_paths(self, rows: Rows) -> tuple[list[pa.Array], Endings | None]:
@@ -228,21 +266,21 @@ class ManifestSource(Source):
         roles, options = self._roles, self._options
         if self._is_list and not options.allow_outside:
             self._count_from_common_folder()
-        found = [checks.relative(self._columns[name], self._root) for name in roles.paths()]
+        found = [relative(self._columns[name], self._root) for name in roles.paths()]
         for name, paths in zip(roles.paths(), found, strict=True):
-            checks.check_paths(rows, name, paths, outside=options.allow_outside and not is_place(self._root))
+            check_paths(rows, name, paths, outside=options.allow_outside and not is_place(self._root))
         endings = None
         if found and (roles.path is not None or roles.key is None):
             endings = Endings(self._where, found[0], options.dots or "first")
         if roles.path is not None and endings is not None:
-            checks.check_endings(rows, roles.path, endings, roles.field_names())
-        found = [checks.from_root(paths, self._root) for paths in found]
+            check_endings(rows, roles.path, endings, roles.field_names())
+        found = [from_root(paths, self._root) for paths in found]
         self._columns |= dict(zip(roles.paths(), found, strict=True))  # where the root lies goes into no output
         return found, endings
 
     def _count_from_common_folder(self) -> None:
         """Let typed paths that leave the current folder count from the one above all: they are the user's."""
-        if (found := checks.from_common_folder(self._columns["path"], self._root)) is not None:
+        if (found := from_common_folder(self._columns["path"], self._root)) is not None:
             folder, self._columns["path"] = found
             self._root = os.fsencode(os.path.join(folder, ""))
             where = f"{printable(folder)}, their common folder ({option('root')} names another)"
@@ -254,27 +292,27 @@ class ManifestSource(Source):
         if roles.key is not None:
             column = self._columns[roles.key]
             problem = f"column {roles.key!r}: a key that is no whole number"
-            rows.refuse(keys.broken_numbers(column), problem, expected="text or whole numbers")
-            found, bad = keys.gather(keys.key_texts(column))
+            rows.refuse(broken_numbers(column), problem, expected="text or whole numbers")
+            found, bad = gather(key_texts(column))
         elif endings is not None:
-            found, bad = keys.gather(endings.stems())
+            found, bad = gather(endings.stems())
         else:
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
-            found, bad = keys.gather(keys.row_numbers(numbers))
+            found, bad = gather(row_numbers(numbers))
         source = roles.key or next(iter(roles.paths()), None)
-        checks.check_keys(rows, source, bad)
+        check_keys(rows, source, bad)
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
-            checks.check_unique(rows, source, found)
-        elif keys.may_repeat(found):
+            check_unique(rows, source, found)
+        elif may_repeat(found):
             groups = find_groups(found, by_key=False)
-            checks.check_endings_differ(rows, source, found, groups.of_part * _FIELD_LIMIT + endings.codes)
-            checks.check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
+            check_endings_differ(rows, source, found, groups.of_part * _FIELD_LIMIT + endings.codes)
+            check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
             return found, groups if len(groups.first) < len(found) else None
         return found, None
 
     def _measure(self, rows: Rows) -> None:
         """Find the lengths of the bytes in the table, a column each."""
-        columns, found = self._roles.streamed(), []
+        columns, found = self._roles.columns_of("binary"), []
         if columns:
             found = measure(self._table, columns)
         self._lengths = found if self._numbers is None else [lengths[self._numbers] for lengths in found]
@@ -288,7 +326,7 @@ class ManifestSource(Source):
         size = -(-self._count // TASKS)
         for first in range(0, self._count, size):
             last = min(first + size, self._count)
-            texts = checks.join_rows(paths, first, last)
+            texts = join_rows(paths, first, last)
             yield ListedTask(self._root, texts, outside=self._options.allow_outside, samples=last - first)
 
     def _values(self) -> tuple[dict[str, ArrowTexts], FieldValues]:
@@ -308,11 +346,11 @@ class ManifestSource(Source):
         return texts, FieldValues(inline=texts, numbers=numbers, classes=classes)
 
     def _without_lost(
-        self, entries: Entries, groups: Groups | None, files: _FoundFiles
+        self, entries: Entries, groups: Groups | None, problems: list[Problem], problem: NDArray[np.int64]
     ) -> tuple[Entries, tuple[Skipped, ...]]:
-        """Return the samples whose files can all be packed, and why others cannot."""
-        bad = np.flatnonzero(files.problem.any(axis=1))
-        if len(bad) == self._count and all(code == "vanished" for code, _ in files.problems):
+        """Return the samples whose files can all be packed, and why others cannot: see `_put_together`."""
+        bad = np.flatnonzero(problem.any(axis=1))
+        if len(bad) == self._count and all(code == "vanished" for code, _ in problems):
             first = printable(str(self._columns[self._roles.paths()[0]][0]))
             found = f"no file is there: all {self._count:,} rows name one that is missing, such as '{first}'"
             expected = f"paths that count from {printable(self._root)}"
@@ -320,8 +358,8 @@ class ManifestSource(Source):
             raise InvalidRequest(self._where, found, expected=expected, remedy=remedy)
         owner = np.arange(self._count) if groups is None else groups.of_part
         numbers, skipped = np.arange(self._count) if self._numbers is None else self._numbers, []
-        for row, which in zip(bad.tolist(), (files.problem[bad] > 0).argmax(axis=1).tolist(), strict=True):
-            code, message = files.problems[int(files.problem[row, which]) - 1]
+        for row, which in zip(bad.tolist(), (problem[bad] > 0).argmax(axis=1).tolist(), strict=True):
+            code, message = problems[int(problem[row, which]) - 1]
             path, where = str(self._columns[self._roles.paths()[which]][row]), f"row {int(numbers[row]) + 1:,}"
             skipped.append(Skipped(entries.key(int(owner[row])), path, code, f"{message}, {where}"))
         lost = np.zeros(len(entries), np.bool_)
@@ -347,6 +385,594 @@ def _root(options: CreateOptions, folder: str) -> bytes:
         found = f"no folder {os.fspath(options.root)!r}"
         raise InvalidRequest(option("root"), found, expected="what the manifest's paths count from")
     return os.fsencode(root).rstrip(b"/") + b"/"
+
+
+# Which column is what.
+
+
+KEY_NAMES = ("key", "__key__", "id", "sample_id", "object_id", "image_id", "uid", "uuid")
+META = "json"
+_FORMATS = frozenset({
+    "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jxl", "jp2", "npy", "npz", "pdf", "wav", "flac",
+    "mp3", "ogg", "opus", "m4a", "mp4", "webm", "mkv", "avi", "mov",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The role of each column; pairs are of a field and the column that it is made of.
+
+    Attributes:
+        key: None: the paths' stems, or the rows' numbers where there are none.
+        path: None: there are none, or their fields are named.
+        files: Columns of paths.
+        binary: Columns of bytes, in the order of the fields' names.
+        urls: Columns of URLs.
+        values: Columns whose values are the payload.
+        meta: In the order of the table.
+        notes: What was chosen by the usual names.
+    """
+
+    key: str | None
+    path: str | None
+    files: tuple[tuple[str, str], ...]
+    binary: tuple[tuple[str, str], ...]
+    urls: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, str], ...]
+    meta: tuple[str, ...]
+    notes: list[str] = field(default_factory=list)
+
+    def columns_of(self, role: str) -> list[str]:
+        """Return the columns of `files`, `urls`, `binary` or `values`."""
+        return [column for _, column in getattr(self, role)]
+
+    def texts(self) -> list[str]:
+        """Return the columns that must stay text where types are inferred."""
+        keys = [self.key] if self.key is not None else []
+        return [*keys, *self.paths(), *self.columns_of("urls"), *self.columns_of("binary")]
+
+    def paths(self) -> list[str]:
+        """Return the columns of paths; the one whose endings name the field first."""
+        return [*([self.path] if self.path is not None else []), *self.columns_of("files")]
+
+    def field_names(self) -> list[str]:
+        """Return the fields whose names are known, `json` among them where there is metadata."""
+        names = [name for pairs in (self.files, self.urls, self.binary, self.values) for name, _ in pairs]
+        return names + ([META] if self.meta else [])
+
+
+def asked_columns(options: CreateOptions) -> list[tuple[str, str]]:
+    """Return (option, column) for every column that is asked for."""
+    found = [(name, getattr(options, name)) for name in ("key", "path", "size")]
+    for name in ("files", "binary", "urls", "values"):
+        found += [(name, column) for _, column in pairs(name, getattr(options, name))]
+    if options.meta not in ("all", "none"):
+        found += [("meta", column) for column in options.meta.split(",")]
+    return [(option(name), column) for name, column in found if column is not None]
+
+
+def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: Callable[[str], str]) -> Roles:
+    """Return what each column is for.
+
+    Args:
+        where: What the manifest is called.
+        schema: Its columns.
+        options: What was asked for.
+        first_ending: Gives, for a column of `struct<bytes, path>`, the ending of the first path, or nothing.
+
+    Raises:
+        InvalidRequest: A column that is not there, no columns that could be samples, or fields that clash.
+    """
+    for named_by, column in asked_columns(options):
+        if column not in schema.names:
+            raise no_such("column", named_by, column, schema.names)
+    notes: list[str] = []
+    files, binary, urls, values = (
+        pairs(name, getattr(options, name)) for name in ("files", "binary", "urls", "values")
+    )
+    path = options.path
+    if path is None and not files and not binary and not urls:
+        asked = {column for _, column in values}
+        path = _usual("path", PATH_NAMES, [one.name for one in schema if is_text(one.type)], asked, notes)
+        if path is None:
+            binary = _only_bytes(where, [one for one in heavy_columns(schema) if one not in asked], first_ending, notes)
+    payload = {path, *(column for _, column in (*files, *urls, *binary, *values))}
+    key = options.key
+    if key is None:
+        key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
+    wanted = {*schema.names} - {key, *payload, *filter(is_index, schema.names)}
+    if options.meta != "all":
+        wanted = {*options.meta.split(",")} if options.meta != "none" else set()
+    roles = Roles(
+        key=None if key == (path if path is not None else next((column for _, column in files), None)) else key,
+        path=path,
+        files=files,
+        binary=tuple(sorted(binary, key=lambda pair: to_bytes(pair[0]))),
+        urls=urls,
+        values=values,
+        meta=tuple(one for one in schema.names if one in wanted),
+        notes=notes,
+    )
+    names = roles.field_names()
+    clash = bool(roles.meta) and names.count(META) > 1
+    check_fields(where, names, remedy=meta_clash() if clash else NAME_APART)
+    check_labels(options.classes, roles.values)
+    if not (roles.paths() or roles.binary or urls or values):
+        found = f"no column with a usual name for paths, among {listing(schema.names, 20)}"
+        expected = f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}"
+        asked_by = [option(name, {"jpg": "COLUMN"}) for name in ("files", "urls", "binary")]
+        named = ", ".join([option("path", "COLUMN"), *asked_by])
+        remedy = f"Name it: {named}, or {option('values', {'txt': 'COLUMN'})}."
+        raise InvalidRequest(where, found, expected=expected, remedy=remedy)
+    _note(roles, options)
+    return roles
+
+
+def meta_clash() -> str:
+    """Return what to do where another field is called as the metadata's."""
+    none = option("meta", "none")
+    return f"The metadata is the field json: call the other something else, or leave it out with {none}."
+
+
+def _note(roles: Roles, options: CreateOptions) -> None:
+    """Add to the notes what no column was found for."""
+    if not roles.paths() and not roles.binary and not roles.urls:
+        roles.notes.append(
+            f"no column of files: samples hold the table's values alone ({option('path', 'COLUMN')} names one)"
+        )
+    if roles.key is None and options.key is None:
+        where = "the paths without their endings" if roles.paths() else "the numbers of the rows"
+        roles.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
+    if roles.meta and options.meta == "all":
+        roles.notes.append(f"columns in the field {META}: {listing([*roles.meta], 8)} ({option('meta')} chooses)")
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    return is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _usual(
+    role: str, names: Iterable[str], columns: list[str], taken: Collection[str | None], notes: list[str]
+) -> str | None:
+    """Return the column with the first of some names, in any case; None where there is none that is free."""
+    lower = {column.casefold(): column for column in reversed(columns) if column not in taken}
+    found = next((lower[name] for name in names if name in lower), None)
+    if found is not None:
+        notes.append(f"{role} column: {found} ({option(role)} names another)")
+    return found
+
+
+def _only_bytes(
+    name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str]
+) -> tuple[tuple[str, str], ...]:
+    """Return the one column of bytes, with a field for it; none where there is not one."""
+    if not columns:
+        return ()
+    if len(columns) > 1:
+        remedy = f"Say which, and the fields that they become: {option('binary', {'jpg': columns[0]})}."
+        raise InvalidRequest(name, f"{counted(len(columns), 'column of bytes')}: {listing(columns)}", remedy=remedy)
+    column = columns[0]
+    ending = column.casefold() if column.casefold() in _FORMATS else first_ending(column)
+    if not ending:
+        found = f"column {column!r} holds bytes, and nothing says of what kind"
+        raise InvalidRequest(
+            name, found, remedy=f"Name the field that they become: {option('binary', {'jpg': column})}."
+        )
+    notes.append(
+        f"bytes column: {column}, as the field {ending} ({option('binary', {'FIELD': 'COLUMN'})} names another)"
+    )
+    return ((ending, column),)
+
+
+def ending_of(path: str | None, dots: Dots) -> str:
+    """Return the field that a path names; empty where it names none."""
+    split = split_name(to_bytes(os.path.basename(path)), dots) if path else None
+    return to_text(split[1]) if split else ""
+
+
+# What can be wrong with a manifest's columns: each kind of problem is one error, with the numbers of its rows.
+
+
+def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
+    """Refuse columns whose types cannot be what they are used for.
+
+    Args:
+        rows: The rows of the table.
+        roles: What each column is for.
+        classes: The fields whose values are numbered.
+        schema: The columns of the table, with those of bytes.
+
+    Raises:
+        InvalidRequest: There are such columns.
+    """
+    kinds = {name: column.type for name, column in rows.columns.items()}
+    null, bytes_remedy = pa.null(), f"{option('binary')} takes a column of bytes."
+
+    def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
+        if not right:
+            kind = kinds.get(column, schema.field(column).type)
+            found = f"column {column!r} ({role}) holds {kind}"
+            raise InvalidRequest(rows.where, found, expected=expected, remedy=remedy)
+
+    if roles.key is not None:
+        right = is_key(kinds.get(roles.key, null))
+        want(roles.key, "key", "text or whole numbers", right=right)
+    for column in roles.paths():
+        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=bytes_remedy)
+    for column in roles.columns_of("urls"):
+        want(column, "URL", "text", right=is_text(kinds.get(column, null)))
+    for one, column in roles.values:
+        right = column in kinds and has_text(kinds[column])
+        want(column, f"field {one}", "text or numbers", right=right, remedy=bytes_remedy)
+        is_array = one.rpartition(".")[2].lower() == "npy"
+        cure = f"Call the field json; or {bytes_remedy} ShardWriter takes arrays."
+        want(column, f"field {one}", "the bytes of a .npy file", right=not is_array, remedy=cure)
+        if one in classes:
+            want(column, "labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
+    for column in roles.meta:
+        right = column in kinds and has_text(kinds[column])
+        remedy = f"Make it a field ({option('binary', {'jpg': column})}), or leave it out of {option('meta')}."
+        want(column, "metadata", "what JSON has a form for", right=right, remedy=remedy)
+    for _, column in roles.binary:
+        kind = schema.field(column).type
+        right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
+        want(column, "bytes", "bytes, or text", right=right, remedy=f"{option('values')} takes a column of numbers.")
+
+
+def check_values(rows: Rows, roles: Roles) -> None:
+    """Refuse nulls where a value must be, and values that cannot be written.
+
+    Raises:
+        InvalidRequest: There are such values.
+    """
+    needed = [("key", roles.key)] if roles.key is not None else []
+    needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.columns_of("values")]
+    for role, name in needed:
+        missing = missing_places(rows.columns[name])
+        found = f"column {name!r}: no {role} (null or NaN)"
+        rows.refuse(
+            missing, found, expected=f"a {role} in each row", remedy=f"{option('where')} can leave such rows out."
+        )
+    for name in (*roles.columns_of("values"), *roles.paths(), *roles.columns_of("urls")):
+        rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
+    for name in roles.columns_of("values"):
+        bad = large_places(rows.columns[name])
+        rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
+    for name in roles.meta:
+        problem = f"column {name!r}: an infinite number"
+        remedy = f"Make it null, or leave the column out of {option('meta')}."
+        rows.refuse(_infinite(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy)
+
+
+def _infinite(column: pa.Array) -> NDArray[np.int64]:
+    """Return where a column holds an infinite float, however deep."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return arrow.places(pc.is_inf(column))
+    if not pa.types.is_nested(kind) or not _has_infinite(column):
+        return np.zeros(0, np.int64)
+    return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
+
+
+def _has_infinite(column: pa.Array) -> bool:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(_has_infinite(part) for part in column.flatten())
+    if pa.types.is_map(kind):
+        return _has_infinite(pc.cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))))
+    if pa.types.is_nested(kind):
+        return _has_infinite(column.flatten())
+    return bool(pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py())
+
+
+def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
+    """Return the column of sizes as int64[rows].
+
+    Raises:
+        InvalidRequest: It holds something else.
+    """
+    column = rows.columns.get(name)
+    if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise InvalidRequest(option("size"), f"column {name!r} holds no numbers", expected="bytes of the file")
+    rows.refuse(missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
+    broken = broken_numbers(column)
+    rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
+    sizes = arrow.numbers(column).astype(np.int64)
+    rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected="bytes of the file")
+    return sizes
+
+
+def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> None:
+    """Refuse paths that are empty, are no files' or lead out of the root.
+
+    Args:
+        rows: The rows of the table.
+        name: The column.
+        found: Its paths, relative to the root where they lead into it.
+        outside: Whether they may lead out of it.
+
+    Raises:
+        InvalidRequest: There are such paths.
+    """
+    column = f"column {name!r}"
+    original = rows.columns[name]
+    empty = np.flatnonzero(arrow.lengths(original) == 0)
+    rows.refuse(empty, f"{column}: an empty path", expected="a path in each row")
+    is_url = pc.match_substring_regex(original, r"^[A-Za-z][A-Za-z0-9+.-]+://")
+    urls = arrow.places(pc.and_(is_url, pc.match_substring_regex(found, r"^[A-Za-z][A-Za-z0-9+.-]+:/")))
+    if len(urls):
+        problem = f"{column}: a URL, such as {rows.examples(original, urls[:1])},"
+        remedy = f"{option('urls', {'jpg': name})} fetches them."
+        if pc.all(pc.match_substring_regex(original, "^(?i:s3|gs|az)://")).as_py():
+            remedy = f"What they count from, such as {option('root', 's3://BUCKET')}, must be named."
+        rows.refuse(urls, problem, expected="paths of files", remedy=remedy)
+    if outside:
+        return
+    away = np.union1d(absolute_places(found), upward_places(found))
+    if len(away):
+        what = f"{column}: a path that leaves the root, such as {rows.examples(original, away[:1])},"
+        cure = f"Name their common folder with {option('root')}, or take them with {flag('allow_outside')}."
+        rows.refuse(away, what, expected=f"paths below the manifest's folder, or {option('root')}", remedy=cure)
+
+
+def check_endings(rows: Rows, name: str, endings: Endings, known: list[str]) -> None:
+    """Refuse paths that name no field, or one that the sample has already.
+
+    Raises:
+        InvalidRequest: There are such paths.
+    """
+    column = rows.columns[name]
+    if "" in endings.names:
+        bad = np.flatnonzero(endings.codes == endings.names.index(""))
+        found = f"column {name!r}: a name without an ending, such as {rows.examples(column, bad[:1])},"
+        expected = "an ending that names the field, such as .jpg"
+        rows.refuse(bad, found, expected=expected, remedy=f"Name the field: {option('files', {'jpg': name})}.")
+    for one in sorted(set(endings.names) & set(known)):
+        bad = np.flatnonzero(endings.codes == endings.names.index(one))
+        remedy = meta_clash() if one == META else "Name them apart."
+        rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {one!r}", remedy=remedy)
+
+
+def check_keys(rows: Rows, column: str | None, bad: NDArray[np.int64]) -> None:
+    """Refuse keys that are no sound names.
+
+    Args:
+        rows: The rows of the table.
+        column: Where the keys come from: the column of keys or, without one, of paths; None: they are numbers.
+        bad: The places of those that are no sound names.
+
+    Raises:
+        InvalidRequest: There are such keys.
+    """
+    if column is not None and len(bad):
+        shown = rows.examples(rows.columns[column], bad)
+        problem = f"column {column!r}: {counted(len(bad), 'value')} that cannot be keys, such as {shown},"
+        expected = f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'"
+        rows.refuse(bad, problem, expected=expected, remedy=_other_key())
+
+
+def check_endings_differ(rows: Rows, column: str | None, found: Names, fields: NDArray[np.int64]) -> None:
+    """Refuse keys that two rows have whose files would be the same field, of which `fields` has a number for each.
+
+    Raises:
+        InvalidRequest: There are such keys.
+    """
+    order = np.argsort(fields, kind="stable")
+    again = np.flatnonzero(np.diff(fields[order]) == 0)
+    if len(again):
+        check_unique(rows, column, found, np.union1d(order[again], order[again + 1]))
+
+
+def check_agreement(rows: Rows, columns: Iterable[str], groups: Groups) -> None:
+    """Refuse values that differ among the rows of a key, for a sample has one.
+
+    Raises:
+        InvalidRequest: There are such values.
+    """
+    first = number_array(groups.first[groups.of_part])
+    for name in columns:
+        column = rows.columns[name]
+        if pa.types.is_floating(column.type):
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        wanted = column.take(first)
+        if not column.equals(wanted):
+            bad = [at for at in range(len(column)) if not column[at].equals(wanted[at])]
+            problem = f"column {name!r}: another value than in the first row of the same key"
+            remedy = f"Leave it out of {option('meta')}, or of {option('values')}."
+            rows.refuse(np.array(bad, np.int64), problem, expected="one value for all files of a sample", remedy=remedy)
+
+
+def _other_key() -> str:
+    return f"{option('key', 'COLUMN')} names another; the column of paths means the paths without their endings."
+
+
+def check_unique(rows: Rows, column: str | None, found: Names, which: NDArray[np.int64] | None = None) -> None:
+    """Refuse keys that are not each one's own.
+
+    Args:
+        rows: The rows of the table.
+        column: Where the keys come from; see `check_keys`.
+        found: The keys.
+        which: The places of those to look at; None: all.
+
+    Raises:
+        InvalidRequest: There are such keys.
+    """
+    expected = "a key of its own for each row" + (f", from column {column!r}" if column else "")
+    rows.refuse_repeated(found, which, expected=expected, remedy=_other_key())
+
+
+# Columns of URLs, as outputs may have them.
+
+
+_MAY_HIDE = r"[@#?\\]"  # what must be in a URL of which something is not shown, but for its length
+
+
+def shown_column(urls: pa.Array) -> pa.Array:
+    """Return what may be seen of URLs: see `shown_url`."""
+    chunks = [urls.slice(first, _CHUNK) for first in range(0, len(urls), _CHUNK)]
+    for at, chunk in enumerate(chunks):  # those that are shown whole are not looked at one by one
+        mask = pc.or_(pc.match_substring_regex(chunk, _MAY_HIDE), pc.greater(pc.utf8_length(chunk), LONGEST))
+        if pc.any(mask).as_py():
+            shown = [shown_url(text) for text in chunk.filter(mask).to_pylist()]
+            chunks[at] = pc.replace_with_mask(chunk, mask, pa.array(shown, urls.type))
+    return pa.concat_arrays(chunks) if chunks else urls
+
+
+# Paths as a manifest gives them: where they lead from the root, and what their names say.
+#
+# Nothing is looked up on a disk here; links are for `listed`.
+
+
+_EMPTY = arrow.text("")
+_END = arrow.text("\0")
+_UP = r"(?:^|/)\.\.(?:/|$)"
+_SPLIT = {
+    "first": r"(?s)^(?P<stem>(?:.*/)?[^/][^./]*)\.(?P<field>[^/]+)$",
+    "last": r"(?s)^(?P<stem>(?:.*/)?[^/]+)\.(?P<field>[^./]+)$",
+}
+_BEFORE = {"first": r"(?:^|/)[^/][^./]*\.", "last": r"[^/]\."}
+
+
+def relative(paths: pa.Array, root: bytes) -> pa.Array:
+    """Return paths relative to `root` where they lead into it, without `./`, `//` and the like.
+
+    Those that lead elsewhere stay absolute; `..` stays, for it may follow a link.
+    """
+    text = os.fsdecode(root)
+    tidy = [(r"/(?:\.?/)+", "/"), (r"^\./", "")]
+    if is_place(root):
+        tidy = [(f"^{re.escape(text)}", ""), *tidy]
+    else:
+        tops = sorted({os.path.abspath(text), os.path.realpath(text)})
+        tidy += [(f"^{re.escape(top.rstrip('/'))}/", "") for top in tops]
+    for pattern, replacement in tidy:
+        if pc.any(pc.match_substring_regex(paths, pattern)).as_py():
+            paths = pc.replace_substring_regex(paths, pattern, replacement)
+    return paths
+
+
+def absolute_places(paths: pa.Array) -> NDArray[np.int64]:
+    """Return which of `relative` paths are absolute: they lead out of the root."""
+    return arrow.places(pc.starts_with(paths, "/"))
+
+
+def upward_places(paths: pa.Array) -> NDArray[np.int64]:
+    """Return which of `relative` paths leave the root by `..`, whatever links are on the way."""
+    found = arrow.places(pc.match_substring_regex(paths, _UP))
+    shown = paths.take(number_array(found)).to_pylist()
+    return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
+
+
+def from_common_folder(paths: pa.Array, root: bytes) -> tuple[str, pa.Array] | None:
+    """Return the folder above all of these paths, and the paths absolute; None where none of them leaves `root`."""
+    paths = relative(paths, root)
+    away, up = absolute_places(paths), upward_places(paths)
+    if not len(away) and not len(up):
+        return None
+    top = os.path.join(os.path.realpath(os.fsdecode(root)), "")
+    real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
+    texts = paths.to_pylist()
+    for at in up.tolist():
+        folder, name = os.path.split(texts[at])
+        texts[at] = os.path.join(real(folder), name)
+    texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, and empty ones are refused later
+    return os.path.commonpath({os.path.dirname(text) for text in texts if text}), arrow.texts(texts)
+
+
+def from_root(paths: pa.Array, root: bytes) -> pa.Array:
+    """Return `relative` paths that lead elsewhere as they count from `root`, by `..` from where it really lies."""
+    if not len(absolute_places(paths)):
+        return paths
+    folder, up = os.path.realpath(os.fsdecode(root)), ""
+    while folder != "/":
+        folder, up = os.path.dirname(folder), f"{up}../"
+        paths = pc.replace_substring_regex(_large(paths), f"^{re.escape(folder.rstrip('/'))}/+", up)
+    return paths
+
+
+def _large(paths: pa.Array) -> pa.Array:
+    return pc.cast(paths, pa.large_string())
+
+
+class Endings:
+    """The fields that paths name.
+
+    Attributes:
+        names: Each once, in the order in which they were met; empty for names without one.
+        codes: uint16[paths] of `names`.
+
+    Raises:
+        InvalidRequest: There are too many.
+    """
+
+    def __init__(self, where: str, paths: pa.Array, dots: Dots) -> None:
+        self._where, self._paths, self._dots = where, paths, dots
+        self.names: list[str] = []
+        self.codes = np.zeros(len(paths), np.uint16)
+        for first in range(0, len(paths), _CHUNK):
+            chunk = paths.slice(first, _CHUNK)
+            self.codes[first : first + len(chunk)] = self._chunk(chunk)
+
+    def _chunk(self, chunk: pa.Array) -> NDArray[np.uint16] | int:
+        """Return the codes of some paths. Nearly always all have the ending of the last one, which is quickly seen."""
+        if self.names:
+            pattern = f"(?s){_BEFORE[self._dots]}{re.escape(self.names[-1])}$"
+            if self.names[-1] and pc.all(pc.match_substring_regex(chunk, pattern)).as_py():
+                return len(self.names) - 1
+        fields = pc.struct_field(pc.extract_regex(chunk, _SPLIT[self._dots]), [1])
+        fields = pc.coalesce(_large(fields), _EMPTY).dictionary_encode()
+        known = {name: at for at, name in enumerate(self.names)}
+        codes = [known.setdefault(name, len(known)) for name in fields.dictionary.to_pylist()]
+        if len(known) > _FIELD_LIMIT:
+            found = f"more than {_FIELD_LIMIT:,} different fields"
+            remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
+            raise InvalidRequest(self._where, found, expected="a few", remedy=remedy)
+        self.names = list(known)
+        taken: NDArray[np.uint16] = np.array(codes, np.uint16)[arrow.numbers(fields.indices)]
+        return taken
+
+    def stems(self) -> Iterator[pa.Array]:
+        """Yield arrays of the paths without their endings, before any were left out."""
+        for first in range(0, len(self._paths), _CHUNK):
+            chunk, codes = self._paths.slice(first, _CHUNK), self.codes[first : first + _CHUNK]
+            ending = self.names[codes[0]]
+            if not np.all(codes == codes[0]):
+                yield pc.coalesce(pc.struct_field(pc.extract_regex(chunk, _SPLIT[self._dots]), [0]), chunk)
+            else:
+                yield pc.replace_substring_regex(chunk, re.escape(f".{ending}") + "$", "") if ending else chunk
+
+
+def row_paths(
+    samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
+) -> ArrowTexts:
+    """Return the paths of the rows of samples, made of the columns they stand in: a row that is no file has none.
+
+    Args:
+        samples: How many there are.
+        columns: Columns of paths, each with a value per sample.
+        roles: For each ending, which column each row of a sample takes its path from; -1 for none.
+        endings: uint16[samples], or None where there is one for all.
+    """
+    count = samples * roles.shape[1]
+
+    def render(which: NDArray[np.int64] | slice) -> pa.Array:
+        rows = np.arange(which.start, which.stop) if isinstance(which, slice) else which
+        if not columns:
+            return arrow.texts(["\0"] * len(rows))
+        sample, place = np.divmod(rows, roles.shape[1])
+        role = roles[0 if endings is None else endings[sample], place]
+        taken = [_large(column.take(number_array(sample))) for column in columns]
+        texts = pc.choose(number_array(role + 1), _EMPTY, *taken)
+        return pc.binary_join_element_wise(texts, _END, _EMPTY)
+
+    return ArrowTexts(count, render, _CHUNK)
+
+
+def join_rows(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
+    """Return the paths of samples `first` to `last` (exclusive), those of a sample together, a NUL after each."""
+    parts = [part for column in columns for part in (_large(column.slice(first, last - first)), _END)]
+    return bytes(arrow.payload(pc.binary_join_element_wise(*parts, _EMPTY)))
 
 
 # Parts of samples, a column each, become rows: in each sample ordered by the bytes of the fields' names.
@@ -391,7 +1017,7 @@ class Layout:
             size=self._spread(sizes, samples, np.int64),
             mtime_ns=self._spread(mtimes, samples, np.int64),
             changed_ns=self._spread(changed, samples, np.int64),
-            paths=checks.row_paths(samples, paths, np.where(self.part < len(paths), self.part, -1), self.endings),
+            paths=row_paths(samples, paths, np.where(self.part < len(paths), self.part, -1), self.endings),
         )
 
     def _spread(self, parts: Sequence[_OneOrEach], samples: int, kind: type[_Number]) -> NDArray[_Number]:
@@ -425,38 +1051,25 @@ def lay_out(endings: Endings | None, known: Sequence[str]) -> Layout:
     return Layout(fields, np.array(code, np.uint16), np.array(part, np.int64), several)
 
 
-@dataclass(frozen=True, slots=True)
-class _FoundFiles:
-    """The files of a manifest.
+def _put_together(parts: list[ListedPart], columns: int) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
+    """Return the files that workers found, for each column of paths, and what is wrong with some.
 
-    Attributes:
-        columns: For each column of paths.
-        problems: (code, message).
-        problem: int64[samples, columns]: 0, or one more than the place in `problems`; or nothing was looked at.
+    Returns:
+        The columns; (code, message); and int64[samples, columns]: 0, or one more than the place of what is wrong.
     """
-
-    columns: list[FieldColumn]
-    problems: Sequence[tuple[SkipCode, str]] = ()
-    problem: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 1), np.int64))
-
-
-def _put_together(parts: list[ListedPart], columns: int) -> _FoundFiles:
-    """Return the files that workers found."""
     before, problem = 0, []
     for part in parts:
-        found = np.frombuffer(part.problem, np.uint32).astype(np.int64)
-        problem.append(np.where(found > 0, found + before, 0))
+        numbers = np.frombuffer(part.problem, np.uint32).astype(np.int64)
+        problem.append(np.where(numbers > 0, numbers + before, 0))
         before += len(part.problems)
 
     def column(name: str, kind: type[_Number]) -> NDArray[_Number]:
         return np.concatenate([np.frombuffer(getattr(part, name), kind) for part in parts]).reshape(-1, columns)
 
     kinds, facts = column("kinds", np.uint8), [column(name, np.int64) for name in ("sizes", "mtimes", "changed")]
-    return _FoundFiles(
-        [FieldColumn(kinds[:, at], *(fact[:, at] for fact in facts)) for at in range(columns)],
-        [problem for part in parts for problem in part.problems],
-        np.concatenate(problem).reshape(-1, columns),
-    )
+    found = [FieldColumn(kinds[:, at], *(fact[:, at] for fact in facts)) for at in range(columns)]
+    problems = [one for part in parts for one in part.problems]
+    return found, problems, np.concatenate(problem).reshape(-1, columns)
 
 
 # Bytes that a table holds: measured for the plan, and written end to end for the workers, in two passes over it.

@@ -27,7 +27,7 @@ from shardtool.values import INLINE, SPAN, counted, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -41,97 +41,84 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """What `SelectingOptions` ask for, done in this order: `columns_from`, fields, `join`, `where`, `values`.
+def with_fields(listed: Listing, options: SelectingOptions, pool: Pool, to_format: str = "tar") -> Listing:
+    """Return the samples with the columns of JSON fields, and those of their fields that were asked for.
 
-    Attributes:
-        options: What is asked for.
-        table_of: Returns what a query sees of samples.
+    Args:
+        listed: The samples.
+        options: What is asked for: this first, and then what `chosen` does.
+        pool: Reads the JSON fields.
         to_format: What the samples will be written as.
+
+    Raises:
+        InvalidRequest: There is no such field, or names that no field can have.
+        SampleFailed: A JSON field cannot be read, and its sample is not to be skipped.
     """
+    if options.columns_from:
+        for field in options.columns_from:
+            listed = with_json_columns(listed, field, pool)
+        check_skipped(listed.name, listed.skipped, options.on_error, f"leave out {option('columns_from')}")
+    if not (options.select_fields or options.drop_fields or options.rename_fields):
+        return listed
+    from shardtool.select.fields import paths_of, select_fields
 
-    options: SelectingOptions
-    table_of: Callable[[Listing], pa.Table]
-    to_format: str = "tar"
+    entries, renames = listed.entries, pairs("rename_fields", options.rename_fields)
+    if renames and not listed.shards:
+        entries = replace(entries, rows=replace(entries.rows, paths=paths_of(entries)))
+    entries, empty = select_fields(entries, options.select_fields, options.drop_fields, renames, to_format=to_format)
+    return replace(listed, entries=entries, skipped=listed.skipped + empty)
 
-    def with_fields(self, listed: Listing, pool: Pool) -> Listing:
-        """Return the samples with the columns of JSON fields, and those of their fields that were asked for.
 
-        Raises:
-            InvalidRequest: There is no such field, or names that no field can have.
-            SampleFailed: A JSON field cannot be read, and its sample is not to be skipped.
-        """
-        options = self.options
-        if options.columns_from:
-            for field in options.columns_from:
-                listed = with_json_columns(listed, field, pool)
-            check_skipped(listed.name, listed.skipped, options.on_error, f"leave out {option('columns_from')}")
-        if not (options.select_fields or options.drop_fields or options.rename_fields):
-            return listed
-        from shardtool.select.fields import select_fields
+def chosen(listed: Listing, options: SelectingOptions) -> Listing:
+    """Return the samples that `where` takes, with the columns of the table of `join` and the fields of `values`.
 
-        entries, renames = listed.entries, pairs("rename_fields", options.rename_fields)
-        if renames and not listed.shards:
-            from shardtool.select.fields import paths_of
-
-            entries = replace(entries, rows=replace(entries.rows, paths=paths_of(entries)))
-        chosen = options.select_fields, options.drop_fields, renames
-        entries, empty = select_fields(entries, *chosen, to_format=self.to_format)
-        return replace(listed, entries=entries, skipped=listed.skipped + empty)
-
-    def chosen(self, listed: Listing) -> Listing:
-        """Return the samples that `where` takes, with the columns of the table of `join` and the fields of `values`.
-
-        Raises:
-            InvalidRequest: The table, the query or a column is not what it must be, or no sample is left.
-        """
-        return self._with_values(self._where(self._joined(listed)))
-
-    def in_order(self, listed: Listing) -> Listing:
-        """Return the samples in the order of `sort_by`.
-
-        Raises:
-            InvalidRequest: There is no such column, or it has no order.
-        """
-        name = self.options.sort_by
-        if name is None:
-            return listed
-        from shardtool.select.names import column_of, sort_order
-
-        column = column_of(self.table_of(listed), name, option("sort_by"))
-        order = sort_order(column, name, descending=self.options.descending)
-        return replace(listed, entries=listed.entries.take(order))
-
-    def _joined(self, listed: Listing) -> Listing:
-        options = self.options
-        if options.join is None:
-            return listed
+    Raises:
+        InvalidRequest: The table, the query or a column is not what it must be, or no sample is left.
+    """
+    if options.join is not None:
         from shardtool.select.join import join
 
         joined = join(listed.entries, options.join, options.on or "")
         recorded = {**listed.recorded, "join": joined.name}
-        return replace(listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes))
-
-    def _where(self, listed: Listing) -> Listing:
-        query = self.options.where
-        if query is None:
-            return listed
+        listed = replace(listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes))
+    if (query := options.where) is not None:
         from shardtool.select.query import matching
 
-        samples = matching(self.table_of(listed), query)
-        return take_some(listed, samples, option("where"), f"no sample for which {query}")
+        listed = take_some(listed, matching(table_of(listed), query), option("where"), f"no sample for which {query}")
+    values = pairs("values", options.values)
+    if not (values or options.classes):
+        return listed
+    from shardtool.dataset.dataset_file import open_classes
+    from shardtool.select.join import set_fields
 
-    def _with_values(self, listed: Listing) -> Listing:
-        """Return the samples with the fields that `values` and `classes` make of metadata."""
-        options, values = self.options, pairs("values", self.options.values)
-        if not (values or options.classes):
-            return listed
-        from shardtool.dataset.dataset_file import open_classes
-        from shardtool.select.join import set_fields
+    entries, notes = set_fields(listed.entries, values, options.classes, open_classes(options.classes_from))
+    return replace(listed, entries=entries, notes=(*listed.notes, *notes))
 
-        entries, notes = set_fields(listed.entries, values, options.classes, open_classes(options.classes_from))
-        return replace(listed, entries=entries, notes=(*listed.notes, *notes))
+
+def in_order(listed: Listing, options: SelectingOptions) -> Listing:
+    """Return the samples in the order of `sort_by`.
+
+    Raises:
+        InvalidRequest: There is no such column, or it has no order.
+    """
+    if (name := options.sort_by) is None:
+        return listed
+    from shardtool.select.names import column_of, sort_order
+
+    column = column_of(table_of(listed), name, option("sort_by"))
+    order = sort_order(column, name, descending=options.descending)
+    return replace(listed, entries=listed.entries.take(order))
+
+
+def table_of(listed: Listing) -> pa.Table:
+    """Return what a query sees of samples."""
+    if listed.shards:
+        from shardtool.select.names import table_of
+
+        return table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
+    from shardtool.source import folder_samples
+
+    return folder_samples.table_of(listed.entries)
 
 
 def take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: str) -> Listing:

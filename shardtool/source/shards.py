@@ -30,7 +30,7 @@ from shardtool.select.fields import without_empty
 from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.selecting import Selection, take_some
+from shardtool.source.selecting import chosen, in_order, table_of, take_some, with_fields
 from shardtool.source.shard_columns import (
     FilesSeen,
     SourceShard,
@@ -353,14 +353,13 @@ class ShardSource(Source):
             recorded={} if options.portable else found.recorded,
             digest=None if changed else found.digest,
         )
-        selection = Selection(options, _table, to_format)
-        return self._with_fields(selection.chosen(selection.with_fields(listed, pool)))
+        return self._with_fields(chosen(with_fields(listed, options, pool, to_format), options))
 
     def choose(self, listed: Listing, taken: Names | None) -> Listing:
         """Return the samples that were asked for, in the order that was asked for."""
         options = self._options
         listed = self._without_duplicates(self._sampled(listed), taken)
-        listed = Selection(options, _table).in_order(listed)
+        listed = in_order(listed, options)
         if options.head is not None and options.head < len(listed.entries):
             listed = replace(listed, entries=listed.entries.take(np.arange(options.head)))
         entries, skipped = listed.entries, listed.skipped
@@ -374,7 +373,7 @@ class ShardSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
-        return order.column_of(_table(listed), name, listed.name)
+        return order.column_of(table_of(listed), name, listed.name)
 
     def _with_fields(self, listed: Listing) -> Listing:
         """Return the samples that have fields: an Example may hold nothing but its key."""
@@ -431,11 +430,6 @@ def _unchecked(entries: Entries) -> list[str]:
     shards = int(np.count_nonzero(np.bincount(spans.file[entries.owners(rows)])))
     what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be seen"
     return [f"{what}: {call('index', checksum=True)} adds them"]
-
-
-def _table(listed: Listing) -> pa.Table:
-    """Return what a query sees of samples."""
-    return order.table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
 
 
 # The datasets that are given: which shards each has, and what its dataset file says of them.

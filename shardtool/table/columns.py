@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -189,7 +190,7 @@ def too_long(where: str) -> InvalidRequest:
 
 
 _SHOWN = 5  # rows in a message
-_EXAMPLES = 3  # values
+_EXAMPLES = 3  # values, or keys
 _SHOWN_LETTERS = 120  # of each value, or key
 
 
@@ -236,6 +237,21 @@ class Rows:
         if len(at):
             raise InvalidRequest(self.where, f"{found} in {self.named(at)}", expected=expected, remedy=remedy)
 
+    def refuse_repeated(
+        self, keys: Names, which: NDArray[np.int64] | None = None, *, expected: str, remedy: str
+    ) -> None:
+        """Raise for rows that share a key, where there are any: among those at the places `which`, or among all.
+
+        Raises:
+            InvalidRequest: There are.
+        """
+        if twice := repeated(keys if which is None else keys.take(which)):
+            places = [np.array(at, np.int64) for at in islice(twice.values(), _EXAMPLES)]
+            rows = [self.named(at if which is None else which[at]) for at in places]
+            some = [f"'{short(printable(key))}' ({named})" for key, named in zip(twice, rows, strict=False)]
+            found = f"{counted(len(twice), 'key')} more than once: {listing(some, _EXAMPLES, total=len(twice))}"
+            raise InvalidRequest(self.where, found, expected=expected, remedy=remedy)
+
     def examples(self, column: pa.ChunkedArray, at: NDArray[np.int64]) -> str:
         """Return the first few of the values at these places."""
         values = column.take(number_array(at[:_EXAMPLES])).to_pylist()
@@ -259,8 +275,8 @@ _CONTROLS = bytes([*range(32), 127, 0xC2])  # and the first byte of those beyond
 
 def is_key(kind: pa.DataType) -> bool:
     """Tell whether values of an Arrow type can be keys: text, whole numbers, and floats that happen to be whole."""
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_integer, pa.types.is_floating)
-    return any(test(kind) for test in tests) or bool(pa.types.is_decimal(kind) and kind.scale == 0)
+    numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return is_text(kind) or bool(numbers or (pa.types.is_decimal(kind) and kind.scale == 0))
 
 
 def broken_numbers(column: pa.ChunkedArray) -> NDArray[np.int64]:

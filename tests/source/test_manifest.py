@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from shardtool import CreateOptions, InvalidRequest, SampleFailed
 from shardtool.names import Names
 from shardtool.source import manifest as spool
-from shardtool.source import manifest_columns as places
 from shardtool.source.manifest import FieldColumn, ManifestSource, lay_out
 from shardtool.source.scan import ALWAYS
 from shardtool.table import columns as keys
@@ -512,8 +511,8 @@ _PART = st.text("a.b/+ \né", max_size=6)
 def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: int) -> None:
     """A path gives the key and field that a folder's file of that name would have, however many are split at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "_CHUNK", chunk)
-        endings = places.Endings("t", pa.array(paths), dots)
+        patch.setattr(spool, "_CHUNK", chunk)
+        endings = spool.Endings("t", pa.array(paths), dots)
         stems = [stem for part in endings.stems() for stem in part.to_pylist()]
     for path, code, stem in zip(paths, endings.codes.tolist(), stems, strict=True):
         folder, slash, name = path.rpartition("/")

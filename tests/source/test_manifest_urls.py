@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.fetch import shown_url
-from shardtool.source import manifest_columns as urls
-from shardtool.source.manifest_columns import shown_column
+from shardtool.source import manifest as urls
+from shardtool.source.manifest import shown_column
 
 _URLS = st.lists(
     st.text("ab:/@?=&#\\tokensig\u00fc", max_size=30) | st.sampled_from(["http://u:p@h/?key=1", "x" * 3000]), max_size=9

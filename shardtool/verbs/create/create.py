@@ -177,10 +177,10 @@ def _list_samples(run: Run, source: Source) -> None:
     if run.asked is not None:
         run.chosen = run.listed
     run.notes.add(*run.listed.notes)
-    from shardtool.select.names import check_case, check_names, make_portable
+    from shardtool.select.names import check_case, check_storable, make_portable
 
     if not run.options.portable:
-        check_names(run.entries, run.listed.name, skip=source.may_skip_names)
+        check_storable(run.entries, run.listed.name, skip=source.may_skip_names)
     _settle_dots(run)
     if run.dividing is not None:
         _divide(run, source, run.dividing)
