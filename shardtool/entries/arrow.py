@@ -161,19 +161,18 @@ def _bits(buffer: pa.Buffer, array: pa.Array) -> NDArray[np.uint8]:
 
 def lengths(array: pa.Array) -> NDArray[np.int64]:
     """Return the bytes of each value of an array of text or bytes; a null has none."""
-    kind = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
-    offsets = np.frombuffer(array.buffers()[1] or bytes(8), kind)[array.offset : array.offset + len(array) + 1]
-    return np.diff(offsets).astype(np.int64)
+    return np.diff(_offsets(array)).astype(np.int64)
 
 
 def payload(array: pa.Array) -> memoryview:
     """Return the values of an array of text or bytes, end to end, without a copy."""
-    _, offsets, data = array.buffers()
-    if data is None or not len(array):
-        return memoryview(b"")
+    offsets = _offsets(array)
+    return memoryview(array.buffers()[2] or b"").cast("B")[int(offsets[0]) : int(offsets[-1])]
+
+
+def _offsets(array: pa.Array) -> NDArray[Any]:
     kind = np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
-    ends = np.frombuffer(offsets, kind)
-    return memoryview(data).cast("B")[int(ends[array.offset]) : int(ends[array.offset + len(array)])]
+    return np.frombuffer(array.buffers()[1] or bytes(8), kind)[array.offset : array.offset + len(array) + 1]
 
 
 def plain(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

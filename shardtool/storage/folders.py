@@ -52,7 +52,7 @@ _TLS_PORT = 443
 _GO_ON_S = 1  # that a server has to refuse before the body is sent; some do not know what they are asked
 _LINE = 65536
 _MOST_REFUSED = 2**18  # bytes of an answer before the body
-_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
+_STATUS = re.compile(rb"^HTTP/1\.[01] (\d{3})\b")
 
 
 class Shorter(Exception):
@@ -233,19 +233,14 @@ def _refusal(line: Line) -> _Answer | None:
 
     line.most = _MOST_REFUSED
     try:
-        first = line.readline(_LINE)
-    except TimeoutError:
-        return None
-    except OSError:
-        raise PassingFailure("the connection was lost") from None
-    try:
+        [status] = map(int, _STATUS.findall(line.readline(_LINE)))
         headers = HTTPHeaderDict(http.client.parse_headers(line).items())
         body = line.read(max(0, min(_LINE, int(headers.get("Content-Length", "0"))))) or b""
+    except TimeoutError:  # before the first byte: later, `Line` says what is too slow
+        return None
     except (OSError, ValueError, http.client.HTTPException):
         raise PassingFailure("the connection was lost") from None
-    if not (found := _STATUS.match(first)):
-        raise PassingFailure("the connection was lost")
-    return None if int(found[1]) == HTTPStatus.CONTINUE else _Answer(int(found[1]), headers, body)
+    return None if status == HTTPStatus.CONTINUE else _Answer(status, headers, body)
 
 
 def _check(address: str, answer: _Answer) -> None:
@@ -530,9 +525,6 @@ def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> 
 # A file is copied, and checked on the way: what appears has the bytes that its index says, or nothing appears.
 
 
-_TRIES = 2  # a network file system may return other bytes once
-
-
 @dataclass(frozen=True, slots=True)
 class Original:
     """A file that may be copied.
@@ -549,15 +541,16 @@ class Original:
     crc: int | None
     name: str
 
-    def is_met_by(self, size: int, crc: int) -> bool:
-        """Tell whether bytes of this number and checksum are its own, as far as that is known."""
-        return size == self.size and self.crc in (None, crc)
+    def check(self, size: int, crc: int) -> None:
+        """See that bytes of this number and checksum are its own, as far as that is known.
 
-    def differs(self, size: int, crc: int) -> CorruptShard:
-        """Return the error that it has other bytes."""
-        found = f"{size:,} bytes with the checksum {crc:08x}"
-        expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with {self.crc:08x}")
-        return CorruptShard(self.path, found, expected=expected)
+        Raises:
+            CorruptShard: They are others.
+        """
+        if size != self.size or self.crc not in (None, crc):
+            found = f"{size:,} bytes with the checksum {crc:08x}"
+            expected = f"{self.size:,} bytes" + ("" if self.crc is None else f" with {self.crc:08x}")
+            raise CorruptShard(self.path, found, expected=expected)
 
 
 def checked_copy(
@@ -585,14 +578,12 @@ def checked_copy(
         size = crc = 0
         for block in blocks_of(original.path):
             size, crc = size + len(block), crc32c(block, crc)
-            if size >= original.size and not original.is_met_by(size, crc):
-                raise original.differs(size, crc)
+            if size >= original.size:
+                original.check(size, crc)
             file.write(block)
             took(len(block))
-        if not original.is_met_by(size, crc):
-            raise original.differs(size, crc)
+        original.check(size, crc)
 
-    for _ in range(_TRIES - 1):
-        with suppress(CorruptShard):
-            return folder.write(original.name, fill, original.size, mtime_ns)[1]
+    with suppress(CorruptShard):  # a network file system may return other bytes once
+        return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]

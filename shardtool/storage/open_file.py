@@ -108,11 +108,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
         for part in parts:
             missing = part[max(0, done - before) :]
             before += len(part)
-            if missing:
-                got = self.read_into(missing, offset + done)
-                done += got
-                if got < len(missing):
-                    break
+            done += self.read_into(missing, offset + done)
         return done
 
     def blocks(self, into: memoryview) -> Iterator[memoryview]:

@@ -180,12 +180,7 @@ def write_all(fd: int, data: bytes | memoryview, at: int | None = None) -> None:
 # Objects with locks, made fit for use in a process that was forked while another thread held them.
 
 
-_OBJECTS: WeakSet[ForkLock | SharedBlocks] = WeakSet()
-
-
-def renew_after_fork(one: ForkLock | SharedBlocks) -> None:
-    """Have `after_fork` called in each process that is forked from now on, for as long as the object lives."""
-    _OBJECTS.add(one)
+_OBJECTS: WeakSet[ForkLock | SharedBlocks] = WeakSet()  # `after_fork` of each is called in a forked process
 
 
 def _renew() -> None:
@@ -201,7 +196,7 @@ class ForkLock:
 
     def __init__(self) -> None:
         self.after_fork()
-        renew_after_fork(self)
+        _OBJECTS.add(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -235,11 +230,15 @@ class _Origin:
             fd = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
-        fact = os.fstat(fd)
-        if (fact.st_dev, fact.st_ino) == self.identity:
+        if _identity(fd) == self.identity:
             return fd
         os.close(fd)  # another process has the number now
         return None
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    fact = os.fstat(fd)
+    return fact.st_dev, fact.st_ino
 
 
 class SharedBlocks:
@@ -261,9 +260,8 @@ class SharedBlocks:
         self._maps: list[mmap.mmap] = []  # of the file as it grew: the last one has all of it
         self._origin: _Origin | None = None
         if fd is not None:
-            fact = os.fstat(fd)
-            self._origin = _Origin(os.getpid(), fd, (fact.st_dev, fact.st_ino))
-            renew_after_fork(self)
+            self._origin = _Origin(os.getpid(), fd, _identity(fd))
+            _OBJECTS.add(self)
 
     def after_fork(self) -> None:
         """Open the file anew: `flock` keeps apart only those who opened it by themselves."""
@@ -332,10 +330,9 @@ class SharedBlocks:
         if self._origin is None:
             return False
         try:
-            fact = os.fstat(self._fd)
+            return _identity(self._fd) == self._origin.identity
         except OSError:
             return False
-        return (fact.st_dev, fact.st_ino) == self._origin.identity
 
     def _entry(self, number: int) -> int:
         return _END.size + number * _ENTRY.size

@@ -547,9 +547,7 @@ def _sync_folder(path: str | Path) -> None:
 
 _MORE_ROOM = {errno.ENOSPC: "Make space", errno.EDQUOT: "Raise the quota"}
 _REMEDIES = {
-    errno.EACCES: "Choose a folder that you may write to.",
-    errno.EPERM: "Choose a folder that you may write to.",
-    errno.EROFS: "Choose a folder that you may write to.",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose a folder that you may write to."),
     errno.ENAMETOOLONG: "Choose a shorter name.",
 }
 
@@ -568,7 +566,7 @@ def _failed(where: str, error: OSError) -> OutputFailed:
 
 
 @contextmanager
-def written(where: str, failed: Callable[[str, OSError], OutputFailed] = _failed) -> Iterator[None]:
+def written(where: str, failed: Callable[[str, OSError], OutputExists | OutputFailed] = _failed) -> Iterator[None]:
     """Say of what the system refuses inside of the block that `where` cannot be written."""
     try:
         yield
@@ -594,7 +592,7 @@ class Tree:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        with _failures(folder):
+        with written(folder, _tree_failed):
             os.makedirs(folder, exist_ok=True)
             self._root = os.open(folder, _OPEN_FOLDER)
 
@@ -615,7 +613,7 @@ class Tree:
             OutputFailed: It cannot be written.
         """
         path = os.path.join(self._folder, *map(os.fsdecode, parts))
-        with _failures(path), _parent(self._root, parts[:-1]) as parent:
+        with written(path, _tree_failed), _parent(self._root, parts[:-1]) as parent:
             if overwrite:
                 check_replaceable(parts[-1], parent)
                 with suppress(FileNotFoundError):
@@ -624,19 +622,12 @@ class Tree:
         return path
 
 
-@contextmanager
-def _failures(path: str) -> Iterator[None]:
-    """Turn what the operating system says into errors that a user understands."""
-    try:
-        yield
-    except OSError as error:
-        found = reason(error)
-        if error.errno in _IN_THE_WAY:
-            found = "there already" if error.errno == errno.EEXIST else f"in the way: {found}"
-            raise OutputExists(
-                path, found, remedy=f"Choose another folder, or {either('overwrite=True', '--overwrite files')}."
-            ) from None
-        raise OutputFailed(path, found) from None
+def _tree_failed(path: str, error: OSError) -> OutputExists | OutputFailed:
+    if error.errno not in _IN_THE_WAY:
+        return OutputFailed(path, reason(error))
+    found = "there already" if error.errno == errno.EEXIST else f"in the way: {reason(error)}"
+    remedy = f"Choose another folder, or {either('overwrite=True', '--overwrite files')}."
+    return OutputExists(path, found, remedy=remedy)
 
 
 @contextmanager
