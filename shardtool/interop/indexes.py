@@ -418,9 +418,8 @@ def is_ours(data: bytes) -> bool:
 
 def listed(data: bytes, names: Iterable[str]) -> set[str]:
     """Return those of `names` that a `README.md` of ours names as data, and what it names that is none of them."""
-    patterns = [json.loads(path) for path in _PATH.findall(data.decode("utf-8", "replace"))]
     found: set[str] = set()
-    for pattern in patterns:
+    for pattern in map(json.loads, _PATH.findall(data.decode("utf-8", "replace"))):
         matching = {name for name in names if fnmatchcase(name, pattern)}
         found |= matching or {pattern}
     return found
@@ -455,7 +454,8 @@ def misreading(names: Iterable[str]) -> str:
         names: The names of all files in the folder.
     """
     seen = [name for name in names if not name.startswith(".") and name not in _IGNORED and "." in name]
-    splits = [[name for name in seen if _has_word(name, words)] for words in _SPLIT_WORDS]
+    words = [rf"(?:^|[-._ 0-9])(?:{'|'.join(one)})[-._ 0-9]" for one in _SPLIT_WORDS]
+    splits = [[name for name in seen if re.search(one, name)] for one in words]
     for group in [one for one in splits if one] or [seen]:
         counts = Counter(ending.lower() for name in group for ending in name.split(".")[1:])
         known = {ending: counts[ending] for ending in _ENDINGS if counts[ending]}
@@ -463,19 +463,12 @@ def misreading(names: Iterable[str]) -> str:
             continue
         most = max(known, key=lambda one: (known[one], _FAVOURITES.index(one) if one in _FAVOURITES else -1, one))
         if most != "tar":
-            return f"takes {_example(group, most)} for the data, not the shards"
+            example = min(name for name in group if most in name.lower().split(".")[1:])
+            return f"takes {example} for the data, not the shards"
         if indexes := [name for name in group if "tar" in name.split(".")[1:-1]]:
             return f"takes {min(indexes)} for a tar, and fails"
     passed = [name for name in seen if name.endswith(".tar") and any(splits) and not any(name in one for one in splits)]
     return f"takes names for splits, and passes over {min(passed)}" if passed else ""
-
-
-def _has_word(name: str, words: Iterable[str]) -> bool:
-    return any(re.search(rf"(?:^|[-._ 0-9]){word}[-._ 0-9]", name) for word in words)
-
-
-def _example(names: Iterable[str], ending: str) -> str:
-    return min(name for name in names if ending in name.lower().split(".")[1:])
 
 
 def hub_index(shard: IndexedShard) -> bytes:
@@ -551,7 +544,7 @@ class Export:
         suffix: What the name of a shard's index ends with, in place of the shard's ending.
         encode: Returns the bytes of a shard's index; None: there is none.
         form: Tells, by the first bytes of a file and its size, whether it has the form of one.
-        differs: Returns how the bytes of one differ from the index of a shard; empty: they do not.
+        means: Tells whether the bytes of one that are not ours lead to the same places of a shard.
         least: Samples that a shard must hold for the tool to take its index.
         hashed: Whether it has hashes of payloads: then shards are read.
         once: What else there is, once a folder.
@@ -564,7 +557,7 @@ class Export:
     suffix: str = ""
     encode: Callable[[IndexedShard], bytes] | None = None
     form: Callable[[bytes, int], bool] = lambda _, __: False
-    differs: Callable[[bytes, IndexedShard], str] = lambda _, __: ""
+    means: Callable[[bytes, IndexedShard], bool] = lambda _, __: False
     least: int = 0
     hashed: bool = False
     once: FolderIndex | None = None
@@ -580,31 +573,26 @@ def _starts(pattern: bytes) -> Callable[[bytes, int], bool]:
 _OTHER = "the places of other samples"
 
 
-def _dali_difference(data: bytes, shard: IndexedShard) -> str:
-    same = webdataset_index(shard) == data or _fields_in_lines(data) == [fields for _, fields in shard.samples()]
-    return "" if same else _OTHER
+def _has_fields(data: bytes, shard: IndexedShard) -> bool:
+    return _fields_in_lines(data) == [fields for _, fields in shard.samples()]
 
 
-def _energon_difference(data: bytes, shard: IndexedShard) -> str:
-    return "" if offsets_index(shard) == data else _OTHER
+def _has_records(data: bytes, shard: IndexedShard) -> bool:
+    return tfrecord_index(shard).split() == data.split()
 
 
-def _tfrecord_difference(data: bytes, shard: IndexedShard) -> str:
-    return "" if tfrecord_index(shard).split() == data.split() else _OTHER
-
-
-_OF_RECORDS = tfrecord_index, _starts(rb"\d{1,20} \d{1,20}\r?\n"), _tfrecord_difference
+_OF_RECORDS = tfrecord_index, _starts(rb"\d{1,20} \d{1,20}\r?\n"), _has_records
 EXPORTS = {
     "dali-webdataset": Export(
-        "tar", "DALI", ".idx", webdataset_index, _starts(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _dali_difference, least=1
+        "tar", "DALI", ".idx", webdataset_index, _starts(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _has_fields, least=1
     ),
     "energon": Export(
-        "tar", "energon", ".tar.idx", offsets_index, _has_offsets, _energon_difference,
+        "tar", "energon", ".tar.idx", offsets_index, _has_offsets,
         once=FolderIndex(folder_index, INFO_FILE, lambda info: info["shard_counts"].items(), DATASET_YAML),
     ),
     "huggingface": Export(
         "tar", "the Hugging Face Hub", ".json", hub_index,
-        _starts(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), _hub_difference, hashed=True, readme=True,
+        _starts(rb'\s*\{\s*"(?:filesize|files|hash|hash_lfs)"\s*:'), hashed=True, readme=True,
     ),
     "timm": Export("tar", "timm", once=FolderIndex(timm_info, TIMM_FILE, _timm_pairs)),
     "open-clip": Export("tar", "open_clip", once=FolderIndex(open_clip_sizes, OPEN_CLIP_FILE, dict.items)),
@@ -639,8 +627,7 @@ def wanted_exports(formats: Sequence[str], shard_format: str = "") -> dict[str, 
 
 def index_name(shard: str, export: Export) -> str:
     """Return the name of a shard's index: `out-000000.idx` for `out-000000.tar`."""
-    name = sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix
-    return local_name(name)
+    return local_name(sidecar_name(shard).removesuffix(SIDECAR_SUFFIX) + export.suffix)
 
 
 def names_beside(shard: str, names: Collection[str]) -> list[str]:
@@ -680,7 +667,9 @@ def difference(export: str, data: bytes, shard: IndexedShard) -> str:
     if found.encode is None or found.shard_format != (format_of(shard.name) or "tfrecord"):  # names need not tell
         return f"an index of {found.shard_format} shards"
     try:
-        return found.differs(data, shard)
+        if found.hashed:
+            return _hub_difference(data, shard)
+        return "" if found.encode(shard) == data or found.means(data, shard) else _OTHER
     except InvalidRequest as error:
         return error.found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError):

@@ -128,18 +128,6 @@ def refuse_others(once: FolderIndex, target: OutputFolder, others: Iterable[str]
         raise OutputExists(target.full_path(once.info), found, expected=expected, remedy=remedy)
 
 
-def _other_splits(dataset: DatasetFile, name: str, folder: OutputFolder) -> list[DatasetFile]:
-    """Return the datasets in a folder that the same run made as `dataset`, called `name`, for other splits."""
-    found = []
-    for other in sorted(folder.names()) if dataset.made.split else ():
-        if other.endswith(DATASET_SUFFIX) and other != name:
-            with suppress(OSError, CorruptShard):
-                read = read_dataset(folder.read(other), other)
-                if dataset.made.is_split_with(read.made):
-                    found.append(read)
-    return found
-
-
 def has_own_readme(folder: OutputFolder) -> bool:
     """Tell whether there is a `README.md` of ours, which names the shards."""
     return indexes.is_ours(_read(folder, indexes.README) or b"")
@@ -646,13 +634,19 @@ class Exporter:
         return indexes.DigestTask(path, shard.size, index.offsets.tobytes(), stops.tobytes())
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
-        """Return this dataset, and its other splits that have an index."""
-        others = []
-        for other in _other_splits(dataset, self.name, self.folder):
-            names = {indexes.index_name(shard.name, export) for shard in other.shards if export.encode is not None}
-            if len(target.facts(names)) == len(names):
-                others.append(other)
-        return [dataset, *others]
+        """Return this dataset, and those that the same run made for other splits and that have an index."""
+        covered = [dataset]
+        for name in sorted(self.folder.names()) if dataset.made.split else ():
+            if name.endswith(DATASET_SUFFIX) and name != self.name:
+                try:
+                    other = read_dataset(self.folder.read(name), name)
+                except (OSError, CorruptShard):
+                    continue
+                shards = other.shards if export.encode is not None else ()
+                names = {indexes.index_name(shard.name, export) for shard in shards}
+                if dataset.made.is_split_with(other.made) and len(target.facts(names)) == len(names):
+                    covered.append(other)
+        return covered
 
     def _readme(self, export: Export, dataset: DatasetFile) -> bytes | None:
         """Return the `README.md` that names the shards; None where there is one that is not ours to replace."""

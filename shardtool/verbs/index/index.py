@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from shardtool.execute.pool import Needs, a_few
 from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
+from shardtool.publish.records import LOOK
 from shardtool.request.options import ExportOptions, IndexOptions
 from shardtool.request.results import ExportResult, IndexResult, Notes, Observer, RunRecord
 from shardtool.request.settings import given_options
@@ -142,8 +143,7 @@ def read_there(path: str) -> bytes | None:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and (is_url(path) or not os.path.islink(path)):
             return None
-        found = f"cannot be read: {reason(error)}"
-        remedy = "Make it readable, or move it away."
+        found, remedy = f"cannot be read: {reason(error)}", "Make it readable, or move it away."
         raise OutputExists(path, found, expected="a file, or none", remedy=remedy) from None
 
 
@@ -233,20 +233,14 @@ def _old(found: StoredDataset, path: str, data: bytes, *, overwrite: bool) -> Da
             problem = error.found
     elif path == found.dataset_file:
         problem, lost = "an index of wids", "what only it says of the shards"
-    elif _is_json(data):
-        remedy = f"Move it away, or choose another {option('output')}."
-        raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
+    else:
+        with suppress(ValueError, RecursionError):
+            json.loads(data)
+            remedy = f"Move it away, or choose another {option('output')}."
+            raise OutputExists(path, "a file that is no dataset file of shardtool", remedy=remedy)
     check_finished(found)
     _check_replaced(path, problem, lost, overwrite=overwrite)
     return None
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def _check_listed(old: DatasetFile, found: StoredDataset, path: str, shards_folder: str, *, overwrite: bool) -> None:
@@ -332,9 +326,8 @@ def compare_sidecar(
     if (fact.name, fact.size) != (seen.name, seen.size) or (wrong is not None and wrong.what != "checksum"):
         return DifferingSidecar("of another shard", lost)
     if fact.crc is not None and seen.crc not in (fact.crc, None):
-        what = f"the checksum {seen.crc:08x}"
-        expected = f"{fact.crc:08x}, as its sidecar says"
-        raise CorruptShard(path, what, expected=expected, remedy="`shardtool verify` shows what is damaged.")
+        what, expected = f"the checksum {seen.crc:08x}", f"{fact.crc:08x}, as its sidecar says"
+        raise CorruptShard(path, what, expected=expected, remedy=LOOK)
     if wrong is not None:
         return DifferingSidecar("checksums of other payloads", lost)
     if seen.crc is None or (fact.crc is not None and known.crcs is not None):
@@ -517,13 +510,8 @@ def _check_together(found: Survey) -> None:
 
 def _goes_with(before: ShardEntry, now: ShardEntry) -> bool:
     """Return whether what a dataset file says of a shard, without its sidecar, is what was found."""
-    known = before.crc is None or now.crc is None or before.crc == now.crc
-    return known and _shape(before) == _shape(now)
-
-
-def _shape(shard: ShardEntry) -> tuple[str, int, int, str, str]:
-    """Return what is known of a shard without reading its payloads."""
-    return shard.name, shard.size, shard.samples, shard.first_key, shard.last_key
+    shapes = [(one.name, one.size, one.samples, one.first_key, one.last_key) for one in (before, now)]
+    return shapes[0] == shapes[1] and (None in (before.crc, now.crc) or before.crc == now.crc)
 
 
 # `index`: sidecars and dataset file for shards that any tool made. The library twin of `shardtool index`.
