@@ -295,33 +295,25 @@ def _with_column(
     if name not in table.column_names:
         return table.append_column(name, _spread(column, found, None))
     before = _one(table, name)
-    kind = _united(before.type, column.type)
-    try:
-        both = None if kind is None else (pc.cast(column, kind), pc.cast(before, kind))
-    except MemoryError:
-        raise
-    except pa.ArrowException:  # a number that the other type has not, for example
-        both = None
-    if both is None:
+    if (both := _united(column, before)) is None:
         problem = f"column {name!r} holds {column.type}"
         expected = f"{before.type}, as the dataset's column of that name does"
         raise InvalidRequest(source.where, problem, expected=expected, remedy="Give it that type, or another name.")
     return table.set_column(table.column_names.index(name), name, _spread(both[0], found, both[1]))
 
 
-def _united(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both, as far as the types show; None: none does."""
-    if one == other:
-        return one
-    decimal, floating = pa.types.is_decimal, pa.types.is_floating
-    if (decimal(one) and floating(other)) or (floating(one) and decimal(other)):
+def _united(*columns: pa.Array) -> list[pa.Array] | None:
+    """Return two columns in the type that holds the values of both; None: none does."""
+    kinds = [column.type for column in columns]
+    if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
         return None  # Arrow would round the decimals
     try:
-        both = [pa.schema([pa.field("", kind)]) for kind in (one, other)]
-        return pa.unify_schemas(both, promote_options="permissive").field(0).type
+        schemas = [pa.schema([pa.field("", kind)]) for kind in kinds]
+        kind = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        return [pc.cast(column, kind) for column in columns]
     except MemoryError:
         raise
-    except pa.ArrowException:
+    except pa.ArrowException:  # a number that the other type has not, for example
         return None
 
 

@@ -23,7 +23,7 @@ from shardtool.format.tar import NAME_LIMIT as HEADER_LIMIT
 from shardtool.names import Names
 from shardtool.select.fields import paths_of
 from shardtool.skipped import Skipped
-from shardtool.table.columns import is_text, no_such, repeated
+from shardtool.table.columns import is_text, no_such, repeated, short
 from shardtool.values import (
     INLINE,
     NAME_LIMIT,
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 2**16  # keys at a time: no object for each of ten million
-_SHOWN = 80  # characters of a name in a message
 _CONTROLS = bytes([*range(1, 32), 127])
 _LEAD_OF_MORE = b"\xc2"  # starts the controls beyond ASCII, and some letters
 _DOTTED = re.compile(rb"\.[^/\0]*\0")  # starts with what is fast to look for
@@ -79,7 +78,7 @@ def check_storable(entries: Entries, where: str, *, skip: bool = False) -> None:
     if not bad:
         return
     kinds = [*dict.fromkeys(field_problem(name) for name in bad)]
-    names = [_short(name) for name in bad]
+    names = [short(printable(name)) for name in bad]
     also = f", or leave them out with {option('on_error', 'skip')}" if skip else ""
     found = (
         f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
@@ -125,7 +124,7 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
     if asked != "last" and not has_dotted(entries.keys):
         return "first", ""
     key = next((at for at in range(len(entries)) if ends_early(entries.keys[at])), None) if asked != "last" else None
-    example = "" if key is None else f", such as '{_short(entries.keys[key])}'"
+    example = "" if key is None else f", such as '{short(printable(entries.keys[key]))}'"
     if fields:
         what = "" if asked == "last" else f"keys with dots in their last part{example}, and "
         remedy = "Give these fields other names"
@@ -172,11 +171,6 @@ def _is_safe(chunk: bytes) -> bool:
 def _unsafe_fields(entries: Entries) -> list[str]:
     uses = entries.code_counts()
     return [name for name, count in zip(entries.fields, uses, strict=True) if count and field_problem(to_bytes(name))]
-
-
-def _short(name: bytes) -> str:
-    text = printable(name)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 # Rows of a source that share a key become one sample: of several folders, and of a table with a row for each file.
@@ -424,13 +418,9 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
         "size": lambda: number_array(_sums(entries.rows.size, entries.first[:-1], counts)),
         "fields": lambda: number_array(counts),
     }
-    table = entries.metadata
-    own = {name: make() for name, make in made.items() if table is None or name not in table.column_names}
-    if table is None:
-        return pa.Table.from_arrays([*own.values()], names=[*own])
-    for name, column in own.items():
-        table = table.append_column(name, column)
-    return table
+    table = pa.Table.from_arrays([], names=[]) if entries.metadata is None else entries.metadata
+    own = {name: make() for name, make in made.items() if name not in table.column_names}
+    return pa.Table.from_arrays([*table.columns, *own.values()], names=[*table.column_names, *own])
 
 
 def _texts(names: Names) -> pa.LargeStringArray:

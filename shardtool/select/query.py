@@ -491,11 +491,10 @@ def _read(column: pa.ChunkedArray) -> tuple[Kind, _Data]:
     import pyarrow as pa
     from pyarrow import types
 
+    from shardtool.entries import arrow
+
     pd = pandas()
-    if isinstance(column.type, pa.BaseExtensionType):
-        column = column.cast(column.type.storage_type)
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    column = arrow.plain(column)
     if types.is_null(column.type):
         return "empty", None
     dtypes = {pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
@@ -516,10 +515,9 @@ def _types() -> tuple[tuple[Kind, Callable[[pa.DataType], bool], pa.DataType | N
         ("true or false", types.is_boolean, None),
         ("a number", types.is_uint64, None),
         ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would wrap round
-        ("a number", types.is_float16, pa.float32()),
         ("a number", types.is_floating, None),
         ("a number", types.is_decimal, pa.float64()),
-        ("text", lambda kind: str(kind) in ("string", "large_string", "string_view"), pa.large_string()),
+        ("text", lambda kind: str(kind) in ("string", "large_string"), pa.large_string()),
         ("a time", types.is_date, pa.timestamp("ms")),
         ("a time", types.is_timestamp, None),
     )

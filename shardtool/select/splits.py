@@ -83,41 +83,25 @@ def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = 
 
 
 def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
-    """Return the values as a simple type, with NaN as null."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
-    texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary
-    simple = *numbers, *texts, types.is_date, types.is_timestamp, types.is_time, types.is_null
-    try:
-        plain = _unwrapped(values)
-        known = any(one(plain.type) for one in simple)
-    except pa.ArrowNotImplementedError:  # a type that an older pyarrow has, but cannot convert
-        known = False
-    if not known:
-        found = f"{column} holds {values.type}"
-        raise InvalidRequest(option, found, expected="text, numbers, dates, or true and false")
-    return plain
-
-
-def _unwrapped(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the values without extension types, dictionaries, views, time zones and NaN."""
+    """Return the values as a simple type, without time zones, and with NaN as null."""
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import types
 
-    if isinstance(values.type, pa.BaseExtensionType):
-        values = values.cast(values.type.storage_type)
-    if types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if str(values.type) == "string_view":
-        return values.cast("large_string")
-    if types.is_timestamp(values.type):
-        return values.cast(pa.timestamp(values.type.unit))
-    if types.is_floating(values.type):
-        return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-    return values
+    from shardtool.entries.arrow import plain
+
+    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
+    texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary
+    simple = *numbers, *texts, types.is_date, types.is_timestamp, types.is_time, types.is_null
+    found = plain(values)
+    if not any(one(found.type) for one in simple):
+        holds = f"{column} holds {values.type}"
+        raise InvalidRequest(option, holds, expected="text, numbers, dates, or true and false")
+    if types.is_timestamp(found.type):
+        return found.cast(pa.timestamp(found.type.unit))
+    if types.is_floating(found.type):
+        return pc.if_else(pc.is_nan(found), pa.scalar(None, found.type), found)
+    return found
 
 
 def _check_nulls(keys: Names, values: pa.ChunkedArray, asked: str, column: str) -> None:

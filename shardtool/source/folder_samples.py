@@ -263,10 +263,8 @@ def table_of(entries: Entries) -> pa.Table:
     own, table = pa.Table.from_batches(chunks, schema=schema), entries.metadata
     if table is None:
         return own
-    for name in COLUMNS:
-        if name not in table.column_names:
-            table = table.append_column(name, own.column(name))
-    return table
+    own = own.select([name for name in COLUMNS if name not in table.column_names])
+    return pa.Table.from_arrays([*table.columns, *own.columns], names=[*table.column_names, *own.column_names])
 
 
 # Files of a store or an archive: the same samples as of a folder, by the same rules and in the same order.

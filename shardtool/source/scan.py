@@ -84,15 +84,12 @@ class ScanRules:
         """Tell whether a file is wanted."""
         if any(folder == prefix and _is_output(pattern, name) for folder, pattern in self.own):
             return False
-        if self._exclude and _matches(self._exclude, prefix, name):
-            return False
-        return not self._include or _matches(self._include, prefix, name)
+        wanted = not self._include or _matches(self._include, prefix, name)
+        return wanted and not _matches(self._exclude, prefix, name)
 
     def takes_folder(self, prefix: bytes, name: bytes) -> bool:
         """Tell whether a folder is looked into."""
-        return not self._exclude or not (
-            _matches(self._exclude, prefix, name) or _matches(self._exclude, prefix, name + b"/")
-        )
+        return not any(_matches(self._exclude, prefix, one) for one in (name, name + b"/"))
 
 
 def _glob(text: str) -> tuple[bool, re.Pattern[bytes]]:
@@ -419,8 +416,7 @@ def no_field(prefix: bytes, name: bytes) -> Skipped:
 
 
 def _failure(key: bytes, path: bytes, error: OSError) -> Skipped:
-    code: SkipCode = "vanished" if isinstance(error, FileNotFoundError) else "unreadable"
-    return _skip(key, path, code, reason(error))
+    return _skip(key, path, *_path_failure(error))
 
 
 # Look at the files that a manifest lists: the half of that source that runs in workers.

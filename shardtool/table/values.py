@@ -117,7 +117,7 @@ def render_values(table: pa.Table) -> pa.Array:
     array = arrow.plain(arrow.one_chunk(table.column(0)))
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.int8())
-    return _join(_json(array) if _is_nested(array.type) else _plain(array), _END)
+    return _join(_json(array) if pa.types.is_nested(array.type) else _plain(array), _END)
 
 
 def has_text(kind: pa.DataType) -> bool:
@@ -127,10 +127,6 @@ def has_text(kind: pa.DataType) -> bool:
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
         return False
     return True
-
-
-def _is_nested(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(kind))
 
 
 def _join(*pieces: pa.Array) -> pa.Array:
@@ -161,10 +157,10 @@ def _json(array: pa.Array) -> pa.Array:
         array = pc.cast(array, pa.list_(kind.value_type))
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         return _list(array, _json, "[]")
-    if _is_nested(kind):
+    if pa.types.is_nested(kind):
         raise TypeError(kind)
     found = _plain(array)
-    if _is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+    if number_of(kind) is not None or pa.types.is_null(kind):
         return found
     return pc.binary_join_element_wise(_QUOTE, _escape(found), _QUOTE, _EMPTY)
 
@@ -184,10 +180,6 @@ def _list(array: pa.Array, render: Render, brackets: str) -> pa.Array:
 
 def _unless_null(array: pa.Array, found: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_valid(array), found, _NULL) if array.null_count else found
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _plain(array: pa.Array) -> pa.Array:
