@@ -47,14 +47,9 @@ def printable(text: str | bytes) -> str:
 
     def escape(match: re.Match[str]) -> str:
         char = match[0]
-        try:
-            byte = char.encode("latin-1")
-        except UnicodeEncodeError:
-            try:
-                byte = char.encode("ascii", "surrogateescape")  # a byte that was no UTF-8
-            except UnicodeEncodeError:
-                return f"\\u{ord(char):04x}"
-        return f"\\x{byte.hex()}"
+        if "\udc80" <= char <= "\udcff":  # a byte that was no UTF-8
+            char = chr(ord(char) - 0xDC00)
+        return f"\\x{ord(char):02x}" if char <= "\xff" else f"\\u{ord(char):04x}"
 
     return _CONTROL.sub(escape, text)
 
@@ -112,16 +107,8 @@ class PlainError(Exception):
 
     def to_json(self) -> dict[str, object]:
         """Return the error as data, the way `--json` prints it."""
-        more = {"detail": self.detail} if self.detail else {}
-        return {
-            "code": self.code,
-            "exit_code": self.exit_code,
-            "where": self.where,
-            "found": self.found,
-            "expected": self.expected,
-            "remedy": self.remedy,
-            **more,
-        }
+        names = ("code", "exit_code", "where", "found", "expected", "remedy", *(["detail"] if self.detail else []))
+        return {name: getattr(self, name) for name in names}
 
 
 def _restore(kind: type[PlainError], fields: dict[str, object]) -> PlainError:

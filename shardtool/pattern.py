@@ -252,7 +252,7 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
 
 
 def _check_text(text: str) -> None:
-    """Refuse what no dataset file can hold, or nobody print.
+    """Refuse what no dataset file can hold, or nobody print; and URLs where no file lies: of no bucket or server.
 
     Raises:
         InvalidRequest: It is such.
@@ -261,15 +261,6 @@ def _check_text(text: str) -> None:
         raise InvalidRequest(text, "no UTF-8", expected="a name that the dataset file can hold")
     if printable(name := to_text(raw.rpartition(b"/")[2])) != name:
         raise InvalidRequest(text, "control characters in a name", expected="a name that can be printed")
-    _check_address(text)
-
-
-def _check_address(text: str) -> None:
-    """Refuse a URL that names no bucket or server, or has an empty part: no file lies there.
-
-    Raises:
-        InvalidRequest: It is such.
-    """
     _, mark, rest = text.partition("://")
     above, slash, _ = rest.rpartition("/")
     if mark and not slash:
@@ -366,7 +357,8 @@ def _from_names(names: list[str]) -> ShardPattern:
     stems = [name.removesuffix(ending) for name in plain]
     folder = "/" if names[0].startswith("/") and folders == {""} else folders.pop()
     numbered = len(plain) > 1 or bool(part_of(plain[0]))
-    prefix = _common(stems, numbered=numbered)
+    prefix = os.path.commonprefix(stems)  # noqa: RUF071 - character by character is what is wanted
+    prefix = prefix.rstrip("0123456789") if numbered else prefix
     numbers = [stem[len(prefix) :] for stem in stems]
     if numbered and _is_range(numbers):
         text = f"{prefix}{{{numbers[0]}..{numbers[-1]}}}{ending}"
@@ -377,12 +369,6 @@ def _from_names(names: list[str]) -> ShardPattern:
 def text_of(names: Sequence[str]) -> str:
     """Return the text of a pattern that is a list of names: a long one is shortened to its first and last."""
     return ",".join((names[0], "...", names[-1]) if names[2:] else names)
-
-
-def _common(stems: list[str], *, numbered: bool) -> str:
-    """Return what all stems start with; where they are numbered, without a number at its end."""
-    prefix = os.path.commonprefix(stems)  # noqa: RUF071 - character by character is what is wanted
-    return prefix.rstrip("0123456789") if numbered else prefix
 
 
 def _is_range(numbers: list[str]) -> bool:

@@ -136,13 +136,9 @@ def main() -> NoReturn:
     os._exit(code)
 
 
+@command_line_words()
 def _run(arguments: list[str], signals: Signals) -> int:
     """Return the exit code of a command line, once what it has to say is said."""
-    with command_line_words():
-        return _carry_out(arguments, signals)
-
-
-def _carry_out(arguments: list[str], signals: Signals) -> int:
     try:
         if _verb(arguments) and not {"-h", "--help"} & set(arguments):
             _check_room()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from shardtool.request.settings import Facts
-    from shardtool.values import IfExists
 
 PLACE = click.Path(readable=False)  # shells complete it; what is there, or not, is for the verbs to say
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
@@ -206,7 +205,7 @@ def typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
     """Return the value of an option for what was typed."""
     one = facts(kind)[name]
     if one.flags:
-        return _if_exists(**{flag: given[flag] for flag in one.flags})
+        return _if_exists([flag for flag in one.flags if given[flag]])
     value = given[name]
     if one.within is not None and value is not None:
         return int(value) if _WHOLE.fullmatch(value.strip()) else value  # int() knows more digits than people type
@@ -219,17 +218,13 @@ def typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
     return value
 
 
-def _if_exists(*, append: bool, resume: bool, overwrite: bool) -> IfExists:
+def _if_exists(flags: Sequence[str]) -> str:
     """Return what these options mean for output that is there.
 
     Raises:
         UsageError: They exclude each other.
     """
-    if overwrite and append:
+    if "overwrite" in flags and "append" in flags:
         message = "--append adds to what is there and --overwrite replaces it: choose one."
         raise click.UsageError(message)
-    if overwrite and resume:
-        return "resume-overwrite"
-    if append:
-        return "append-resume" if resume else "append"
-    return "resume" if resume else "overwrite" if overwrite else "error"
+    return "-".join(flags) or "error"

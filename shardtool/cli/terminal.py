@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,7 +22,7 @@ from shardtool.storage.remote.retry import asked_again, hear
 from shardtool.values import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from contextlib import AbstractContextManager
     from typing import TextIO
 
@@ -58,22 +59,13 @@ def show_bytes(blocks: Iterable[bytes]) -> None:
     """
     if sys.stdout is None or sys.stdout.isatty():
         raise InvalidRequest("stdout", "a terminal", expected="a file or a program", remedy="Add > FILE.")
+    reader = sys.stdout
     for block in blocks:
-        if not _wrote(sys.stdout.buffer, block):
+        with _stdout():
+            reader.buffer.write(block)
+            reader.flush()
+        if sys.stdout is not reader:
             return
-
-
-def _wrote(stream: BinaryIO, block: bytes) -> bool:
-    """Write bytes, all of them; return whether anybody reads them."""
-    try:
-        stream.write(block)
-        stream.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
-        return False
-    except OSError as error:
-        raise OutputFailed("stdout", f"cannot write: {reason(error)}") from None
-    return True
 
 
 def json_text(document: object) -> str:
@@ -101,15 +93,21 @@ def _clean(text: str) -> str:
 
 
 def _print(text: str) -> None:
-    try:
+    with _stdout():
         click.echo(text)
         if sys.stdout is not None:
             sys.stdout.flush()
+
+
+@contextmanager
+def _stdout() -> Iterator[None]:
+    """Write to stdout in the block, until whoever reads it is gone."""
+    try:
+        yield
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for what the interpreter flushes at its end
     except OSError as error:
-        where = reason(error)
-        raise OutputFailed("stdout", f"cannot write: {where}") from None
+        raise OutputFailed("stdout", f"cannot write: {reason(error)}") from None
 
 
 # Progress as lines, for logs: where no terminal draws a bar, a line every ten seconds tells that a run goes on.
@@ -155,8 +153,6 @@ class PlainProgress:
 
     def external_write_mode(self, file: TextIO) -> AbstractContextManager[None]:  # noqa: ARG002 - as of tqdm's bar
         """Let another line be written: nothing is in its way."""
-        from contextlib import nullcontext
-
         return nullcontext()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ Ray is imported here, and nowhere else but for `execute/`, which runs tasks on a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,6 +41,7 @@ else:
 __all__ = ["datasource"]
 
 _BLOCK = 128 * 2**20  # what Ray Data wants a block to be at most
+_Numbers = range | np.ndarray[Any, np.dtype[np.int64]]
 _NUMBERS = {"int64": pa.int64(), "float": pa.float32()}
 _opened: dict[str, Fetcher] = {}  # of the datasets that tasks of this process read last
 _MOST_OPENED = 4
@@ -95,14 +96,14 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
         fetcher = dataset.fetcher if fields is None else dataset.fetcher.selecting(frozenset(names))
         self._catalog, self._exact = fetcher.catalog, fetcher.options.on_error == "raise"
         self._columns = _columns(fetcher, names)
-        self._shards = [*_by_shard(cast("SampleView", dataset.source))]
+        self._parts = [*_by_shard(cast("SampleView", dataset.source))]
         self._rows = max(1, _BLOCK // fetcher.mean_size)
         self._fetcher = ray.put(fetcher)
 
     @property
     def shards(self) -> int:
         """How many shards are read."""
-        return len(self._shards)
+        return len(self._parts)
 
     def get_name(self) -> str:
         """Return what Ray calls the tasks."""
@@ -110,45 +111,38 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
 
     def estimate_inmemory_data_size(self) -> int:
         """Return the bytes of all blocks, as the shards' sizes say."""
-        return sum(map(self._size, self._shards))
+        return sum(self._size(*part) for part in self._parts)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None  # noqa: ARG002
     ) -> list[ReadTask]:  # fmt: skip
         """Return a task for each shard."""
-        return [self._task(part, per_task_row_limit) for part in self._shards]
+        return [self._task(*part, per_task_row_limit) for part in self._parts]
 
-    def _task(self, part: _Part, limit: int | None) -> ReadTask:
-        count, path = len(part.numbers), self._catalog.shards[part.shard].path
+    def _task(self, shard: int, numbers: _Numbers, limit: int | None) -> ReadTask:
+        count, size, path = len(numbers), self._size(shard, numbers), self._catalog.shards[shard].path
         metadata = BlockMetadata(
-            num_rows=count if self._exact else None, size_bytes=self._size(part), input_files=[path], exec_stats=None
+            num_rows=count if self._exact else None, size_bytes=size, input_files=[path], exec_stats=None
         )
-        read = _BlockReader(self._fetcher, part.numbers, self._columns, self._rows)
+        read = partial(_read_blocks, self._fetcher, numbers, self._columns, self._rows)
         return ReadTask(read, metadata, schema=_schema(self._columns), per_task_row_limit=limit)
 
-    def _size(self, part: _Part) -> int:
-        first, last = self._catalog.firsts[part.shard : part.shard + 2].tolist()
-        size: int = int(self._catalog.sizes[part.shard]) * len(part.numbers) // (last - first)
+    def _size(self, shard: int, numbers: _Numbers) -> int:
+        first, last = self._catalog.firsts[shard : shard + 2].tolist()
+        size: int = int(self._catalog.sizes[shard]) * len(numbers) // (last - first)
         return size
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The samples of a shard that are read, by their numbers in the catalog."""
-
-    shard: int
-    numbers: range | np.ndarray[Any, np.dtype[np.int64]]
-
-
-def _by_shard(view: SampleView) -> Iterator[_Part]:
+def _by_shard(view: SampleView) -> Iterator[tuple[int, _Numbers]]:
+    """Yield the number of a shard, and the samples of it that are read, by their numbers in the catalog."""
     catalog, chosen = view.catalog, view.chosen
     if chosen is not None:
         for shard, _, places in catalog.by_shard(chosen):
-            yield _Part(shard, chosen[np.sort(places)])  # in the order of the view
+            yield shard, chosen[np.sort(places)]  # in the order of the view
         return
     for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
         if first < last:
-            yield _Part(shard, range(first, last))
+            yield shard, range(first, last)
 
 
 def _columns(fetcher: Fetcher, fields: Collection[str]) -> dict[str, pa.DataType | None]:
@@ -172,34 +166,24 @@ def _schema(columns: dict[str, pa.DataType | None]) -> pa.Schema | None:
     return pa.schema([*columns.items()])
 
 
-@dataclass(frozen=True, slots=True)
-class _BlockReader:
-    """Reads the blocks of a shard, in the process of a Ray worker.
+def _read_blocks(
+    reference: Any, numbers: _Numbers, columns: dict[str, pa.DataType | None], rows: int
+) -> Iterator[pa.Table]:
+    """Yield the blocks of a shard, each read when it is asked for, in the process of a Ray worker.
 
-    Attributes:
-        fetcher: A reference to the `Fetcher`.
+    Args:
+        reference: One to the `Fetcher`.
         numbers: The samples.
         columns: See `_columns`.
         rows: How many samples are in a block at most.
+
+    Raises:
+        CorruptShard: The shard is missing or damaged.
     """
-
-    fetcher: Any
-    numbers: range | np.ndarray[Any, np.dtype[np.int64]]
-    columns: dict[str, pa.DataType | None]
-    rows: int
-
-    def __call__(self) -> Iterator[pa.Table]:
-        """Yield the blocks, each read when it is asked for.
-
-        Raises:
-            CorruptShard: The shard is missing or damaged.
-        """
-        fetcher, numbers = _open(self.fetcher), np.asarray(self.numbers, np.int64)
-        for first in range(0, len(numbers), self.rows):
-            samples = fetcher.fetch(numbers[first : first + self.rows])
-            yield pa.table(
-                {name: pa.array([one.get(name) for one in samples], kind) for name, kind in self.columns.items()}
-            )
+    fetcher, numbers = _open(reference), np.asarray(numbers, np.int64)
+    for first in range(0, len(numbers), rows):
+        samples = fetcher.fetch(numbers[first : first + rows])
+        yield pa.table({name: pa.array([one.get(name) for one in samples], kind) for name, kind in columns.items()})
 
 
 def _open(reference: Any) -> Fetcher:

@@ -26,7 +26,7 @@ from typing import (
 )
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.texts import check_part, pair, pairs, pixels, share, shares_text, size
+from shardtool.request.texts import SLURM, pair, pairs, parse_part, pixels, share, shares_text, size
 from shardtool.values import parse_size
 from shardtool.wording import TYPED, WITH_COMMAS, option, typed_option
 
@@ -266,7 +266,7 @@ _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
     "size": lambda name, value, _facts: size(name, value),
     "share": lambda name, value, _facts: share(name, value),
     "pairs": lambda name, value, facts: pairs(name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"),
-    "part": lambda _name, value, _facts: check_part(value),
+    "part": lambda _name, value, _facts: value == SLURM or parse_part(value),
 }
 
 

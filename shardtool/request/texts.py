@@ -152,22 +152,16 @@ def parse_shares(text: str) -> tuple[tuple[str, Decimal], ...]:
         raise InvalidRequest(option("split"), f"some shares with % and some without in {text!r}", expected=_EXAMPLE)
     percent = marks == {True} or sum(Fraction(number) for _, number in found) == 100  # noqa: PLR2004 - per cent
     shares = tuple((name, Decimal(f"{number}e-2" if percent else number)) for name, number in found)
-    _check_shares(shares)
-    return shares
-
-
-def _check_shares(shares: tuple[tuple[str, Decimal], ...]) -> None:
-    if not shares:
-        raise InvalidRequest(option("split"), "no shares", expected=_EXAMPLE)
     check_split_names([name for name, _ in shares], option("split"))
     for name, share in shares:
-        if not share.is_finite() or share <= 0:
+        if not share:
             raise InvalidRequest(option("split"), f"the share {share} of {name}", expected="more than 0")
         if (Fraction(share) * SHARE_UNIT).denominator != 1:
             raise InvalidRequest(option("split"), f"the share {share} of {name}", expected="at most 8 decimals")
     if (total := sum(Fraction(share) for _, share in shares)) != 1:
-        found = f"shares that are {float(total):.10g} in all"
-        raise InvalidRequest(option("split"), found, expected="1, or 100 for per cent")
+        wrong = f"shares that are {float(total):.10g} in all"
+        raise InvalidRequest(option("split"), wrong, expected="1, or 100 for per cent")
+    return shares
 
 
 def check_split_names(names: Sequence[str], where: str) -> None:
@@ -262,13 +256,3 @@ def _of_task(environment: Mapping[str, str]) -> Part:
         expected = "an array of all parts, such as 1-64"
         raise InvalidRequest(where, f"tasks that are not numbered through: {shown}", expected=expected, remedy=remedy)
     return parse_part(f"{place + 1}/{parts}")
-
-
-def check_part(text: str) -> None:
-    """Refuse what is no part.
-
-    Raises:
-        InvalidRequest: It is none.
-    """
-    if text != SLURM:
-        parse_part(text)

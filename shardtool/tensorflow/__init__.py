@@ -272,7 +272,13 @@ def _packing_of(datasets: Sequence[StoredDataset]) -> str:
         for shard in dataset.shards:
             kind = shard_kind(shard.path)
             if kind.format != "tfrecord":
-                raise _no_records(dataset.dataset_file or shard.path)
+                where = dataset.dataset_file or shard.path
+                remedy = (
+                    f"Make TFRecords of them, `shardtool reshard {where} 'out-{{000000..}}.tfrecord'`, or give them to "
+                    "Keras with shardtool.tensorflow.keras_sequence."
+                )
+                expected = "TFRecords, which TensorFlow reads by itself"
+                raise InvalidRequest(where, "tar shards", expected=expected, remedy=remedy)
             kinds[kind.packing] = shard.path
     for packing, path in kinds.items():
         if packing not in _PACKINGS:
@@ -282,14 +288,6 @@ def _packing_of(datasets: Sequence[StoredDataset]) -> str:
             found = f"compressed with {packing}, and other shards are not"
             raise InvalidRequest(path, found, expected="all of one kind")
     return _PACKINGS[next(iter(kinds))]
-
-
-def _no_records(where: str) -> InvalidRequest:
-    remedy = (
-        f"Make TFRecords of them, `shardtool reshard {where} 'out-{{000000..}}.tfrecord'`, or give them to Keras with"
-        " shardtool.tensorflow.keras_sequence."
-    )
-    return InvalidRequest(where, "tar shards", expected="TFRecords, which TensorFlow reads by itself", remedy=remedy)
 
 
 def _merged(parts: Sequence[Mapping[str, Feature]]) -> dict[str, Feature]:
