@@ -88,6 +88,10 @@ def _pad(text: str, room: int, *, right: bool = False) -> str:
     return blanks + text if right else text + blanks
 
 
+def _held(samples: int, shards: int) -> str:
+    return f"{counted(samples, 'sample')} in {counted(shards, 'shard')}"
+
+
 def summary_text(summary: Summary, room: int) -> str:
     """Return a summary for people.
 
@@ -96,8 +100,7 @@ def summary_text(summary: Summary, room: int) -> str:
         room: Columns of the terminal.
     """
     if summary.datasets:
-        held = f"{counted(summary.samples, 'sample')} in {counted(summary.shard_sizes.count, 'shard')}"
-        total = f"{counted(len(summary.datasets), 'dataset')}: {held}, {show_size(summary.size)}, {summary.format}"
+        total = f"{counted(len(summary.datasets), 'dataset')}: {_facts(summary)}"
         return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])
     sections = [
         _head(summary, room),
@@ -111,11 +114,13 @@ def summary_text(summary: Summary, room: int) -> str:
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
+def _facts(summary: Summary) -> str:
+    return f"{_held(summary.samples, summary.shard_sizes.count)}, {show_size(summary.size)}, {summary.format}"
+
+
 def _head(summary: Summary, room: int) -> list[str]:
     partial = summary.looked.shards < (summary.shard_sizes.count or 0)
-    held = f"{counted(summary.samples, 'sample')} in {counted(summary.shard_sizes.count, 'shard')}"
-    facts = f"{held}, {show_size(summary.size)}, {summary.format}"
-    name = fit(summary.dataset, room)
+    facts, name = _facts(summary), fit(summary.dataset, room)
     lines = [f"{name}: {facts}"] if cells(f"{name}: {facts}") <= room else [name, fit(f"  {facts}", room)]
     rows = [("complete", _complete(summary))]
     if summary.part_of:
@@ -127,7 +132,7 @@ def _head(summary: Summary, room: int) -> list[str]:
     if summary.skipped:
         rows.append(("left out", f"{summary.skipped:,} when it was made, listed in {summary.name}.skipped"))
     if partial:
-        looked = f"{counted(summary.looked.samples, 'sample')} in {counted(summary.looked.shards, 'shard')}"
+        looked = _held(summary.looked.samples, summary.looked.shards)
         rows.append(("looked at", f"{looked}: what follows is about these (--full reads all)"))
     if summary.looked.walked:
         rows.append(
@@ -386,30 +391,28 @@ def read_speed_text(speed: ReadSpeed) -> str:
 # What `create` and `reshard` wrote, or would write, what `copy` copied, and what is in a cache.
 
 
+def _speed(size: int, seconds: float) -> str:
+    return f"{seconds:.1f} s, {show_size(size / max(seconds, 1e-9))}/s"
+
+
 def written_text(result: CreateResult) -> str:
     """Return what is printed of a finished run."""
     if result.appended and not result.appended.samples:
-        held = f"{counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}"
-        return printable(f"nothing new: {result.dataset_file} stays as it is, {held}")
+        return printable(f"nothing new: {result.dataset_file} stays as it is, {_held(result.samples, result.shards)}")
     new = result.appended or result
-    rate = new.size / max(result.seconds, 1e-9)
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""
-    speed = f"{show_size(new.size)}, {result.seconds:.1f} s, {show_size(rate)}/s"
-    made = f"{counted(new.samples, 'sample')} in {counted(new.shards, 'shard')}"
     of_part = f" of part {result.part}" if result.part else ""
+    made = f"{_held(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
     waits = ", once all parts have ended" if result.part and not result.merged else ""
     lines = [
-        f"{made}{of_part}{' appended' if result.appended else ''}{kept}, {speed}",
+        f"{made}, {show_size(new.size)}, {_speed(new.size, result.seconds)}",
         f"dataset file  {result.dataset_file}{waits}",
         f"fingerprint   {result.fingerprint}{of_part}",
     ]
     if result.appended:
-        found = (
-            f"now {counted(result.samples, 'sample')} in {counted(result.shards, 'shard')}, {show_size(result.size)}"
-        )
-        lines.insert(1, found)
+        lines.insert(1, f"now {_held(result.samples, result.shards)}, {show_size(result.size)}")
     for name, split in result.splits.items():
-        held = f"{counted(split.samples, 'sample')} in {counted(split.shards, 'shard')}"
+        held = _held(split.samples, split.shards)
         lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")
     if result.changes and (line := _removed(result.changes)):
         lines.insert(1, line)
@@ -445,8 +448,7 @@ def plan_table(plan: DryRun) -> str:
         gap = (f"... {len(rows) - _MOST_ROWS:,} more ...", "", "", "", "")
         rows = [*rows[: _MOST_ROWS // 2], gap, *rows[-_MOST_ROWS // 2 :]]
     samples, size = sum(shard.samples for shard in plan.shards), sum(shard.size for shard in plan.shards)
-    held = f"{counted(samples, 'sample')} in {counted(len(plan.shards), 'shard')}"
-    total = f"{held}, {show_size(size)} ({size:,} bytes); nothing was written"
+    total = f"{_held(samples, len(plan.shards))}, {show_size(size)} ({size:,} bytes); nothing was written"
     if plan.skipped:
         total += f"; {plan.skipped:,} left out"
     if plan.changes is not None:
@@ -457,7 +459,7 @@ def plan_table(plan: DryRun) -> str:
 def copied_text(result: CopyResult) -> str:
     """Return what is printed of a copy."""
     size = sum(one.copied_size for one in result.datasets)
-    speed = f", {result.seconds:.1f} s, {show_size(size / max(result.seconds, 1e-9))}/s"
+    speed = f", {_speed(size, result.seconds)}"
     lines = []
     for one in result.datasets:
         if one.copied:
@@ -516,12 +518,9 @@ _NO_XML = re.compile("[\ufffe\uffff]")
 
 def rendered(report: Report, style: str) -> str:
     """Return a report as `text`, `json`, `junit` or `github`."""
-    return {
-        "text": _report_text,
-        "json": lambda report: json_text(report.to_json()),
-        "junit": _junit,
-        "github": _github,
-    }[style](report)
+    if style == "json":
+        return json_text(report.to_json())
+    return {"text": _report_text, "junit": _junit, "github": _github}[style](report)
 
 
 def _report_text(report: Report) -> str:
@@ -548,9 +547,8 @@ def _report_of_one(report: Report) -> str:
 
 def _looked(report: Report) -> list[str]:
     """Return what was mended, what was looked at and what was not, and whether it is sound."""
-    lines = [f"repaired: {printable(one)}" for one in report.repaired]
-    lines += [f"not checked: {printable(one)}" for one in report.unchecked]
-    return lines + _total(report)
+    said = {"repaired": report.repaired, "not checked": report.unchecked}
+    return [f"{what}: {printable(one)}" for what, those in said.items() for one in those] + _total(report)
 
 
 def _cure(code: str, dataset: str) -> str:
@@ -645,16 +643,11 @@ def _github(report: Report) -> str:
 
     Source: GitHub Actions, "Workflow commands": what has a meaning in them is percent-encoded.
     """
-    lines = [_annotation(one) for one in report.findings]
-    lines.append(_report_text(report).splitlines()[-1])
-    return "\n".join(lines)
+    return "\n".join([*map(_annotation, report.findings), _report_text(report).splitlines()[-1]])
 
 
 def _annotation(one: Finding) -> str:
-    title, file = (_property(text) for text in (one.code, one.file))
-    message = printable(f"{one.place}: {one.message}. {one.remedy}").replace("%", "%25")
+    said = (one.file, one.code, f"{one.place}: {one.message}. {one.remedy}")
+    file, title, message = (printable(text).replace("%", "%25") for text in said)
+    file, title = (text.replace(":", "%3A").replace(",", "%2C") for text in (file, title))
     return f"::error file={file},title={title}::{message}"
-
-
-def _property(text: str) -> str:
-    return printable(text).replace("%", "%25").replace(":", "%3A").replace(",", "%2C")

@@ -12,7 +12,6 @@ from shardtool.request.settings import Default, Folder, Function, Pairs, Setting
 from shardtool.request.texts import SplitOptions, parse_shares, pixels, share, shares_text
 from shardtool.values import (
     Dots,
-    Executor,
     IfExists,
     ImageFormat,
     OnDuplicate,
@@ -57,7 +56,7 @@ class WorkerOptions(Settings):
         None, "Number of tasks that run at once.", section="Running", within=_WORKERS, shown="the cores", recorded=False
     )
     start_method: StartMethod = setting("auto", "How worker processes start.", recorded=False)
-    executor: Executor = setting(
+    executor: Literal["local", "ray"] = setting(
         "local", "Where tasks run: on this machine, or on the nodes of a Ray cluster.", recorded=False
     )
     address: str | None = setting(

@@ -396,14 +396,11 @@ class RunRecord:
 
     def is_new_of(self, first: RunRecord) -> bool:
         """Tell whether this append packed what was new in the source of the first run, chosen and named alike."""
-        mine, before = ({**one.options} for one in (self, first))
-        for name in _OF_SHARDS:
-            mine.pop(name, None)
-            before.pop(name, None)
-        only_new = mine.pop("on_duplicate", "") == "first"
-        return (
-            only_new and (self.verb, self.source, mine) == ("create", first.source, before) and first.verb == "create"
+        mine, before = (
+            {name: value for name, value in one.options.items() if name not in _OF_SHARDS} for one in (self, first)
         )
+        only_new = mine.pop("on_duplicate", "") == "first"
+        return only_new and (self.source, mine) == (first.source, before) and self.verb == first.verb == "create"
 
     def is_split_with(self, other: RunRecord) -> bool:
         """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
@@ -423,14 +420,11 @@ _NOT_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
 
 def command_line(run: RunRecord) -> str:
     """Return what was asked for, without the output."""
-    words = [
-        run.verb or "?",
-        *(run.source.split(", ") if run.verb == "reshard" else [run.source] if run.source else []),
-    ]
+    is_reshard = run.verb == "reshard"
+    words = [run.verb or "?", *(run.source.split(", ") if is_reshard else filter(None, [run.source]))]
     for name, value in run.options.items():
-        if run.verb == "reshard" and name == "dots":
-            continue  # found in the source, not asked for
-        words += typed_words(name, value)
+        if not (is_reshard and name == "dots"):  # found in the source, not asked for
+            words += typed_words(name, value)
     return " ".join(map(_quoted, words))
 
 
