@@ -18,7 +18,7 @@ from importlib import import_module
 from io import BytesIO
 from math import inf
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from shardtool.writer.writer import ShardWriter as Writer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Self
 
     Handlers = Mapping[str, Callable[[Any], bytes]]
     Encoder = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -61,8 +61,7 @@ def make_encoder(asked: object) -> Encoder:
     if asked is True or isinstance(asked, dict):
         handlers = default_handlers() if asked is True else asked
         return lambda sample: {name: encode_by_ending(value, name, handlers) for name, value in sample.items()}
-    expected = "True, False, a function, or a dict of functions by ending"
-    raise InvalidRequest("encoder", repr(asked), expected=expected)
+    raise InvalidRequest("encoder", repr(asked), expected="True, False, a function, or a dict of functions by ending")
 
 
 def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
@@ -132,21 +131,6 @@ def _image(value: Any, kind: str, **details: int) -> bytes:
 _KEY = "__key__"
 
 
-class TarOptions(TypedDict, total=False):
-    """The arguments of webdataset's `TarWriter`, and those of ours that `ShardWriter` takes beside them."""
-
-    encoder: object
-    keep_meta: bool
-    compress: bool | str | None
-    mtime: float | None
-    user: str
-    group: str
-    mode: int
-    format: object
-    overwrite: bool
-    resume: bool
-
-
 _FIXED: dict[str, tuple[tuple[object, ...], str]] = {  # what may be given, and what every shard has
     "compress": ((None, False), "shards are not compressed, so that samples can be read by themselves"),
     "mtime": ((None, 0), "times in headers are 0, so that the same samples give the same bytes"),
@@ -168,8 +152,11 @@ class ShardWriter:
         start_shard: The number of the first shard.
         verbose: Print the name of each shard.
         opener: Refused: shards are files of a folder.
-        more: Arguments of webdataset's `TarWriter`: `encoder` and `keep_meta` do what they do there, and others are
-            taken where they ask for what every shard has; and `overwrite` and `resume`, as of `shardtool.ShardWriter`.
+        encoder: As of webdataset's `TarWriter`.
+        keep_meta: As of webdataset's `TarWriter`.
+        overwrite: As of `shardtool.ShardWriter`.
+        resume: As of `shardtool.ShardWriter`.
+        fixed: Other arguments of webdataset's `TarWriter`, which are taken where they ask for what every shard has.
 
     Raises:
         InvalidRequest: An argument asks for what no shard is.
@@ -186,28 +173,32 @@ class ShardWriter:
         start_shard: int = 0,
         verbose: int = 1,
         opener: Callable[[str], object] | None = None,
-        **more: Unpack[TarOptions],
+        *,
+        encoder: object = True,
+        keep_meta: bool = False,
+        overwrite: bool = False,
+        resume: bool = False,
+        **fixed: object,
     ) -> None:
         if opener is not None:
             expected = "None: shards are files of a folder, and `post` can move them"
             raise InvalidRequest("opener", repr(opener), expected=expected)
-        _check(more)
+        _check(fixed)
         names = names_left(parse_pattern(pattern), start_shard)
         if names.format != "tar":
             raise InvalidRequest(pattern, f"{names.format} shards", expected="names that end in .tar")
-        self._encode, self._keep_meta = make_encoder(more.get("encoder", True)), more.get("keep_meta", False)
+        self._encode, self._keep_meta, self._waits = make_encoder(encoder), keep_meta, overwrite
         self._names, self._post, self.verbose = names, post, verbose
         self._writer = Writer(
             os.path.join(names.folder, names.text),
             max_count=_bound("maxcount", maxcount),
             max_size=_bound("maxsize", maxsize),
             oversize="alone",
-            overwrite=more.get("overwrite", False),
-            resume=more.get("resume", False),
+            overwrite=overwrite,
+            resume=resume,
         )
         self.start_shard, self._done = start_shard, len(self._writer.shards)
         self.count = self.size = 0
-        self._waits = more.get("overwrite", False)
         self._say(self.total)
 
     def __enter__(self) -> Self:
@@ -308,10 +299,11 @@ def _bound(name: str, given: float) -> int | None:
     return int(given)
 
 
-def _check(given: TarOptions) -> None:
+def _check(given: Mapping[str, object]) -> None:
     """Refuse arguments that ask for what no shard is."""
     for name, value in given.items():
-        if name not in (known := TarOptions.__annotations__):
-            raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {', '.join(known)}")
-        if name in _FIXED and value not in _FIXED[name][0]:
+        if name not in _FIXED:
+            known = ", ".join(("encoder", "keep_meta", *_FIXED, "overwrite", "resume"))
+            raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {known}")
+        if value not in _FIXED[name][0]:
             raise InvalidRequest(name, repr(value), expected=_FIXED[name][1])

@@ -178,19 +178,18 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
     """Return one catalog of all shards of several, one after the other."""
     if len(parts) == 1:
         return parts[0]
+    counts, ranges = [Counter(one.fields) for one in parts], [one.key_ranges for one in parts]
     return Catalog(
         name=", ".join(one.name for one in parts),
         shards=tuple(shard for one in parts for shard in one.shards),
         firsts=ends_of(np.concatenate([np.diff(one.firsts) for one in parts])),
         sizes=np.concatenate([one.sizes for one in parts]),
-        fields=_summed([one.fields for one in parts]),
+        fields=dict(sum(counts, Counter[str]())) if all(counts) else {},
         kinds={name: kind for one in parts for name, kind in one.kinds.items()},
         classes=_agreed(one.classes for one in parts),
         fingerprint=_hash(*(one.fingerprint for one in parts)),
         lists=frozenset(name for one in parts for name in one.lists),
-        key_ranges=tuple(pair for one in parts for pair in one.key_ranges)
-        if all(one.key_ranges for one in parts)
-        else (),
+        key_ranges=tuple(pair for some in ranges for pair in some) if all(ranges) else (),
         parts=tuple(parts),
         shared=JoinedBlocks([(one.shared, len(one.shards)) for one in parts]),
         crcs=np.concatenate([one.crcs for one in parts]),
@@ -278,14 +277,6 @@ def _walk(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
         counted(len(shards), "shard"), shards[0].file_name, time.monotonic() - started,
     )  # fmt: skip
     return counts
-
-
-def _summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Return how many samples of several datasets have each field; nothing where that is not known of one."""
-    total: Counter[str] = Counter()
-    for one in counts if all(counts) else ():
-        total.update(one)
-    return dict(total)
 
 
 def _agreed(classes: Iterable[Mapping[str, list[str]]]) -> dict[str, list[str]]:
@@ -438,10 +429,10 @@ class IndexStore:
             if kept is not None:
                 self._look(shard, kept)
                 return kept
-        block, shared = self._catalog.shared.read(shard), self._catalog.shared
-        found = (
-            read_index(self._catalog, shard).put_into(shared, shard) if block is None else ShardIndex.unpacked(block)
-        )
+        if (block := self._catalog.shared.read(shard)) is None:
+            found = read_index(self._catalog, shard).put_into(self._catalog.shared, shard)
+        else:
+            found = ShardIndex.unpacked(block)
         with self._lock:
             kept = self._kept.setdefault(shard, found)
             self._look(shard, kept)

@@ -115,14 +115,10 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     classes, more = joined_classes(datasets, parts, wanted)
     numbers = find_numbers(parts, wanted, to_format, pool.map, salvage=salvage)
     columns = joined_columns(parts, datasets)
-    notes += [
-        *more,
-        *(
-            f"{part.name}: {counted(part.joined, 'sample')} put together of fields that lie apart"
-            for part in parts
-            if part.joined
-        ),
-    ]
+    notes += more
+    for part in parts:
+        if part.joined:
+            notes.append(f"{part.name}: {counted(part.joined, 'sample')} put together of fields that lie apart")
     skipped = tuple(one for part in parts for one in part.skipped)
     entries = _entries(parts, numbers, seen)
     entries = replace(entries, values=replace(entries.values, classes=classes), metadata=columns)
@@ -353,41 +349,35 @@ class ShardSource(Source):
             recorded={} if options.portable else found.recorded,
             digest=None if changed else found.digest,
         )
-        return self._with_fields(chosen(with_fields(listed, options, pool, to_format), options))
+        listed = chosen(with_fields(listed, options, pool, to_format), options)
+        if not len(listed.entries):
+            return listed
+        # An Example may hold nothing but its key.
+        entries, empty = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
+        return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
     def choose(self, listed: Listing, taken: Names | None) -> Listing:
         """Return the samples that were asked for, in the order that was asked for."""
         options = self._options
-        listed = self._without_duplicates(self._sampled(listed), taken)
+        if options.sample is not None:
+            samples = order.sample_by_key(listed.entries.keys, options.sample)
+            none = f"none of {len(listed.entries):,} samples falls into {options.sample}"
+            listed = take_some(listed, samples, option("sample"), none)
+        listed = self._without_duplicates(listed, taken)
         listed = in_order(listed, options)
         if options.head is not None and options.head < len(listed.entries):
             listed = replace(listed, entries=listed.entries.take(np.arange(options.head)))
-        entries, skipped = listed.entries, listed.skipped
         if self._format == "tar":
             _check_tar(listed)
-        check_skipped(listed.name, skipped, options.on_error, "make the shards anew without them")
-        if not len(entries):
-            why = f": all {len(skipped):,} were left out" if skipped else ""
+        check_skipped(listed.name, listed.skipped, options.on_error, "make the shards anew without them")
+        if not len(listed.entries):
+            why = f": all {len(listed.skipped):,} were left out" if listed.skipped else ""
             raise InvalidRequest(listed.name, f"no samples{why}", expected="one or more")
         return listed
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         return order.column_of(table_of(listed), name, listed.name)
-
-    def _with_fields(self, listed: Listing) -> Listing:
-        """Return the samples that have fields: an Example may hold nothing but its key."""
-        if not len(listed.entries):
-            return listed
-        entries, empty = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
-        return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
-
-    def _sampled(self, listed: Listing) -> Listing:
-        entries, share = listed.entries, self._options.sample
-        if share is None:
-            return listed
-        samples = order.sample_by_key(entries.keys, share)
-        return take_some(listed, samples, option("sample"), f"none of {len(entries):,} samples falls into {share}")
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         before, asked = listed.entries, self._options.on_duplicate
@@ -461,11 +451,9 @@ def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> tuple[list[Stored
         for stored, fact in zip(found.shards, for_each(stat_shard, found.paths), strict=True):
             seen.add(stored.path, fact)
             if stored.entry is not None and stored.entry.size != fact.st_size:
-                expected, remedy = (
-                    f"{stored.entry.size:,}, as the dataset file says",
-                    "`shardtool verify` shows what is wrong.",
-                )
-                raise CorruptShard(stored.path, f"{fact.st_size:,} bytes", expected=expected, remedy=remedy)
+                found_there, expected = f"{fact.st_size:,} bytes", f"{stored.entry.size:,}, as the dataset file says"
+                remedy = "`shardtool verify` shows what is wrong."
+                raise CorruptShard(stored.path, found_there, expected=expected, remedy=remedy)
             place = SpanFile(os.fsencode(stored.path), fact.st_size, fact.st_mtime_ns)
             kinds = of_records if (form := stored.format) == "tfrecord" else file.numbers if file else {}
             shards.append(SourceShard(stored, place, form, number, kinds))

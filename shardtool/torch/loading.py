@@ -27,6 +27,7 @@ import torch
 
 from shardtool.errors import SampleFailed, listing
 from shardtool.execute.local import cores
+from shardtool.read.chain import Batch
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 
@@ -80,8 +81,7 @@ class Loader(Streaming):
 
     def __len__(self) -> int:
         """Return how many batches a whole epoch has."""
-        samples = len(self._stream)
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        return Batch(self.batch_size, self.drop_last).count(len(self._stream))
 
     def __iter__(self) -> Iterator[Any]:
         stream = copy(self._stream)
