@@ -284,8 +284,7 @@ class RayPool(Pool):
             for what, one, other in zip(("shardtool", "Python", "Ray"), found, wanted, strict=True):
                 if one != other:
                     problems.append((node.name, f"{what} {one}" if one else f"no {what}", f"{what} {other}, as here"))
-        remedy = "Install the same on all nodes."
-        _refuse(problems, remedy)
+        _refuse(problems, "Install the same on all nodes.")
 
     def check(self, needs: Needs) -> None:
         """Refuse nodes that do not see what this process sees.

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 # in one event loop.
 
 
+_AHEAD = 4  # times as many are begun as go on at once, where some wait for their hosts
+
+
 class _Fetch(NamedTuple):
     """A file that is being fetched: its place among those that are asked for, and how long it may take."""
 
@@ -84,15 +87,10 @@ class Turns:
         self._for_memory: deque[int] = deque()
         self._for_turns: dict[str, deque[int]] = {}
 
-    @property
-    def waiting(self) -> int:
-        """How many fetches wait."""
-        return len(self._waiting)
-
-    @property
-    def full(self) -> bool:
-        """Whether as many bytes are held as may be."""
-        return self.held >= self._options.memory
+    def has_room(self, begun: int) -> bool:
+        """Tell whether one more may begin beside those that have begun."""
+        most, going_on = self._options.connections, begun - len(self._waiting)
+        return going_on < most and begun < _AHEAD * most and self.held < self._options.memory
 
     @asynccontextmanager
     async def turn(self, fetch: _Fetch, host: str) -> AsyncIterator[None]:
@@ -589,9 +587,6 @@ def _redirected(url: URL, location: str) -> URL:
 # The thread, and what it gives.
 
 
-_AHEAD = 4  # times as many are begun as go on at once, where some wait for their hosts
-
-
 class Fetcher:
     """Fetches files for one thread, one list of URLs after the other; connections stay open in between.
 
@@ -690,15 +685,11 @@ class Fetcher:
     def _begin_more(self) -> None:
         """Begin as many files as there is room for."""
         turns = self._turns
-        while self._next < len(self._urls) and (self._next <= turns.head or self._has_room()):
+        while self._next < len(self._urls) and (self._next <= turns.head or turns.has_room(len(self._tasks))):
             task = self._loop.create_task(self._fetch(self._next, turns))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
             self._next += 1
-
-    def _has_room(self) -> bool:
-        begun, most = len(self._tasks), self._options.connections
-        return begun - self._turns.waiting < most and begun < _AHEAD * most and not self._turns.full
 
     async def _fetch(self, number: int, turns: Turns) -> None:
         """Fetch one file, and hand it out."""

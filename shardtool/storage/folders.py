@@ -162,14 +162,11 @@ class Upload(AbstractContextManager["Upload"]):
             with answering(self._address, self._url):
                 connection.connect()
             connection.putrequest("PUT", target)
-            for name, value in headers.items():
-                connection.putheader(name, value)
-            connection.putheader("User-Agent", "shardtool")
-            connection.putheader("Content-Length", str(self._size))
-            connection.putheader("Content-Type", "application/octet-stream")
+            kind = {"Content-Length": str(self._size), "Content-Type": "application/octet-stream"}
             if parse_address(self._address).scheme == "az":
-                connection.putheader("x-ms-blob-type", "BlockBlob")
-            connection.putheader("Expect", "100-continue")
+                kind["x-ms-blob-type"] = "BlockBlob"
+            for name, value in {**headers, "User-Agent": "shardtool", **kind, "Expect": "100-continue"}.items():
+                connection.putheader(name, value)
             connection.endheaders()
         except OSError:
             raise PassingFailure("the connection was lost") from None

@@ -89,7 +89,6 @@ _SPECIAL = {
 }  # fmt: skip
 _MOVE = "Choose another name, or move it away."
 _SEEN = 2**20  # bytes of a file's beginning and of its end that tell what made it
-_STAGED_SUFFIX = ".part"
 _STAGED = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
 _attempt = ""  # sets the temporary names of this process apart from those of other attempts at the same task
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -283,11 +282,8 @@ class Folder:
         """
         path = staged_path(self, name)
         with written(self.path, _spool_failed):
-            fd = _create(path)
-            try:
-                os.ftruncate(fd, size)
-            finally:
-                os.close(fd)
+            os.close(_create(path))
+            os.truncate(path, size)
         return Spool(path, self.path)
 
     def publish(self, *staged: DurableFile) -> None:
@@ -313,7 +309,7 @@ class Folder:
         """Remove what a run has left of the files `names` under temporary names."""
         wanted = {*names}
         with suppress(OutputFailed):  # where nothing can be listed, nothing was staged
-            self.discard(*(one for one in self.names() if is_staged(one) and _final_name(one) in wanted))
+            self.discard(*(one for one, name in self._staged().items() if name in wanted))
 
     def discard(self, *names: str) -> None:
         """Remove files where that is possible; a power cut may bring them back."""
@@ -323,7 +319,12 @@ class Folder:
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
-        return [*{_final_name(name): None for name in self.names() if is_staged(name)}]
+        return [*dict.fromkeys(self._staged().values())]
+
+    def _staged(self) -> dict[str, str]:
+        """Return the final name of each file that lies here under a temporary one."""
+        found = {name: _STAGED.fullmatch(name) for name in self.names()}
+        return {name: match[1] for name, match in found.items() if match}
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""
@@ -427,7 +428,7 @@ def local_folder(path: str) -> Folder:
 
 def staged_path(folder: Folder, name: str) -> str:
     """Return where a file lies until it is published."""
-    return folder.full_path(f".{name}{_attempt}{_STAGED_SUFFIX}")
+    return folder.full_path(f".{name}{_attempt}.part")
 
 
 def set_attempt(token: str) -> None:
@@ -440,16 +441,6 @@ def set_attempt(token: str) -> None:
     """
     global _attempt  # noqa: PLW0603 - as the language of messages: of the process
     _attempt = f"~{token}" if token else ""
-
-
-def is_staged(name: str) -> bool:
-    """Tell whether a file of this name is an unfinished one."""
-    return name.startswith(".") and name.endswith(_STAGED_SUFFIX)
-
-
-def _final_name(staged: str) -> str:
-    found = _STAGED.fullmatch(staged)
-    return found[1] if found else ""
 
 
 def check_replaceable(path: str | bytes, folder: int | None = None) -> None:

@@ -154,14 +154,13 @@ def split(text: str) -> tuple[str, str]:
 # `SSL_CERT_FILE` and `SSL_CERT_DIR`, in place of the machine's own, are the affair of both TLS libraries.
 _BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CERTIFICATES = (".pem", ".crt", ".cer")
-_SCHEMES = ("http", "https")
 _PORTS = {"http": 80, "https": 443}
 HEADERS = "SHARDTOOL_HTTP_HEADERS"  # an environment variable, so that workers have it, too: `Name: value`, one a line
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 _OURS = {"accept-encoding", "connection", "content-length", "host", "if-match", "range", "transfer-encoding"}
 DECIDING = (
     *_BUNDLES, "SSL_CERT_FILE", "SSL_CERT_DIR",
-    *(case(f"{one}_proxy") for one in (*_SCHEMES, "all", "no") for case in (str.lower, str.upper)),
+    *(case(f"{one}_proxy") for one in (*WEB, "all", "no") for case in (str.lower, str.upper)),
 )  # fmt: skip
 
 
@@ -177,7 +176,7 @@ def proxy_of(url: str) -> str | None:
     if not proxy or _is_direct(parts.hostname or "", named.get("no_proxy", ("", ""))[1]):
         return None
     proxy = proxy if "://" in proxy else f"http://{proxy}"
-    if urlsplit(proxy).scheme not in _SCHEMES:
+    if urlsplit(proxy).scheme not in WEB:
         raise InvalidRequest(name, f"a proxy of {urlsplit(proxy).scheme}://", expected="one of http:// or https://")
     return proxy
 

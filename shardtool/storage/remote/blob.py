@@ -690,8 +690,7 @@ class OtherBlob(Blob):
     def __init__(self, address: str) -> None:
         self.address, self._where, self.ranges = address, shown(address), True
         with _failures(address):
-            files, path = _files(address)
-            found = files.info(path)
+            found = _files(address).info(address)
         if found["type"] != "file" or found["size"] is None:
             raise FileNotFoundError(2, "no such file", self._where)
         self.size, self._seen = int(found["size"]), dict[str, str]()
@@ -701,8 +700,7 @@ class OtherBlob(Blob):
         while offset < end:
             wanted = min(max(most, _A_CALL), end - offset)
             with _failures(self.address):
-                files, path = _files(self.address)
-                piece = bytes(files.cat_file(path, start=offset, end=offset + wanted))
+                piece = bytes(_files(self.address).cat_file(self.address, start=offset, end=offset + wanted))
             if len(piece) != wanted:
                 raise StoreFailed(self._where, f"{len(piece):,} bytes at {offset:,}", expected=f"{wanted:,}")
             yield piece
@@ -717,9 +715,9 @@ def list_other(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         StoreFailed: It fails.
     """
     with _failures(address):
-        files, path = _files(address)
+        files = _files(address)
         root = str(files._strip_protocol(address)).strip("/")  # noqa: SLF001 - fsspec's own way to say what it lists
-        found = files.find(path, detail=True).values() if below else files.ls(path, detail=True)
+        found = files.find(address, detail=True).values() if below else files.ls(address, detail=True)
     key = parse_address(address).key.rstrip("/")
     for one in sorted(found, key=lambda one: str(one["name"])):
         name = str(one["name"]).strip("/")[len(root) :].strip("/")
@@ -728,8 +726,8 @@ def list_other(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
             yield BucketEntry(f"{key}/{name}" if key else name, size, 0, 0)
 
 
-def _files(address: str) -> tuple[Any, str]:
-    return _file_system(address.partition("://")[0], parse_address(address).host, os.getpid()), address
+def _files(address: str) -> Any:
+    return _file_system(address.partition("://")[0], parse_address(address).host, os.getpid())
 
 
 @functools.lru_cache(maxsize=16)
