@@ -195,6 +195,12 @@ class CopySource:
         """The name of the list of what was left out."""
         return local_name(self.file.name) + SKIPPED_SUFFIX
 
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """The names of all that lies beside the dataset file, itself too, and those of the shards."""
+        beside = [self.name, self.skipped_name, *(one.sidecar.name for one in self.pairs)]
+        return beside, [one.shard.name for one in self.pairs]
+
     def has_changed(self) -> bool:
         """Tell whether the dataset file is another one by now, or gone."""
         try:
@@ -316,8 +322,8 @@ def _look(source: CopySource, where: str) -> CopyDestination:
     """
     folder = open_folder(where)
     below = folder_below(folder, local_name(source.file.shards_folder))
-    named = [source.name, source.skipped_name, *(one.sidecar.name for one in source.pairs)]
-    facts = folder.facts(named), below.facts([one.shard.name for one in source.pairs])
+    named, shards = source.names
+    facts = folder.facts(named), below.facts(shards)
     for place, found in zip((folder, below), facts, strict=True):
         check_facts(place.full_path, found)
     data, old = None, None
@@ -342,11 +348,6 @@ class ShardState:
     pair: ShardPair
     shard: bool | None = None
     sidecar: bool | None = None
-
-    @property
-    def is_right(self) -> bool:
-        """Whether nothing is to be copied."""
-        return bool(self.shard and self.sidecar)
 
     @property
     def wrong(self) -> list[str]:
@@ -380,7 +381,7 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
     cure = f"Choose another folder, or {flag('overwrite')}."
     if not goal.has_grown and not options.overwrite:
         raise OutputExists(goal.dataset_file, _rival(goal), expected=f"{goal.source.path}, or none", remedy=cure)
-    listed = {_content(one) for one in goal.old.shards} if goal.old else set()
+    listed = {*map(_content, goal.old.shards)} if goal.old else set()
     states = [known.get(pair.shard.name, ShardState(pair)) for pair in pairs]
     mended, others = list[str](), list[str]()
     for state, entry in zip(states, goal.source.file.shards, strict=True):
@@ -391,7 +392,7 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
     if mended:
         what = "not what the dataset file there says, and copied again"
         notes.add(f"{listing(sorted(mended), 3)} at the destination: {what}")
-    return sorted((one for one in states if not one.is_right), key=lambda one: bool(one.wrong))
+    return sorted((one for one in states if not (one.shard and one.sidecar)), key=lambda one: bool(one.wrong))
 
 
 def _rival(goal: CopyDestination) -> str:
@@ -499,10 +500,8 @@ def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: N
 
 def _discard(goal: CopyDestination) -> None:
     """Remove what this or a killed run has left under temporary names. Call it under the lock."""
-    source = goal.source
-    beside = {source.name, source.skipped_name, *(one.sidecar.name for one in source.pairs)}
-    for folder, names in ((goal.folder, beside), (goal.below, {one.shard.name for one in source.pairs})):
-        folder.discard_staged([name for name in folder.staged_names() if name in names])
+    for folder, names in zip((goal.folder, goal.below), goal.source.names, strict=True):
+        folder.discard_staged(sorted({*names}.intersection(folder.staged_names())))
 
 
 def _check_space(goal: CopyDestination, todo: Sequence[ShardState]) -> None:
@@ -593,7 +592,9 @@ class _Carrier:
         """Publish what waits, remove what only the old dataset file lists, and publish the new one."""
         goal, source = self.goal, self.goal.source
         first: list[DurableFile] = []
-        if source.skipped and not _has(goal, source.skipped_name, source.skipped):
+        fact = goal.facts[0].get(source.skipped_name)
+        there = fact is not None and fact.size == len(source.skipped)
+        if source.skipped and not (there and goal.folder.read(source.skipped_name) == source.skipped):
             first.append(goal.folder.stage_whole(source.skipped_name, source.skipped))
         if goal.data == source.data and not first:
             return
@@ -617,11 +618,6 @@ def _pattern_of(source: CopySource) -> ShardPattern | None:
     with suppress(InvalidRequest):
         return parse_pattern([one.shard.name for one in source.pairs])
     return None
-
-
-def _has(goal: CopyDestination, name: str, data: bytes) -> bool:
-    fact = goal.facts[0].get(name)
-    return fact is not None and fact.size == len(data) and goal.folder.read(name) == data
 
 
 # Several shards at once, each in a thread: they wait for disks and servers, and all that counts bytes frees Python.

@@ -183,17 +183,15 @@ class _Repair:
                 self._again(file)
             return
         if self.codes & OF_SHARDS:
-            self._leave(instead or self._of_shards())
+            lost = "only a whole dataset file says how they were made. Run that command with"
+            again = f"{lost} {option('if_exists', 'resume')}"
+            if self.options.source is None:
+                again = f"they can only be made again from their source ({option('source')})"
+            self._leave(instead or f"damaged shards: {again}")
         if self.seen.file is not None and self.codes & OF_SIDECARS:
             self._sidecars(self.seen.file)
         elif self.codes & OF_DATASET_FILE:
             self._dataset_file()
-
-    def _of_shards(self) -> str:
-        if self.options.source is None:
-            return f"damaged shards: they can only be made again from their source ({option('source')})"
-        resume = option("if_exists", "resume")
-        return f"damaged shards: only a whole dataset file says how they were made. Run that command with {resume}"
 
     def _leave(self, what: str) -> None:
         self.left.append(f"repair: {what}")
@@ -339,7 +337,6 @@ class _Repair:
             new = read_dataset(read_small(path), path)
         except OSError as error:
             raise CorruptShard(path, str(error)) from None
-        if [(one.name, one.size, one.crc) for one in new.shards] != [
-            (one.name, one.size, one.crc) for one in file.shards
-        ]:
+        before, after = ([(one.name, one.size, one.crc) for one in it.shards] for it in (file, new))
+        if before != after:
             raise InvalidRequest(option("source"), "other content than the dataset was made from", expected="the same")
