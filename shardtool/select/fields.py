@@ -98,23 +98,17 @@ def _becoming(
         for name in names:
             if name not in fields:
                 raise no_such("field", option(asked), name, fields)
-    both = [name for name in select if name in drop]
-    if both:
-        raise InvalidRequest(
-            option("drop_fields"),
-            f"{_quoted(both)}, which {option('select_fields')} names too",
-            expected="each field in one of them",
-        )
     stay = [name for name in fields if name not in drop and (not select or name in select)]
+    both = [name for name in select if name in drop]
     gone = [name for name in old if name not in stay]
-    if gone:
-        raise InvalidRequest(
-            option("rename_fields"), f"{_quoted(gone)}, which does not stay", expected=f"of {_quoted(stay)}"
-        )
-    if twice := [name for name, count in Counter(old).items() if count > 1]:
-        raise InvalidRequest(
-            option("rename_fields"), f"{_quoted(twice)} more than once", expected="one new name for each"
-        )
+    twice = [name for name, count in Counter(old).items() if count > 1]
+    for asked, bad, found, expected in (
+        ("drop_fields", both, f", which {option('select_fields')} names too", "each field in one of them"),
+        ("rename_fields", gone, ", which does not stay", f"of {_quoted(stay)}"),
+        ("rename_fields", twice, " more than once", "one new name for each"),
+    ):
+        if bad:
+            raise InvalidRequest(option(asked), f"{_quoted(bad)}{found}", expected=expected)
     for _, name in rename:
         _check_name(name)
     return {name: name for name in stay} | dict(rename)

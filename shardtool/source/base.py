@@ -300,7 +300,7 @@ def read_scalars(task: Files | Spans) -> Scalars:
     """
     lines, kinds, long, crcs = [], dict[str, Counter[str]](), Counter[str](), array("I")
     failed = list[tuple[int, SkipCode, str]]()
-    for at, payload in enumerate(_of_files(task) if isinstance(task, Files) else _of_shard(task)):
+    for at, payload in enumerate(_payloads(task)):
         line, scalars = b"{}", dict[str, Scalar]()
         if isinstance(payload, OSError):
             failed.append((at, "unreadable", reason(payload)))
@@ -356,10 +356,6 @@ def _problem(error: Exception) -> str:
     return f"no JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _of_files(task: Files) -> Iterator[bytes | OSError]:
-    return for_each(_of_file, zip(task.paths, task.links, strict=True), lambda one: address_of(one[0]))
-
-
 def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
     path, link = one
     try:
@@ -372,7 +368,10 @@ def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
         raise
 
 
-def _of_shard(task: Spans) -> Iterator[bytes | OSError]:
+def _payloads(task: Files | Spans) -> Iterator[bytes | OSError]:
+    if isinstance(task, Files):
+        yield from for_each(_of_file, zip(task.paths, task.links, strict=True), lambda one: address_of(one[0]))
+        return
     with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
         for offset, length in zip(array("q", task.offsets), array("q", task.lengths), strict=True):
             if length > _MOST:

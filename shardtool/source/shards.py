@@ -44,7 +44,7 @@ from shardtool.source.shard_columns import (
     walked,
 )
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
-from shardtool.table import columns as keys
+from shardtool.table.columns import gather
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, output_text, to_bytes, to_text
 from shardtool.wording import call, flag, option
 
@@ -291,7 +291,7 @@ def _keys(parts: list[SourceShard]) -> Names:
     Raises:
         InvalidRequest: One cannot be part of a file's name.
     """
-    names, bad = keys.gather(string_array(bytes(part.index.keys), part.index.key_sizes) for part in parts)
+    names, bad = gather(string_array(bytes(part.index.keys), part.index.key_sizes) for part in parts)
     if len(bad):
         ends = np.cumsum([len(part.index) for part in parts])
         at = int(np.searchsorted(ends, bad[0], side="right"))

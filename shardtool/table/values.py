@@ -108,8 +108,7 @@ def column_texts(table: pa.Table, render: Render) -> ArrowTexts:
 
 def render_rows(table: pa.Table) -> pa.Array:
     """Return the JSON object of each row, and a NUL."""
-    columns = {name: arrow.one_chunk(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-    return _object(list(columns), [_json(column) for column in columns.values()], "}\0")
+    return _object(table.column_names, [_json(arrow.one_chunk(column)) for column in table.columns], "}\0")
 
 
 def render_values(table: pa.Table) -> pa.Array:
