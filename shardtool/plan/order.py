@@ -198,12 +198,27 @@ def cut(total: NDArray[np.int64], asked: ShardsAsked | None, limits: Limits, bou
     Raises:
         InvalidRequest: There are fewer samples, or no such number of shards can hold them.
     """
-    return _bounded(total, limits, bounds) if asked is None else _exactly(total, asked, limits, bounds)
-
-
-def _bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
-    """Return the ends of as few shards as the bounds allow."""
     runs = Runs(total, limits.planned, limits.max_count)
+    if asked is None:
+        return _fewest(runs, bounds)
+    count, samples = asked.count, runs.samples
+    if count > samples:
+        found, remedy = f"{count:,} shards for {counted(samples, 'sample')}", f"At most {option('shards', samples)}."
+        raise InvalidRequest(asked.where, found, expected="at least one sample a shard", remedy=remedy)
+    if bounds.equal_count:
+        ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
+        if runs.hold(ends):
+            return ends
+    elif len(runs.fill()) <= count:
+        return runs.divide(count)
+    found = f"{counted(count, 'shard')} cannot hold {counted(samples, 'sample')} within the bounds"
+    holding = option("shards", len(_fewest(runs, bounds)))
+    remedy = f"Choose {holding}, or raise {option('max_size')} or {option('max_count')}."
+    raise InvalidRequest(asked.where, found, remedy=remedy)
+
+
+def _fewest(runs: Runs, bounds: Bounds) -> NDArray[np.int64]:
+    """Return the ends of as few shards as the bounds allow."""
     ends = runs.fill()
     multiple, samples = bounds.multiple_of, runs.samples
     count = -(-len(ends) // multiple) * multiple
@@ -220,24 +235,6 @@ def _bounded(total: NDArray[np.int64], limits: Limits, bounds: Bounds) -> NDArra
     found = f"{samples:,} samples cannot fill a multiple of {multiple:,} shards within the bounds"
     remedy = f"Choose a smaller multiple, or raise {option('max_size')} or {option('max_count')}."
     raise InvalidRequest(option("shards_multiple_of"), found, remedy=remedy)
-
-
-def _exactly(total: NDArray[np.int64], asked: ShardsAsked, limits: Limits, bounds: Bounds) -> NDArray[np.int64]:
-    """Return the ends of as many shards as were asked for, within the bounds."""
-    count, samples, runs = asked.count, len(total) - 1, Runs(total, limits.planned, limits.max_count)
-    if count > samples:
-        found, remedy = f"{count:,} shards for {counted(samples, 'sample')}", f"At most {option('shards', samples)}."
-        raise InvalidRequest(asked.where, found, expected="at least one sample a shard", remedy=remedy)
-    if bounds.equal_count:
-        ends = np.arange(1, count + 1, dtype=np.int64) * samples // count
-        if runs.hold(ends):
-            return ends
-    elif len(runs.fill()) <= count:
-        return runs.divide(count)
-    found = f"{counted(count, 'shard')} cannot hold {counted(samples, 'sample')} within the bounds"
-    holding = option("shards", len(_bounded(total, limits, bounds)))
-    remedy = f"Choose {holding}, or raise {option('max_size')} or {option('max_count')}."
-    raise InvalidRequest(asked.where, found, remedy=remedy)
 
 
 class Runs:
@@ -343,14 +340,13 @@ class HashedSamples:
         else:
             salt = blake2b(b"%d" % seed, digest_size=16).digest()
             order = np.argsort(self._keys.hashes(b"shardtool order", salt), kind="stable")
-        shard = self._shard_of(count)
-        counts, _ = self._loads(count)
+        shard, counts, _ = self._loads(count)
         return order[np.argsort(shard[order], kind="stable")], np.cumsum(counts), notes
 
     def _check(self, asked: ShardsAsked) -> tuple[int, tuple[str, ...]]:
         """Return the number of shards that is asked for, unless one of them would be over the bounds, or empty."""
         samples, count, found, expected = counted(len(self._keys), "sample"), asked.count, "", "a sample in each"
-        counts, sizes = self._loads(min(count, len(self._keys)))
+        _, counts, sizes = self._loads(min(count, len(self._keys)))
         one = f"in one of {counted(count, 'shard')} by hash"
         if count > len(self._keys):
             found = f"{count:,} shards for {samples}"
@@ -380,21 +376,17 @@ class HashedSamples:
         gone = f"{counted(before, 'shard')} by hash cannot hold the samples any more"
         return count, (f"{gone}: now {count:,}, and all are written again",)
 
-    def _shard_of(self, count: int) -> NDArray[np.int64]:
+    def _loads(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Return the shard of each sample, how many samples each shard gets, and their bytes."""
         shard: NDArray[np.int64] = (self._hashes % np.uint64(count)).astype(np.int64)
-        return shard
-
-    def _loads(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return how many samples each shard gets, and their bytes."""
-        shard = self._shard_of(count)
         counts = np.bincount(shard, minlength=count).astype(np.int64)
-        return counts, np.asarray(np.bincount(shard, weights=self._sizes, minlength=count), np.float64)
+        return shard, counts, np.asarray(np.bincount(shard, weights=self._sizes, minlength=count), np.float64)
 
     def _holds(self, count: int, share: float) -> bool:
         """Tell whether so many shards all get a sample, and none more than a share of the bounds."""
         if count > len(self._keys) or count % self._bounds.multiple_of:
             return False
-        counts, sizes = self._loads(count)
+        _, counts, sizes = self._loads(count)
         room, most = self._limits.planned * share, self._max_count * share
         return bool(counts.min() > 0 and counts.max() <= most and sizes.max() <= room)
 

@@ -39,7 +39,7 @@ from shardtool.values import (
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries, FieldSpans
     from shardtool.names import Texts
     from shardtool.pattern import ShardPattern
-    from shardtool.values import Oversize
+    from shardtool.values import Number, Oversize
 
     _RowsOf = NDArray[np.int64] | slice  # of a shard
 
@@ -254,10 +254,7 @@ def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]
         for first in range(0, len(rows), _CHUNK):
             some = samples[first : first + _CHUNK]
             texts = entries.values.inline[name].gather(some)[:-1].split(b"\0")
-            try:
-                stored[rows[first : first + _CHUNK]] = [len(encode_number(text, number)) for text in texts]
-            except (ValueError, OverflowError):
-                raise _no_number(entries, name, number, [*zip(some.tolist(), texts, strict=True)]) from None
+            stored[rows[first : first + _CHUNK]] = [*_stored_sizes(entries, name, number, some.tolist(), texts)]
             rounded += count_rounded(texts) if number == "float" else 0
         if rounded:
             notes.append(rounded_note(name, rounded))
@@ -276,15 +273,19 @@ def count_rounded(texts: Sequence[bytes]) -> int:
     return int(np.count_nonzero((narrow != wide) & ~np.isnan(wide)))
 
 
-def _no_number(entries: Entries, name: str, number: str, texts: list[tuple[int, bytes]]) -> InvalidRequest:
-    """Return the error for the first of `texts` that is no number, or too large a one."""
-    for sample, text in texts:
+def _stored_sizes(entries: Entries, name: str, number: Number, samples: list[int], texts: list[bytes]) -> Iterator[int]:
+    """Yield the bytes that numbers of a field take.
+
+    Raises:
+        InvalidRequest: One is no number, or too large a one.
+    """
+    for sample, text in zip(samples, texts, strict=True):
         try:
-            encode_number(text, number)  # type: ignore[arg-type]
+            yield len(encode_number(text, number))
         except (ValueError, OverflowError):
             where = f"{printable(entries.key(sample))}, field {name!r}"
-            return InvalidRequest(where, repr(printable(text)), expected=f"a number that TFRecord's {number} can hold")
-    return InvalidRequest(name, "no numbers")
+            expected = f"a number that TFRecord's {number} can hold"
+            raise InvalidRequest(where, repr(printable(text)), expected=expected) from None
 
 
 _CHUNK = 2**16  # texts at a time

@@ -77,7 +77,11 @@ def begin_append(run: Run) -> None:
         destination, found, made = output.destination, output.destination.append, run.record(output)
         if found is None:
             return
-        _check_dots(found.old, made)
+        if found.old.format == "tar" and (before := found.old.made.dots) != made.dots:
+            dots = f"keys that end at the {made.dots} dot of members' names"  # readers take one rule per dataset
+            expected = f"at the {before}, as those of the dataset"
+            remedy = f"`create` has {option('dots', before)}; `reshard` makes one dataset of both."
+            raise InvalidRequest(option("if_exists", "append"), dots, expected=expected, remedy=remedy)
         keys = entries.keys if output.which is None else entries.keys.take(output.which)
         first = _last_alike(destination, found.old, made)
         if first is not None and (run.makes_keys or _are_those(keys, destination, found.old, first)):
@@ -153,16 +157,6 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
             f"columns that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
             "must ask for them (DuckDB: union_by_name)"
         )
-
-
-def _check_dots(old: DatasetFile, made: RunRecord) -> None:
-    """Check that keys end at the same dot in all members' names: readers take one rule per dataset."""
-    before, now = old.made.dots, made.dots
-    if old.format == "tar" and before != now:
-        found = f"keys that end at the {now} dot of members' names"
-        expected = f"at the {before}, as those of the dataset"
-        remedy = f"`create` has {option('dots', before)}; `reshard` makes one dataset of both."
-        raise InvalidRequest(option("if_exists", "append"), found, expected=expected, remedy=remedy)
 
 
 def _types_in_parquet(columns: pa.Table) -> dict[str, str]:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.interop.readers import NameProblem
     from shardtool.plan.plan import Plan
     from shardtool.transform import Transform
     from shardtool.verbs.create.run import Output, Run
@@ -182,18 +181,14 @@ def _note_plans(run: Run) -> None:
         notes.add(*empty_notes(entries))
     if run.format == "tar":
         found = [one for one in misreads(entries) if not {*READERS[one.code]}.isdisjoint(run.options.readers)]
-        notes.add(*(str(one if run.options.portable else _mended(one)) for one in found))
+        safe = "" if run.options.portable else f" ({flag('portable')} makes them safe)"
+        notes.add(*(str(replace(one, readers=one.readers + safe) if one.mendable else one) for one in found))
     outputs = [(output.destination, output.plan.shards) for output in run.outputs]
     if run.options.shards is None:
         notes.add(*loader_notes(outputs, [int(output.plan.sizes.sum()) for output in run.outputs]))
     notes.add(*name_notes(outputs, run.options.readers))
     if "huggingface" in run.options.readers:
         notes.add(*folder_notes(outputs, run.exports))
-
-
-def _mended(one: NameProblem) -> NameProblem:
-    """Return a problem with what mends it."""
-    return replace(one, readers=f"{one.readers} ({flag('portable')} makes them safe)") if one.mendable else one
 
 
 def _check_exports(run: Run) -> None:
