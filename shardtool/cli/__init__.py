@@ -275,18 +275,16 @@ class Signals:
 
     Args:
         at_once: Says that the run was interrupted, where nothing else will.
+
+    Attributes:
+        first: The signal that asked the run to end; None: none did.
     """
 
     def __init__(self, at_once: Callable[[int], object]) -> None:
         self._at_once = at_once
-        self._first: int | None = None
+        self.first: int | None = None
         self._latest_end: float | None = None
         self._ended = False
-
-    @property
-    def first(self) -> int | None:
-        """The signal that asked the run to end; None: none did."""
-        return self._first
 
     def install(self) -> None:
         """Take the signals, but for those that are ignored on purpose: by `nohup`, or a shell's background job."""
@@ -303,16 +301,16 @@ class Signals:
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self._ended:
-            self._first = self._first or signum
+            self.first = self.first or signum
             signal.signal(signal.SIGALRM, self._on_alarm)
             signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
             return
-        if self._first is not None:
+        if self.first is not None:
             if self._latest_end is None:
                 self._latest_end = time.monotonic() + _PATIENCE_S
                 signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)
             return
-        self._first = signum
+        self.first = signum
         if requests := sys.modules.get("shardtool.storage.remote.retry"):  # `--help` needs no such import
             requests.end_requests(_LOCKS_S)
         signal.signal(signal.SIGALRM, self._on_alarm)
@@ -320,16 +318,16 @@ class Signals:
         raise Interrupted(signum)
 
     def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
-        if self._first is None:
+        if self.first is None:
             return
         if self._ended:
-            os._exit(128 + self._first)
+            os._exit(128 + self.first)
         if self._latest_end is not None and time.monotonic() > self._latest_end:
             self._ended = True
-            self._at_once(self._first)
-            os._exit(128 + self._first)
+            self._at_once(self.first)
+            os._exit(128 + self.first)
         if not _is_unwinding():
-            raise Interrupted(self._first)
+            raise Interrupted(self.first)
 
     def _on_unraisable(self, dropped: sys.UnraisableHookArgs) -> None:
         """Say nothing of an interrupt that was raised in a destructor, but raise it again soon."""

@@ -239,10 +239,8 @@ class Terminal(Observer):
         if self._bar is None:
             self._start_bar("listing", None, " samples", leave=False)
         if self._bar is not None:
-            try:
+            with self._while_read():
                 self._bar.update(samples)
-            except OSError:
-                self._stop_printing()
 
     def phase(self, text: str, size: int) -> None:
         """Start a bar that will make room for another."""
@@ -291,13 +289,11 @@ class Terminal(Observer):
         if self._bar is not None:
             done, total = self._shards
             self._shards = (done + shards, total)
-            try:
+            with self._while_read():
                 if total:
                     rate = "" if self._fetched is None else self._fetched.more(samples, size)
                     self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}{rate}", refresh=False)
                 self._bar.update(size if self._fetched is None else samples)
-            except OSError:
-                self._stop_printing()
 
     def close(self) -> None:
         """Leave the bar as it is, and the cursor below it; show no more progress."""
@@ -312,16 +308,15 @@ class Terminal(Observer):
 
     def _line(self, text: str) -> None:
         text = printable(text)  # a line is one line, whatever names are in it
-        try:
-            if self._bar is None:
-                say(text)
-            else:
-                with self._bar.external_write_mode(file=sys.stderr):
-                    say(text)
-        except OSError:
-            self._stop_printing()
+        beside_bar = nullcontext() if self._bar is None else self._bar.external_write_mode(file=sys.stderr)
+        with self._while_read(), beside_bar:
+            say(text)
 
-    def _stop_printing(self) -> None:
-        """Stop printing: the reader of stderr is gone, which is no reason to stop the run."""
-        self._quiet, self._verbose, self._bar = True, False, None
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end
+    @contextmanager
+    def _while_read(self) -> Iterator[None]:
+        """Print in the block, and nothing more once the reader of stderr is gone: that is no reason to stop the run."""
+        try:
+            yield
+        except OSError:
+            self._quiet, self._verbose, self._bar = True, False, None
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the interpreter flushes it at its end

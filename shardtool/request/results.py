@@ -439,11 +439,8 @@ def _quoted(word: str) -> str:
 def differing_options(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """Return the options in which two runs differ, with what each was given."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    return [f"{_named(name)} {_given(then.get(name))} then, {_given(now.get(name))} now" for name in names]
-
-
-def _named(name: str) -> str:
-    return name if name == "format" else option(name)  # no option says it, but the shards' names
+    called = {name: name if name == "format" else option(name) for name in names}  # the shards say it
+    return [f"{called[name]} {_given(then.get(name))} then, {_given(now.get(name))} now" for name in names]
 
 
 def _given(value: object) -> str:
