@@ -588,10 +588,9 @@ class Exporter:
 
     def _note_folder(self, names: list[str]) -> None:
         """Say what the new files make of the folder for `load_dataset`."""
-        there = [*map(output_text, self.folder.names())]
-        if has_own_readme(self.folder) or indexes.misreading(there):
-            return
-        if wrong := indexes.misreading({*there, *map(output_text, names)}):
+        there = {*map(output_text, self.folder.names())}
+        after = there.union(map(output_text, names))
+        if not has_own_readme(self.folder) and not indexes.misreading(there) and (wrong := indexes.misreading(after)):
             self._note(f"Hugging Face load_dataset(folder) {wrong}: {indexes.cure()}")
 
     def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexes.IndexedShard]:
@@ -740,8 +739,7 @@ def renew_exports(
     for name in exports_beside(folder, old):
         export = indexes.EXPORTS[name]
         if name not in made and not export.hashed:
-            exporter = Exporter(folder, dataset_file, {name: export}, notes)
             try:
-                exporter.write(folder, overwrite=True)
+                Exporter(folder, dataset_file, {name: export}, notes).write(folder, overwrite=True)
             except (InvalidRequest, OutputExists) as error:
                 notes.add(f"the index for {export.reader} could not be renewed: {error}")

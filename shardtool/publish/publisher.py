@@ -338,11 +338,9 @@ class Destination:
         """
         if self.own is None:
             return self
-        found = replace(self, own=self.own.planned(self.pattern, shards))
-        wanted = {name: fact for name, fact in self.existing.items() if found.owns(name)}
-        if self.pattern.dataset_file in self.existing:
-            wanted[self.pattern.dataset_file] = self.existing[self.pattern.dataset_file]
-        return replace(found, existing=wanted)
+        own = self.own.planned(self.pattern, shards)
+        wanted = {self.pattern.dataset_file, *own.names}
+        return replace(self, own=own, existing={name: self.existing[name] for name in self.existing if name in wanted})
 
     @property
     def dataset_file(self) -> str:
@@ -435,8 +433,8 @@ def look(before: Destination) -> Destination:
 
 def _look_at_own(found: Destination, own: PartShare) -> Destination:
     """Return what is there of a part's files, or refuse to touch it: other parts' files are nothing to it."""
-    names = [found.pattern.dataset_file, *own.names]
-    known = {name: found.existing[name] for name in names if name in found.existing}
+    names = {found.pattern.dataset_file, *own.names}
+    known = {name: fact for name, fact in found.existing.items() if name in names}
     if known and found.if_exists == "error":
         what = f"{counted(len(known), 'file')} there already: {listing(sorted(known), 3)}"
         remedy = f"Choose another name, or go on with the part that made them with {option('if_exists', 'resume')}."

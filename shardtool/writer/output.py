@@ -599,7 +599,11 @@ class _Merge:
         if found:
             staged = [self._folder.stage_whole(self._pattern.skipped_file, rows)] if rows else []
             self._folder.publish(*staged, self._folder.stage_whole(self._pattern.dataset_file, dataset.encode()))
-        self._folder.remove([name for part in self.parts.values() for name in self._left_of(part)])
+        owns = [tagged_pattern(self._pattern, tag) for tag in self.parts]
+        stood_for = [
+            (own.dataset_file, own.skipped_file, own.base + EMPTY_SUFFIX, journal_name(own.base)) for own in owns
+        ]
+        self._folder.remove([*self._folder.facts(name for names in stood_for for name in names)])
         return dataset
 
     def _find_old(self) -> DatasetFile | None:
@@ -670,12 +674,6 @@ class _Merge:
             check_skipped_file(data, dataset, where)
             found = merged(found, read_skipped(data, where))
         return found
-
-    def _left_of(self, part: PartFiles) -> list[str]:
-        """Return the files of a part that the merged dataset stands for."""
-        own = tagged_pattern(self._pattern, part.tag)
-        names = [own.dataset_file, own.skipped_file, own.base + EMPTY_SUFFIX, journal_name(own.base)]
-        return [*self._folder.facts(names)]
 
 
 def _number(tag: str) -> int | None:

@@ -159,10 +159,8 @@ def _check_format(found: StoredDataset) -> None:
     if not found.shards:
         raise InvalidRequest(found.where, "no shards", expected="one at least")
     if blobs := [shard.path for shard in found.shards if not is_shard_name(shard.file_name)]:
-        raise InvalidRequest(
-            blobs[0], "a name that does not tell what it is", expected=f"one that ends in one of {KNOWN}",
-            remedy="Make a link to it that has such a name, and index that.",
-        )  # fmt: skip
+        expected, remedy = f"one that ends in one of {KNOWN}", "Make a link to it that has such a name, and index that."
+        raise InvalidRequest(blobs[0], "a name that does not tell what it is", expected=expected, remedy=remedy)
     if len({shard.format for shard in found.shards}) > 1:
         raise InvalidRequest(found.where, "tar and TFRecord shards", expected="one format", remedy="Index each alone.")
 
@@ -451,8 +449,7 @@ class Indexer:
         if not self.wrong or self.options.overwrite:
             return
         columns = f" and the columns {listing(sorted(self.lost))}" if self.lost else ", metadata"
-        where = self.target.folder.path or "."
-        found = f"not what the shards hold: {listing(self.wrong)}"
+        where, found = self.target.folder.path or ".", f"not what the shards hold: {listing(self.wrong)}"
         remedy = (
             f"{flag('overwrite')} makes them again from the shards; what only they know is lost then: checksums"
             f"{columns}, how the dataset was made. `shardtool verify` shows whether the shards are right."
