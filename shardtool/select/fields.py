@@ -165,9 +165,8 @@ def _check_name(name: str) -> None:
     if _READERS_OWN.fullmatch(name):
         raise InvalidRequest(option("rename_fields"), f"{name!r}, a name that readers keep for themselves")
     if BAD_FIELD.search(name) or not is_utf8(to_bytes(name)):
-        raise InvalidRequest(
-            option("rename_fields"), f"{name!r}, no name for a field", expected="an ending, such as jpg, cls or seg.png"
-        )
+        expected = "an ending, such as jpg, cls or seg.png"
+        raise InvalidRequest(option("rename_fields"), f"{name!r}, no name for a field", expected=expected)
 
 
 def _quoted(names: Collection[str]) -> str:

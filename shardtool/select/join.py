@@ -236,9 +236,8 @@ def _sample_keys(entries: Entries, on: str) -> Names:
         return entries.keys
     column = _one(entries.metadata, on)
     if not is_key(column.type):
-        raise InvalidRequest(
-            option("on"), f"the samples' column {on!r} holds {column.type}", expected="one of text or whole numbers"
-        )
+        found = f"the samples' column {on!r} holds {column.type}"
+        raise InvalidRequest(option("on"), found, expected="one of text or whole numbers")
     never = np.union1d(broken_numbers(column), nul_places(column))
     if len(never):
         mask = np.zeros(len(column), bool)
@@ -390,19 +389,14 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
 def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:
     """Return a column of metadata as it is to become a field; some values may be null."""
     if entries.metadata is None:
-        raise InvalidRequest(
-            option("values"),
-            f"no column {column!r}, nor any other",
-            remedy=f"{option('join')} adds a table's, {option('columns_from')} those of JSON fields.",
-        )
+        remedy = f"{option('join')} adds a table's, {option('columns_from')} those of JSON fields."
+        raise InvalidRequest(option("values"), f"no column {column!r}, nor any other", remedy=remedy)
     if column not in entries.metadata.column_names:
         raise no_such("column", option("values"), column, entries.metadata.column_names)
     values = _one(entries.metadata, column)
     if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
-        role = "labels" if label else f"field {name}"
-        raise InvalidRequest(
-            option("values"), f"column {column!r} ({role}) holds {values.type}", expected="text or numbers"
-        )
+        found = f"column {column!r} ({'labels' if label else f'field {name}'}) holds {values.type}"
+        raise InvalidRequest(option("values"), found, expected="text or numbers")
     _refuse(entries, nul_places(values), f"column {column!r}: a NUL in the text", "text without")
     _refuse(entries, large_places(values), f"column {column!r}: a number over 2^63", "what fits into int64")
     return values

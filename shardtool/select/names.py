@@ -360,9 +360,8 @@ def _share(share: float | str) -> Fraction:
     match = _SHARE.fullmatch(str(share))
     found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(0)
     if not 0 < found <= 1:
-        raise InvalidRequest(
-            option("sample"), f"{str(share)!r}", expected="a share above 0 and at most 1, such as 0.01 or 1%"
-        )
+        expected = "a share above 0 and at most 1, such as 0.01 or 1%"
+        raise InvalidRequest(option("sample"), f"{str(share)!r}", expected=expected)
     return found
 
 
@@ -383,9 +382,8 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
     if pa.types.is_null(kind):
         return np.arange(len(values))
     if not _is_ordered(kind):
-        raise InvalidRequest(
-            option("sort_by"), f"column {name!r} holds {values.type}", expected="numbers, text, truths or times"
-        )
+        found = f"column {name!r} holds {values.type}"
+        raise InvalidRequest(option("sort_by"), found, expected="numbers, text, truths or times")
     values = arrow.plain(values)
     if pa.types.is_floating(kind):
         values = pc.if_else(pc.is_nan(values), pa.nulls(1, kind)[0], values)

@@ -517,9 +517,8 @@ def meta_clash() -> str:
 def _note(roles: Roles, options: CreateOptions) -> None:
     """Add to the notes what no column was found for."""
     if not roles.paths() and not roles.binary and not roles.urls:
-        roles.notes.append(
-            f"no column of files: samples hold the table's values alone ({option('path', 'COLUMN')} names one)"
-        )
+        other = f"{option('path', 'COLUMN')} names one"
+        roles.notes.append(f"no column of files: samples hold the table's values alone ({other})")
     if roles.key is None and options.key is None:
         where = "the paths without their endings" if roles.paths() else "the numbers of the rows"
         roles.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
@@ -555,12 +554,10 @@ def _only_bytes(
     ending = column.casefold() if column.casefold() in _FORMATS else first_ending(column)
     if not ending:
         found = f"column {column!r} holds bytes, and nothing says of what kind"
-        raise InvalidRequest(
-            name, found, remedy=f"Name the field that they become: {option('binary', {'jpg': column})}."
-        )
-    notes.append(
-        f"bytes column: {column}, as the field {ending} ({option('binary', {'FIELD': 'COLUMN'})} names another)"
-    )
+        remedy = f"Name the field that they become: {option('binary', {'jpg': column})}."
+        raise InvalidRequest(name, found, remedy=remedy)
+    other = option("binary", {"FIELD": "COLUMN"})
+    notes.append(f"bytes column: {column}, as the field {ending} ({other} names another)")
     return ((ending, column),)
 
 
@@ -630,9 +627,8 @@ def check_values(rows: Rows, roles: Roles) -> None:
     for role, name in needed:
         missing = missing_places(rows.columns[name])
         found = f"column {name!r}: no {role} (null or NaN)"
-        rows.refuse(
-            missing, found, expected=f"a {role} in each row", remedy=f"{option('where')} can leave such rows out."
-        )
+        remedy = f"{option('where')} can leave such rows out."
+        rows.refuse(missing, found, expected=f"a {role} in each row", remedy=remedy)
     for name in (*roles.columns_of("values"), *roles.paths(), *roles.columns_of("urls")):
         rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
     for name in roles.columns_of("values"):
