@@ -9,8 +9,7 @@ Ray is imported here, and nowhere else but for `execute/`, which runs tasks on a
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from shardtool.read.fetch import Fetcher
-    from shardtool.read.order import SampleView
 
 try:
     import ray
@@ -96,7 +94,7 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
         fetcher = dataset.fetcher if fields is None else dataset.fetcher.selecting(frozenset(names))
         self._catalog, self._exact = fetcher.catalog, fetcher.options.on_error == "raise"
         self._columns = _columns(fetcher, names)
-        self._parts = [*_by_shard(cast("SampleView", dataset.source))]
+        self._parts = [*dataset.source.by_shard()]
         self._rows = max(1, _BLOCK // fetcher.mean_size)
         self._fetcher = ray.put(fetcher)
 
@@ -131,18 +129,6 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
         first, last = self._catalog.firsts[shard : shard + 2].tolist()
         size: int = int(self._catalog.sizes[shard]) * len(numbers) // (last - first)
         return size
-
-
-def _by_shard(view: SampleView) -> Iterator[tuple[int, _Numbers]]:
-    """Yield the number of a shard, and the samples of it that are read, by their numbers in the catalog."""
-    catalog, chosen = view.catalog, view.chosen
-    if chosen is not None:
-        for shard, _, places in catalog.by_shard(chosen):
-            yield shard, chosen[np.sort(places)]  # in the order of the view
-        return
-    for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
-        if first < last:
-            yield shard, range(first, last)
 
 
 def _columns(fetcher: Fetcher, fields: Collection[str]) -> dict[str, pa.DataType | None]:

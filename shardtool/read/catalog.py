@@ -321,18 +321,18 @@ def asked_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str]) ->
 
 
 def schema_of(catalog: Catalog) -> pa.Schema:
-    """Return the columns of all sidecars and their types: where one shard has a wider one, that."""
-    found = [with_shard(UNREAD)]
-    for one in catalog.datasets:
-        places = sorted({0, *one.appends}) if one.listed else range(len(one.shards))
-        found += [one.shards[place].schema() for place in places]
-    own, metadata = found[0], [pa.schema([one for one in schema if not one.name.startswith("__")]) for schema in found]
-    return pa.schema([*own, *pa.unify_schemas(metadata, promote_options="permissive")])
+    """Return the columns of all sidecars and their types."""
+    return pa.schema([*with_shard(UNREAD), *metadata_schema(catalog)])
 
 
 def metadata_schema(catalog: Catalog) -> pa.Schema:
-    """Return the columns of metadata of all sidecars and their types."""
-    return pa.schema([one for one in schema_of(catalog) if not one.name.startswith("__")])
+    """Return the columns of metadata of all sidecars and their types: where one shard has a wider one, that."""
+    found = [pa.schema([])]
+    for one in catalog.datasets:
+        places = sorted({0, *one.appends}) if one.listed else range(len(one.shards))
+        schemas = [one.shards[place].schema() for place in places]
+        found += [pa.schema([column for column in some if not column.name.startswith("__")]) for some in schemas]
+    return pa.unify_schemas(found, promote_options="permissive")
 
 
 def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbers:

@@ -52,6 +52,7 @@ class Dataset(Streamable):
     """
 
     fetcher: Fetcher
+    source: SampleView
 
     def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
         super().__init__(fetcher, SampleView(fetcher.catalog, chosen))
@@ -71,8 +72,8 @@ class Dataset(Streamable):
         if self._chosen is None and catalog.fields:
             return catalog.fields
         found: Counter[str] = Counter()
-        for shard, rows, _ in self._by_shard():
-            index = self.fetcher.store.index(shard)
+        for shard, numbers in self.source.by_shard():
+            index, rows = self.fetcher.store.index(shard), np.array(numbers) - catalog.firsts[shard]
             found.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
         return dict(+found)
 
@@ -207,15 +208,6 @@ class Dataset(Streamable):
             expected = "keys such as those in `.keys`"
             raise UnknownKey(listing([*map(repr, bad)]), what, expected=expected, remedy=remedy)
         return numbers
-
-    def _by_shard(self) -> Iterator[tuple[int, Numbers, Numbers]]:
-        """Yield each shard: its place, the rows of the samples that lie in it, and their places here."""
-        catalog = self.fetcher.catalog
-        if self._chosen is not None:
-            yield from catalog.by_shard(self._chosen)
-            return
-        for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
-            yield shard, np.arange(last - first), np.arange(first, last)
 
     def _with_chosen(self, chosen: Numbers) -> Dataset:
         found = copy(self)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
+from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
 
@@ -122,6 +123,16 @@ class SampleView:
         digest = blake2b(self.catalog.fingerprint.encode() + b"\n", digest_size=16)
         digest.update(np.ascontiguousarray(self.chosen, "<i8").data)
         return digest.hexdigest()
+
+    def by_shard(self) -> Iterator[tuple[int, range | Numbers]]:
+        """Yield each shard that samples lie in: its place, and their numbers, in the order of the view."""
+        if self.chosen is not None:
+            for shard, _, places in self.catalog.by_shard(self.chosen):
+                yield shard, self.chosen[np.sort(places)]
+            return
+        for shard, (first, last) in enumerate(pairwise(self.catalog.firsts.tolist())):
+            if first < last:
+                yield shard, range(first, last)
 
     def order(self, options: OrderOptions) -> CatalogOrder:
         """Return the order of an epoch, as numbers of samples in the catalog."""
@@ -435,9 +446,11 @@ class Share:
     origin: int = 0
 
     def __post_init__(self) -> None:
-        _check_part("rank", self.rank, "world_size", self.world_size)
-        _check_part("worker", self.worker, "workers", self.workers)
-        check_least("batch_size", self.batch_size)
+        for name in ("world_size", "workers", "batch_size"):
+            check_least(name, getattr(self, name))
+        for name, value, total in (("rank", self.rank, self.world_size), ("worker", self.worker, self.workers)):
+            if type(value) is not int or not 0 <= value < total:
+                raise InvalidRequest(name, f"{value!r} of {total}", expected=f"0 to {total - 1}")
         check_least("origin", self.origin, 0)
         check_choice("ends", self.ends, Ends)
 
@@ -493,12 +506,6 @@ def others(order: Order, options: OrderOptions, position: int) -> Iterator[int]:
     near = min(options.round, order.length - first)
     for start, count, most in ((first, near, _NEAR), (0, order.length, MOST_OTHERS)):
         yield from (start + permuted(np.arange(min(count, most)), count, key)).tolist()
-
-
-def _check_part(name: str, value: object, total_name: str, total: object) -> None:
-    check_least(total_name, total)
-    if type(value) is not int or not 0 <= value < cast("int", total):
-        raise InvalidRequest(name, f"{value!r} of {total}", expected=f"0 to {cast('int', total) - 1}")
 
 
 def default_share(rank: int | None, world_size: int | None) -> tuple[int, int]:
