@@ -184,9 +184,8 @@ class DatasetFile:
                 "fingerprint": self.fingerprint,
             },
         }
-        body = (
-            json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}").encode() + b",\n" + _CHECKSUM.encode()
-        )
+        text = json.dumps(document, indent=2, ensure_ascii=True).removesuffix("\n}")
+        body = f"{text},\n{_CHECKSUM}".encode()
         return body + b'%08x"\n}\n' % crc32c(body)
 
     def feature_texts(self) -> dict[str, str]:
@@ -409,19 +408,13 @@ def _shard(found: Json) -> ShardEntry:
     index, name = _typed(found, "index", dict), _file_name(found, "url")
     if (sidecar := _file_name(index, "name")) != sidecar_name(name):
         raise ValueError(f"{sidecar!r:.80} is no name for the sidecar of {name!r:.80}")
-    shard = ShardEntry(
-        name=name,
-        samples=_typed(found, "nsamples", int),
-        size=_typed(found, "filesize", int),
-        crc=None if found["crc32c"] is None else _crc(found),
-        sidecar=sidecar,
-        sidecar_size=_typed(index, "size", int),
-        sidecar_crc=_crc(index),
-        first_key=_typed(found, "first_key", str),
-        last_key=_typed(found, "last_key", str),
-    )
-    if shard.samples > shard.size:
-        raise ValueError(f"{shard.samples:,} samples in the {shard.size:,} bytes of {name!r:.80}")
+    samples, size = (_typed(found, key, int) for key in ("nsamples", "filesize"))
+    crc = None if found["crc32c"] is None else _crc(found)
+    of_sidecar = _typed(index, "size", int), _crc(index)
+    ends = (_typed(found, key, str) for key in ("first_key", "last_key"))
+    shard = ShardEntry(name, samples, size, crc, sidecar, *of_sidecar, *ends)
+    if samples > size:
+        raise ValueError(f"{samples:,} samples in the {size:,} bytes of {name!r:.80}")
     return shard
 
 
@@ -502,9 +495,8 @@ def _checked(where: str, found: object) -> Classes:
             raise InvalidRequest(option("classes_from"), f"{where} holds what is no name, or none", expected=EXPECTED)
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
-            raise InvalidRequest(
-                option("classes_from"), f"{where} names {twice[:SHOWN]!r} twice", expected="each class once"
-            )
+            problem = f"{where} names {twice[:SHOWN]!r} twice"
+            raise InvalidRequest(option("classes_from"), problem, expected="each class once")
     return Classes(where, lists)
 
 
@@ -512,7 +504,6 @@ def _checked(where: str, found: object) -> Classes:
 
 
 _TF_KINDS: Mapping[Kind, str] = {"bytes": "tf.string", "int64": "tf.int64", "float": "tf.float32"}
-_DEFAULTS = {"bytes": '""', "int64": "-1", "float": "-1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,7 +529,7 @@ class Feature:
         """Return what `tf.io.parse_single_example` wants, as Python source in which `tf` is TensorFlow."""
         if self.is_list:
             return f"tf.io.VarLenFeature({_TF_KINDS[self.kind]})"
-        default = f", default_value={_DEFAULTS[self.kind]}" if self.lacking else ""
+        default = f", default_value={json.dumps(self.default)}" if self.lacking else ""
         return f"tf.io.FixedLenFeature([], {_TF_KINDS[self.kind]}{default})"
 
     @classmethod

@@ -398,9 +398,8 @@ def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:
             made = MadeFact(int(facts["content"], 16), *counts, left_out)
         crc = int(facts["crc32c"], 16) if "crc32c" in facts else None
         shards = int(facts["shards"]) if "shards" in facts else None
-        fact = ShardFact(
-            facts["shard"], int(facts["size"]), crc, facts.get("plan", ""), made, facts.get("first", ""), shards
-        )
+        plan, first = facts.get("plan", ""), facts.get("first", "")
+        fact = ShardFact(facts["shard"], int(facts["size"]), crc, plan, made, first, shards)
         _check_facts(fact)
     except KeyError as error:
         raise CorruptShard(name, f"no sidecar: without {PREFIX}{error.args[0]}", remedy=made_again()) from None

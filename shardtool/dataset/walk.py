@@ -378,9 +378,8 @@ def _digest(found: Survey) -> int:
         if order is not None:
             for column in (lengths, crcs, codes):
                 column[first:end] = array(column.typecode, [column[first + at] for at in order])
-    return content_digest(
-        found.keys, found.counts, found.names, codes=codes.tobytes(), lengths=lengths.tobytes(), crcs=crcs.tobytes()
-    )
+    columns = {"codes": codes.tobytes(), "lengths": lengths.tobytes(), "crcs": crcs.tobytes()}
+    return content_digest(found.keys, found.counts, found.names, **columns)
 
 
 def walked_text(name: bytes) -> str:
@@ -579,15 +578,12 @@ def _key_feature(features: list[tfrecord.Feature], where: str) -> tfrecord.Featu
         CorruptShard: The feature that can be nothing but the key is far too long.
     """
     by_name = {feature.name: feature for feature in features}
-    for name in _KEY_FEATURES:
-        if name in by_name:
-            found = by_name[name]
-            if found.size <= _KEY_LIMIT:
-                return found
-            if name == _KEY_FEATURES[0]:
-                what = f"a key of {found.size:,} bytes"
-                expected = f"at most {_KEY_LIMIT:,}"
-                raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord.REMEDY)
+    for found in (by_name[name] for name in _KEY_FEATURES if name in by_name):
+        if found.size <= _KEY_LIMIT:
+            return found
+        if found.name == _KEY_FEATURES[0]:
+            what, expected = f"a key of {found.size:,} bytes", f"at most {_KEY_LIMIT:,}"
+            raise CorruptShard(where, what, offset=found.offset, expected=expected, remedy=tfrecord.REMEDY)
     return None
 
 

@@ -568,11 +568,8 @@ def check_finished(subject: Subject) -> None:
     missing = _dataset_file_missing(subject)
     if missing is None and not (subject.file is None and subject.dataset.own):
         return
-    facts = [
-        case.fact if case.fact and case.fact.name == case.name else None
-        for case in subject.cases
-        if case.size is not None
-    ]
+    there = [case for case in subject.cases if case.size is not None]
+    facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
     short = [*unfinished(facts, facts_beside(subject.dataset))]
     folder = base_name(subject.folder or ".")
     subject.findings.add(-1, *(Finding("dataset-incomplete", folder, one, ALL_SHARDS) for one in short))

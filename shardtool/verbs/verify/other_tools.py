@@ -82,7 +82,8 @@ def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -
     from shardtool.dataset.shard_index import walked_index
     from shardtool.interop.readers import READERS, Misreadings
 
-    indexed = all(_has_dali_index(case.path) for case in subject.cases)
+    indexes = [join(folder_of(case.path), index_name(case.name, EXPORTS["dali-webdataset"])) for case in subject.cases]
+    indexed = all(map(is_file, indexes))
     found = Misreadings()
     for shard in shards:
         found.add_shard(walked_index(shard))
@@ -92,11 +93,6 @@ def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -
         if readers := [target for target in targets if target in getting_wrong and target not in spared]:
             what = f"{one.code}: {counted(one.count, one.what)}, such as '{one.example}'"
             yield Finding("misread", ", ".join(readers), what, one.readers)
-
-
-def _has_dali_index(path: str) -> bool:
-    name = index_name(output_text(base_name(path)), EXPORTS["dali-webdataset"])
-    return is_file(join(folder_of(path), name))
 
 
 def _shard_names(subject: Subject, targets: Sequence[str]) -> Iterator[Finding]:
