@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
@@ -197,11 +197,18 @@ def shard_names(data: bytes) -> list[str] | None:
     """Return the shards that a dataset file lists, as far as it can be read; None where `data` is none of ours."""
     if not any(mark in data for mark in _MARKS) and not _is_rewritten(data):
         return None
-    try:
-        names = [str(shard["url"]) for shard in json.loads(data)["shardlist"]]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    if (names := listed_urls(data)) is None:
         return [name.decode("utf-8", "replace") for name in _URL.findall(data)]  # ours, but damaged
-    return [name.encode("utf-8", "replace").decode() for name in names]  # half of a surrogate pair is no name at all
+    # Half of a surrogate pair is no name at all.
+    return [str(name).encode("utf-8", "replace").decode() for name in names]
+
+
+def listed_urls(data: bytes) -> list[Any] | None:
+    """Return what a dataset file, or an index of wids, lists as the names of shards; None where it is neither."""
+    try:
+        return [shard["url"] for shard in json.loads(data)["shardlist"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def pattern_text(data: bytes) -> str:

@@ -22,7 +22,14 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardtool.dataset.dataset_file import is_plain_name, no_dataset_file, pattern_text, read_dataset, shard_names
+from shardtool.dataset.dataset_file import (
+    is_plain_name,
+    listed_urls,
+    no_dataset_file,
+    pattern_text,
+    read_dataset,
+    shard_names,
+)
 from shardtool.dataset.shard_file import FETCH, looks_like, shard_kind
 from shardtool.dataset.walk import SurveyTask, survey
 from shardtool.errors import (
@@ -559,8 +566,8 @@ def _of_dataset_file(path: str) -> StoredDataset:
     names = listed = shard_names(data)
     urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:
-        names = _wids_names(data)
-    if names is None:
+        names = listed_urls(data)
+    if names is None or not all(isinstance(name, str) for name in names):
         raise no_dataset_file(path, data, "one of shardtool, or an index of wids")
     folder = folder_of(path)
     if bad := [name for name in names if not _is_beside(name, ":" if urls else "://")]:
@@ -591,17 +598,6 @@ def check_below(path: str, folders: set[str]) -> None:
             found = f"the folder {printable(below)} is a link out of {printable(folder or '.')}"
             expected = "shards in the dataset file's folder, or below it"
             raise CorruptShard(path, found, expected=expected, remedy="Nothing was read from there.")
-
-
-def _wids_names(data: bytes) -> list[str] | None:
-    import json
-
-    try:
-        document = json.loads(data)
-        names = [shard["url"] for shard in document["shardlist"]]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return names if all(isinstance(name, str) for name in names) else None
 
 
 def is_dataset_file(path: str) -> bool:

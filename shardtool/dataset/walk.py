@@ -500,7 +500,8 @@ def _sum_member(shard: ShardFile | PackedFile, found: Survey, start: int, size: 
 
 
 def _survey_tfrecord(shard: ShardFile | PackedFile, task: SurveyTask, found: Survey) -> None:
-    stem = _stem(shard.path)
+    # The shard's name without its ending, as it can be part of a key.
+    stem = os.fsencode(_ENDING.sub("", os.path.basename(shard.path)).replace(".", "_"))
     kept, look_at = _WalkMemory(shard, found), _KEPT_STEP
     hold = shard.hold if isinstance(shard, PackedFile) else None
     walk = walk_records(shard, hold, found.lost) if task.salvage else tfrecord.walk(shard.read, shard.path, hold)
@@ -594,8 +595,3 @@ def _note_unlike(found: Survey, sample: int, code: int, feature: tfrecord.Featur
         found.unlike[code] = FeatureConflict(sample, feature.kind, feature.values)
     if feature.whole:  # then its values are never just one
         found.whole.append(len(found.codes))
-
-
-def _stem(path: str) -> bytes:
-    """Return a shard's name without its ending, as it can be part of a key."""
-    return os.fsencode(_ENDING.sub("", os.path.basename(path)).replace(".", "_"))

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET = b"PAR1"
+_LISTED = ", as the dataset file says"
 _MOST = 100  # findings of one kind: the rest says nothing new, and is counted
 _HARD, _SYMBOLIC = b"1", b"2"  # types of members
 _DEVICES = (b"3", b"4", b"6")
@@ -212,8 +213,7 @@ def check_shard(case: ShardCase) -> Iterator[Finding]:
             yield Finding("shard-missing", case.name, "no such file")
         return
     if case.entry is not None and case.size != case.entry.size:
-        expected = f"{case.entry.size:,}, as the dataset file says"
-        yield Finding("shard-size", case.name, f"{case.size:,} bytes", expected)
+        yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{_LISTED}")
     if case.examined is None:
         return
     if case.examined.error is not None:
@@ -341,11 +341,10 @@ def read_sidecar(case: ShardCase) -> Iterator[Finding]:
         case.data = None  # some other tool's file of that name
         return
     if entry is not None and len(case.data) != entry.sidecar_size:
-        expected = f"{entry.sidecar_size:,}, as the dataset file says"
-        yield Finding("sidecar-size", case.sidecar, f"{len(case.data):,} bytes", expected)
+        yield Finding("sidecar-size", case.sidecar, f"{len(case.data):,} bytes", f"{entry.sidecar_size:,}{_LISTED}")
     elif entry is not None and (crc := crc32c(case.data)) != entry.sidecar_crc:
-        expected = f"{entry.sidecar_crc:08x}, as the dataset file says"
-        yield Finding("sidecar-checksum", case.sidecar, f"the checksum {crc:08x}", expected)
+        found = f"the checksum {crc:08x}"
+        yield Finding("sidecar-checksum", case.sidecar, found, f"{entry.sidecar_crc:08x}{_LISTED}")
     try:
         case.fact = read_facts(case.data, case.sidecar)
     except CorruptShard as error:
@@ -405,14 +404,13 @@ def check_entry(case: ShardCase) -> Iterator[Finding]:
     if entry is None or survey is None or survey.error is not None:
         return
     if entry.samples != len(survey.keys):
-        found = counted(len(survey.keys), "sample")
-        yield Finding("totals-differ", case.name, found, f"{entry.samples:,}, as the dataset file says")
+        yield Finding("totals-differ", case.name, counted(len(survey.keys), "sample"), f"{entry.samples:,}{_LISTED}")
         return
     ends = [walked_text(survey.keys[at]) for at in (0, -1)] if survey.keys else ["", ""]
     for what, recorded, key in zip(("first", "last"), (entry.first_key, entry.last_key), ends, strict=True):
         if recorded != key:
             found = f"the {what} key {printable(key)}"
-            yield Finding("totals-differ", case.name, found, f"{printable(recorded)}, as the dataset file says")
+            yield Finding("totals-differ", case.name, found, f"{printable(recorded)}{_LISTED}")
 
 
 # What no shard alone can show: keys that two samples have, the totals, and the fingerprint of the content.
@@ -683,4 +681,4 @@ def _skipped(folder: str, file: DatasetFile) -> Iterator[Finding]:
     if rows == file.skipped and file.skipped_crc is not None and crc32c(data) != file.skipped_crc:
         yield Finding("skipped-differs", name, f"the checksum {crc32c(data):08x}", f"{file.skipped_crc:08x}")
     if rows != file.skipped:
-        yield Finding("skipped-differs", name, counted(rows, "row"), f"{file.skipped:,}, as the dataset file says")
+        yield Finding("skipped-differs", name, counted(rows, "row"), f"{file.skipped:,}{_LISTED}")
