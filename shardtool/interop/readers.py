@@ -152,9 +152,8 @@ class Misreadings:
                 inline[name] = Names.of(column)
         keys = Names.of([key.replace(b"\0", b"?") for key in index.all_keys()])
         columns = FieldRows(codes, kind, index.lengths, never, never)
-        self.add(
-            Entries(b"/", keys, index.firsts, fields, columns, values=FieldValues(inline=inline, numbers=numbers or {}))
-        )
+        values = FieldValues(inline=inline, numbers=numbers or {})
+        self.add(Entries(b"/", keys, index.firsts, fields, columns, values=values))
 
     def _add_fields(self, entries: Entries, here: dict[str, int]) -> None:
         """Count fields, and find a sample that has, and one that lacks, the first field that not all samples have."""
@@ -212,12 +211,8 @@ def misread_keys(keys: Names) -> list[NameProblem]:
 def _long_names(entries: Entries) -> list[NameProblem]:
     longest = max((len(field) for field in entries.fields), default=0) + 1
     suspects = np.flatnonzero(entries.keys.lengths() + longest > NAME_LIMIT)
-    rows = entries.rows_of(suspects)
-    counts = entries.counts_of(suspects).tolist()
-    names = [
-        entries.keys[sample] for sample, count in zip(suspects.tolist(), counts, strict=True) for _ in range(count)
-    ]
-    fields = [to_bytes(entries.fields[code]) for code in entries.rows.code[rows].tolist()]
+    names = [entries.keys[sample] for sample in np.repeat(suspects, entries.counts_of(suspects)).tolist()]
+    fields = [to_bytes(entries.fields[code]) for code in entries.rows.code[entries.rows_of(suspects)].tolist()]
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:
         return []
@@ -245,9 +240,8 @@ def _text_labels(entries: Entries) -> list[NameProblem]:
         samples = entries.owners(rows)
         bad, first = 0, b""
         for at in range(0, len(samples), _CHUNK):
-            wrong = [
-                text for text in texts.gather(samples[at : at + _CHUNK]).split(b"\0")[:-1] if not _INT.fullmatch(text)
-            ]
+            here = texts.gather(samples[at : at + _CHUNK]).split(b"\0")[:-1]
+            wrong = [text for text in here if not _INT.fullmatch(text)]
             bad, first = bad + len(wrong), first or (wrong[0] if wrong else b"")
         if bad:
             readers = f"webdataset's decoder takes the field {name} for a whole number, and fails at text"

@@ -449,10 +449,9 @@ def _check_dataset_file(found: Destination) -> None:
         data = found.folder.read(name)
     shards = shard_names(data)
     if shards is None:
-        link = os.path.islink(found.dataset_file)
-        what = (
-            "a symbolic link, and no run writes through one" if link else "a file that is no dataset file of shardtool"
-        )
+        what = "a file that is no dataset file of shardtool"
+        if os.path.islink(found.dataset_file):
+            what = "a symbolic link, and no run writes through one"
         raise OutputExists(found.dataset_file, what, remedy="Choose another pattern, or move it away.")
     if found.appends:
         return  # damaged or not: `_find_append` says

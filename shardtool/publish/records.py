@@ -135,9 +135,8 @@ class PartShare:
         """Return the share, now that it is known how many shards all parts make."""
         own = self.part.shards(shards)
         names = [pattern.shard(number) for number in own]
-        return PartShare(
-            self.part, own, frozenset((*names, *map(sidecar_name, names), record_name(pattern, self.part)))
-        )
+        files = frozenset((*names, *map(sidecar_name, names), record_name(pattern, self.part)))
+        return PartShare(self.part, own, files)
 
 
 @dataclass(frozen=True, slots=True)

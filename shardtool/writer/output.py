@@ -169,13 +169,14 @@ class Journal:
         asked: What was asked for, as plain data: another writer goes on only if that is the same.
 
     Attributes:
+        asked: What this writer was asked for.
         started: Whether the journal is this writer's.
     """
 
     def __init__(self, folder: Folder, base: str, asked: dict[str, object]) -> None:
         self._folder, self.name = folder, journal_name(base)
         self.started = False
-        self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))
+        self.asked = json.loads(json.dumps({"version": _VERSION, **asked}))
 
     def read(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
         """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
@@ -194,17 +195,13 @@ class Journal:
                 break
         return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
 
-    def fits(self, asked: dict[str, Any]) -> bool:
-        """Tell whether a journal's writer was asked for the same."""
-        return bool(asked == self._asked)
-
     def start(self, noted: Sequence[JournalEntry] = ()) -> None:
         """Write the journal anew, with the shards that are kept.
 
         Raises:
             OutputFailed: The file system refuses.
         """
-        lines = [self._asked, *map(asdict, noted)]
+        lines = [self.asked, *map(asdict, noted)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self._folder.publish(self._folder.stage_whole(self.name, data))
         self.started = True

@@ -114,7 +114,7 @@ def _noted(output: Output) -> list[JournalEntry] | None:
             raise OutputExists(output.pattern.text, found, expected=output.journal.name, remedy=remedy)
         return None
     asked, noted = journal
-    if not output.journal.fits(asked):
+    if asked != output.journal.asked:
         named = [f"{name}={value!r}" for name, value in asked.items() if name not in ("version", "replaces")]
         problem = f"a writer that was asked for something else: {', '.join(named)}"
         remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
@@ -383,9 +383,8 @@ class ShardWriter:
         shown = f"{printable(key)} ({show_size(total)})"
         if oversize == "error" or never:
             what = "a TFRecord" if never else f"a shard of {show_size(self._room + TRAILER_SIZE[self._pattern.format])}"
-            remedy = (
-                f"Raise {option('max_size')}, or choose {option('oversize', 'alone')} (a shard of its own) or skip."
-            )
+            alone = option("oversize", "alone")
+            remedy = f"Raise {option('max_size')}, or choose {alone} (a shard of its own) or skip."
             error = InvalidRequest(option("max_size"), f"larger than {what} may be: {shown}", remedy=remedy)
             raise SampleRefused(error, "oversize")
         self._alone.append(shown)
