@@ -264,12 +264,9 @@ def _payload(name: str, value: object) -> Payload:
         if isinstance(value, (int, float, str)):
             return str(value).encode()
     except ValueError:  # no UTF-8, or thousands of digits
-        raise BadSample("map-failed", f"{_function()} returned {name!r}: {_short(value)}") from None
+        said = f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
+        raise BadSample("map-failed", f"{_function()} returned {name!r}: {said}") from None
     raise BadSample("map-failed", f"{_function()} returned a {type(value).__name__} as {name!r}, no bytes")
-
-
-def _short(value: object) -> str:
-    return f"{value!r:.40}" if isinstance(value, str) else "a number of thousands of digits"
 
 
 def _in_order(fields: Mapping[str, Payload]) -> list[tuple[bytes, Payload]]:

@@ -244,7 +244,7 @@ def change(data: bytes | memoryview, field: str, options: ImageOptions) -> tuple
     Raises:
         BadImage: The image is damaged, cut off or too large, or what is asked for would lose part of it.
     """
-    with warnings.catch_warnings(), _blamed(data):
+    with warnings.catch_warnings(), blamed(data):
         warnings.simplefilter("ignore")  # what Pillow warns of is refused here, or harmless
         return _change(data, field, options)
 
@@ -267,7 +267,7 @@ def pixels(
     Raises:
         BadImage: The image is damaged, cut off or too large, or no rule says what its values are.
     """
-    with _blamed(data):
+    with blamed(data):
         picture = _Picture(data, MAX_PIXELS, max_bytes)
         image, _ = _decode(picture, least[::-1] if least and picture.turn >= _LYING else least)
     if exact:
@@ -771,8 +771,12 @@ def _is_lossless_webp(data: bytes) -> bool:
 
 
 @contextmanager
-def _blamed(data: bytes | memoryview) -> Iterator[None]:
-    """Say of what Pillow raises in the block that the image is at fault."""
+def blamed(data: bytes | memoryview) -> Iterator[None]:
+    """Say of what Pillow raises in the block that the image is at fault.
+
+    Raises:
+        BadImage: It is.
+    """
     try:
         yield
     except (BadImage, MemoryError):  # the pixels are bounded, so it is the machine that has too little

@@ -31,7 +31,7 @@ from shardtool.skipped import Skipped
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
 from shardtool.values import FILE, INLINE, LINK, SPAN, ShardContent, placed, to_text
 from shardtool.wording import option
-from shardtool.write.spans import BUFFER_SIZE, SpanReader, difference, packing_buffer
+from shardtool.write.spans import BUFFER_SIZE, SpanReader, buffer, difference
 from shardtool.write.task import ShardResult, ShardTask, SourceFailed, digest, numbers, split_names
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Packer:
     def __init__(self, task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> None:
         self.task, self.put, self.report = task, put, report
         self.skipped = skipped
-        self.view = packing_buffer()
+        self.view = buffer("shard")
         self.size = self.crc = 0  # of what was written
         self.record_crc = 0  # of a streamed sample, since its packer set it to zero
         self.field_crcs = array("I")

@@ -19,7 +19,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import PARTS
 from shardtool.storage.staging import SpoolFile
 from shardtool.write.packer import unreadable
-from shardtool.write.spans import GAP, arena, gap_buffer, open_span_file
+from shardtool.write.spans import GAP, arena, buffer, open_span_file
 from shardtool.write.task import SourceFailed, numbers
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class _PlainFile:
 
     def fill(self, offsets: array[int], views: list[memoryview]) -> None:
         """Fill views, `_MOST_ROWS` at most, from these places, which ascend or are read again."""
-        gap_view = gap_buffer()
+        gap_view = buffer("gap")
         parts: list[memoryview] = []
         start = end = offsets[0]
         for offset, view in zip(offsets, views, strict=True):

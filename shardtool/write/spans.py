@@ -12,7 +12,7 @@ import os
 import stat
 from bisect import bisect_right
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed
 from shardtool.format import zip_read
@@ -121,10 +121,10 @@ class SpanReader:
                 done += len(block)
             return
         if file == self._file and at >= 0 and at + size <= self._held:
-            into[:] = reading_window()[at : at + size]
+            into[:] = buffer("window")[at : at + size]
         elif file == self._file and 0 <= offset - self._end <= _NEAR and size < BUFFER_SIZE:
             self._read_ahead(file, offset, size)
-            into[:] = reading_window()[:size]
+            into[:] = buffer("window")[:size]
         else:
             self._read(file, offset, into)
             self._file, self._held, self._ahead = file, 0, 0
@@ -199,7 +199,7 @@ class SpanReader:
         self._ahead = min(max(2 * self._ahead, _LEAST_AHEAD), BUFFER_SIZE)
         held = max(size, min(self._ahead, self._files[file].size - offset))
         self._held = 0
-        self._read(file, offset, reading_window()[:held])
+        self._read(file, offset, buffer("window")[:held])
         self._start, self._held = offset, held
 
     def _opened(self, file: int) -> File:
@@ -237,21 +237,14 @@ _arena = memoryview(b"")  # as large as it had to be so far
 
 
 @cache
-def packing_buffer() -> memoryview:
-    """Return the buffer in which a shard is put together."""
-    return memoryview(bytearray(BUFFER_SIZE))
+def buffer(use: Literal["shard", "window", "gap"]) -> memoryview:
+    """Return the memory for a use.
 
-
-@cache
-def reading_window() -> memoryview:
-    """Return the buffer that spans of files are read ahead into."""
-    return memoryview(bytearray(BUFFER_SIZE))
-
-
-@cache
-def gap_buffer() -> memoryview:
-    """Return what takes the bytes between payloads, which are not used."""
-    return memoryview(bytearray(GAP))
+    Args:
+        use: `shard`: a shard is put together in it; `window`: spans of files are read ahead into it; `gap`: it takes
+            the bytes between payloads, which are not used.
+    """
+    return memoryview(bytearray(GAP if use == "gap" else BUFFER_SIZE))
 
 
 def arena(size: int) -> memoryview:

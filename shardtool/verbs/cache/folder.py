@@ -36,7 +36,7 @@ VERSION = 1
 MARK, LOCK, COPIED, WRITTEN, COUNTS = "shardtool-cache.json", "lock", "copied", "written", "counts"
 TOTAL = "total"  # of the processes that ended
 FOLDERS = (COPIED, WRITTEN, COUNTS)
-ROOM, PART, SIDECAR = ".room-", ".part", ".index"
+ROOM, PART = ".room-", ".part"
 _KEPT = 80  # characters of a shard's own name: for people, and for the ending, which says its format
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 _COPY = re.compile(r"[0-9a-f]{24}-(\d{1,18})-([0-9a-f]{8}|unknown)-[A-Za-z0-9._-]{1,80}")
@@ -135,10 +135,9 @@ class Counter:
 
     def __init__(self, folder: str) -> None:
         self.counts = Counts()
-        self.pid = os.getpid()
         self._lock: Lock | None = None
         with suppress(OSError):
-            self._lock = take_lock(os.path.join(folder, COUNTS, f"{self.pid}-{token_hex(4)}"), create=True)
+            self._lock = take_lock(os.path.join(folder, COUNTS, f"{os.getpid()}-{token_hex(4)}"), create=True)
 
     def __del__(self) -> None:
         if self._lock is not None:

@@ -234,7 +234,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         most_values: How many values of a label are named.
     """
     opened = overview.dataset
-    file, found = opened.file, opened
+    file = opened.file
     problems = (*_missing(opened), *_damaged(overview))
     spreads = ShardSpreads()
     spreads.add(overview)
@@ -242,8 +242,8 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     fields = _fields(overview)
     payloads = None if overview.partial else sum(one.size.total for one in fields.values())
     return Summary(
-        dataset=without_secrets(output_text(found.dataset_file or found.folder or ".")),
-        dataset_file=None if found.dataset_file is None else without_secrets(output_text(found.dataset_file)),
+        dataset=without_secrets(output_text(opened.dataset_file or opened.folder or ".")),
+        dataset_file=None if opened.dataset_file is None else without_secrets(output_text(opened.dataset_file)),
         name=file.name if file else None,
         format=file.format if file else opened.shards[0].format,
         samples=counts.total,

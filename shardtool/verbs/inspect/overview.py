@@ -587,8 +587,6 @@ class Column:
 
     def __init__(self, kind: str) -> None:
         self.type, self.filled, self.counts = kind, 0, ValueCounts[object]()
-        self.sizes = Sizes()
-        self.characters = 0
         self._smallest: int | float | str | None = None
         self._largest: int | float | str | None = None
         self._total = 0.0

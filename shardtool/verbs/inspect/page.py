@@ -293,9 +293,10 @@ def histogram(sizes: Sizes) -> Chart | None:
     parts += [_text(_LEFT, 11, f"{high:,}", "tick")]
     parts += plot.ticks(floor, show_size)
     median = sizes.spread().median
-    middle = plot.at(max(median, 1))
+    middle, said = plot.at(max(median, 1)), f"median {show_size(median)}"
     parts.append(_line(middle, _TOP - 2, middle, floor, "median"))
-    parts.append(_text(*_beside(middle, f"median {show_size(median)}"), "tick strong"))
+    beside = min(middle + 5, _WIDTH - len(said) * _LETTER - 2)  # within the picture, and clear of the count on the left
+    parts.append(_text(max(beside, _COUNT_WIDTH), _TITLE_LINE, said, "tick strong"))
     return Chart(_WIDTH, _HEIGHT, parts)
 
 
@@ -364,10 +365,7 @@ def scatter(points: Sequence[tuple[int, int]]) -> Chart:
         parts.append(_text(left - 6, up.at(at) + 4, whole(at), "tick end"))
         parts.append(_line(left - 3, up.at(at), left, up.at(at), "axis"))
     parts += across.ticks(6 + side, whole)
-    many: dict[tuple[int, int], int] = {}
-    for point in points:
-        many[point] = many.get(point, 0) + 1
-    for (width, height), count in sorted(many.items()):
+    for (width, height), count in sorted(Counter(points).items()):
         radius = min(9.0, 2.6 * math.sqrt(count) if count < _FEW else 3.6 + math.log2(count) * 0.6)
         tip = f"{width:,} by {height:,}: {count:,}"
         place = {"cx": across.at(width), "cy": up.at(height), "r": radius}
@@ -414,11 +412,6 @@ class _Log:
                 parts.append(_text(centre, floor + 17, text, "tick middle"))
                 free = centre + half + 6
         return parts
-
-
-def _beside(at: float, text: str) -> tuple[float, float, str]:
-    """Return where `text` stands above a line at `at`: within the picture, and clear of the count on the left."""
-    return max(min(at + 5, _WIDTH - len(text) * _LETTER - 2), _COUNT_WIDTH), _TITLE_LINE, text
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> SvgShape:

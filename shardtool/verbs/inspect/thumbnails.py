@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import warnings
+from bisect import bisect
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from itertools import groupby
@@ -26,7 +28,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
-from shardtool.transform.image import BadImage, ImageOptions, change
+from shardtool.transform.image import BadImage, ImageOptions, blamed, change
 from shardtool.values import IMAGE_ENDINGS, counted
 from shardtool.verbs.inspect.inspect import summarize
 from shardtool.verbs.inspect.overview import SHORT, Overview, draw, found_samples, is_plain
@@ -314,25 +316,20 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
     """
     from PIL import Image
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
-            image.load()
-            if image.mode[0] in ("F", "I"):  # Pillow's own conversion clips them
-                image = image.convert("F")
-                low, high = cast("tuple[float, float]", image.getextrema())
-                scale = 255 / ((high - low) or 1)
-                image = image.point(lambda value: cast("float", value) * scale - low * scale).convert("L")
-            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
-            image.thumbnail((edge, edge))
-            out = BytesIO()
-            image.save(out, "WEBP", quality=_QUALITY)
-            return out.getvalue(), image.size
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - hostile bytes make Pillow raise nearly anything
-        raise BadImage("bad-image", f"cannot be decoded: {error}") from None
+    with warnings.catch_warnings(), blamed(data):
+        warnings.simplefilter("ignore")
+        image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
+        image.load()
+        if image.mode[0] in ("F", "I"):  # Pillow's own conversion clips them
+            image = image.convert("F")
+            low, high = cast("tuple[float, float]", image.getextrema())
+            scale = 255 / ((high - low) or 1)
+            image = image.point(lambda value: cast("float", value) * scale - low * scale).convert("L")
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        image.thumbnail((edge, edge))
+        out = BytesIO()
+        image.save(out, "WEBP", quality=_QUALITY)
+        return out.getvalue(), image.size
 
 
 def _is_image(name: str, start: bytes) -> bool:
@@ -610,12 +607,8 @@ class _Sheet:
         """Draw a line of text, the middle left out where it is too long: names tell apart by their ends."""
         font = _font(self._fonts[kind], text)
         if self._draw.textlength(text, font) > most:
-            low, high = 0, len(text)
-            while low < high:
-                middle = (low + high + 1) // 2
-                fits = self._draw.textlength(_cut(text, middle), font) <= most
-                low, high = (middle, high) if fits else (low, middle - 1)
-            text = _cut(text, low)
+            places = range(1, len(text) + 1)
+            text = _cut(text, bisect(places, most, key=lambda kept: self._draw.textlength(_cut(text, kept), font)))
         self._draw.text(place, text, _COLOURS[colour], font)
 
     def png(self) -> bytes:
@@ -637,10 +630,8 @@ def _fonts(size: int) -> list[Font]:
 
     found: list[Font] = [ImageFont.load_default(size)]
     for name in _FONTS:
-        try:
+        with suppress(OSError):
             found.append(ImageFont.truetype(name, size))
-        except OSError:
-            continue
     return found
 
 
