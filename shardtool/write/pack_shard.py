@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardtool.skipped import Skipped
+    from shardtool.storage.staging import Sink
     from shardtool.write.packer import Put, Report
 
 
@@ -51,14 +52,13 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
 
         return pack_transformed(task, task.work, report)
     skipped: dict[int, Skipped] = {}
+
+    def fill(file: Sink) -> Packer:
+        return _packed(task, file.write, report, skipped)
+
     while True:
         with suppress(StartAgain):
-            packer, staged = task.folder.write(
-                task.name,
-                lambda file: _packed(task, file.write, report, skipped),
-                None if skipped else task.size,
-                task.mtime_ns,
-            )
+            packer, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
             return packer.result(staged)
 
 

@@ -351,23 +351,16 @@ class Packer:
 
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
         """Note a sample that failed, or end the run."""
-        path = to_text(failed.path)
+        path, key, leave_out = to_text(failed.path), to_text(self.keys[sample]), option("on_error", "skip")
         if self.task.on_error == "stop" and failed.code == "corrupt":
-            cure = (
-                "Nothing of it was copied. `shardtool verify` shows what else is wrong there; "
-                f"{option('on_error', 'skip')} "
-                "leaves such samples out."
-            )
-            raise CorruptShard(path, f"{to_text(self.keys[sample])}: {failed.message}", remedy=cure)
+            cure = f"`shardtool verify` shows what else is wrong there; {leave_out} leaves such samples out."
+            raise CorruptShard(path, f"{key}: {failed.message}", remedy=f"Nothing of it was copied. {cure}")
         if self.task.on_error == "stop":
-            where = to_text(self.root) + path if failed.path else to_text(self.keys[sample])
+            where = to_text(self.root) + path if failed.path else key
             expected = "a file that stays as it was when the run began" if failed.code == "changed" else ""
-            remedy = (
-                f"Mend it and run again with {option('if_exists', 'resume')}, or leave such samples out with "
-                f"{option('on_error', 'skip')}."
-            )
+            again = f"Mend it and run again with {option('if_exists', 'resume')}"
+            remedy = f"{again}, or leave such samples out with {leave_out}."
             raise SampleFailed(where, failed.message, expected=expected, remedy=remedy, detail=failed.detail)
-        key = to_text(self.keys[sample])
         for file in self.files:  # no folder of this machine goes into an output
             if failed.path == file.path or failed.path.startswith(file.path + b":"):
                 path = to_text(file.path.rpartition(b"/")[2] + failed.path[len(file.path) :])

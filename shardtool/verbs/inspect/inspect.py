@@ -46,13 +46,15 @@ def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: 
         InvalidRequest: There is none.
         CorruptShard: The dataset file is damaged, or no shard can be read.
     """
-    options, observer, spreads = given_options(options, InspectOptions), observer or Observer(), ShardSpreads()
+    options, observer, spreads = given_options(options, InspectOptions), observer or Observer(), (Sizes(), Sizes())
     opened = [open_dataset(one) for one in given_datasets(dataset)]
     summaries = [_summary(one, options, observer, spreads) for one in opened]
     return summaries[0] if len(summaries) == 1 else together(summaries, spreads)
 
 
-def _summary(dataset: StoredDataset, options: InspectOptions, observer: Observer, spreads: ShardSpreads) -> Summary:
+def _summary(
+    dataset: StoredDataset, options: InspectOptions, observer: Observer, spreads: tuple[Sizes, Sizes]
+) -> Summary:
     overview = Overview(dataset, options, observer)
     for _ in overview.read():
         pass
@@ -62,7 +64,7 @@ def _summary(dataset: StoredDataset, options: InspectOptions, observer: Observer
         where, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(where, found, remedy="Get the shards again.")
-    spreads.add(overview)
+    _add_shards(overview, *spreads)
     return summary
 
 
@@ -236,9 +238,9 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     opened = overview.dataset
     file = opened.file
     problems = (*_missing(opened), *_damaged(overview))
-    spreads = ShardSpreads()
-    spreads.add(overview)
-    sizes, counts = spreads.sizes.spread(), spreads.counts.spread()
+    shard_sizes, shard_samples = Sizes(), Sizes()
+    _add_shards(overview, shard_sizes, shard_samples)
+    sizes, counts = shard_sizes.spread(), shard_samples.spread()
     fields = _fields(overview)
     payloads = None if overview.partial else sum(one.size.total for one in fields.values())
     return Summary(
@@ -308,27 +310,20 @@ def shown(path: str) -> str:
     return without_secrets(printable(output_text(path)))
 
 
-class ShardSpreads:
-    """The sizes of the shards of datasets, and how many samples they hold."""
-
-    def __init__(self) -> None:
-        self.sizes, self.counts = Sizes(), Sizes()
-
-    def add(self, overview: Overview) -> None:
-        """Take the shards of a dataset."""
-        opened = overview.dataset
-        if opened.file is not None:
-            self.sizes.add(np.array([min(entry.size, _MOST) for entry in opened.file.shards], np.uint64))
-            self.counts.add(np.array([min(entry.samples, _MOST) for entry in opened.file.shards], np.uint64))
-            return
-        found = [size for shard in opened.shards if (size := shard.size()) is not None]
-        self.sizes.add(np.array(found, np.uint64))
-        self.counts.add(np.array([*overview.counts.values()], np.uint64))
+def _add_shards(overview: Overview, sizes: Sizes, counts: Sizes) -> None:
+    """Add the sizes of a dataset's shards, and how many samples they hold."""
+    file, shards = overview.dataset.file, overview.dataset.shards
+    if file is None:
+        held, samples = [size for shard in shards if (size := shard.size()) is not None], [*overview.counts.values()]
+    else:
+        held, samples = ([min(getattr(one, name), _MOST) for one in file.shards] for name in ("size", "samples"))
+    sizes.add(np.array(held, np.uint64))
+    counts.add(np.array(samples, np.uint64))
 
 
-def together(summaries: Sequence[Summary], spreads: ShardSpreads) -> Summary:
-    """Return the summary of several datasets."""
-    sizes, counts = spreads.sizes.spread(), spreads.counts.spread()
+def together(summaries: Sequence[Summary], spreads: tuple[Sizes, Sizes]) -> Summary:
+    """Return the summary of several datasets, of whose shards these are the sizes and counts."""
+    sizes, counts = (one.spread() for one in spreads)
     bytes_of = [one.field_bytes for one in summaries]
     known = [one.complete for one in summaries]
     looked = [one.looked for one in summaries]

@@ -608,7 +608,8 @@ class _Sheet:
         font = _font(self._fonts[kind], text)
         if self._draw.textlength(text, font) > most:
             places = range(1, len(text) + 1)
-            text = _cut(text, bisect(places, most, key=lambda kept: self._draw.textlength(_cut(text, kept), font)))
+            fits = bisect(places, float(most), key=lambda kept: self._draw.textlength(_cut(text, kept), font))
+            text = _cut(text, fits)
         self._draw.text(place, text, _COLOURS[colour], font)
 
     def png(self) -> bytes:
