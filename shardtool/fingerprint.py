@@ -12,16 +12,10 @@ import sys
 from hashlib import blake2b
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    class Crc32c(Protocol):
-        """`crc32c` of the package of that name."""
-
-        def __call__(self, data: bytes | bytearray | memoryview, crc: int = 0, /) -> int:
-            """Return the checksum of data that follows what has the checksum `crc`."""
+    from collections.abc import Callable, Iterable, Sequence
 
 
 _MODULUS = 2**256
@@ -29,7 +23,7 @@ _FINGERPRINT = re.compile(r"b2:([0-9a-f]{64})")
 DIGEST_SIZE = 32
 
 
-def _find_crc32c() -> Crc32c:
+def _find_crc32c() -> Callable[..., int]:
     package = PathFinder.find_spec("crc32c")
     places = package.submodule_search_locations if package else None
     spec = PathFinder.find_spec("crc32c._crc32c", places) if places else None

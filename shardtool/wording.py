@@ -79,13 +79,8 @@ def exporting(form: str) -> str:
 def export_call(dataset_file: str, forms: Sequence[str], *, overwrite: bool) -> str:
     """Return what a message calls a run that makes indexes of other tools; without a file it is about any."""
     if _typed:
-        words = [
-            "index",
-            *filter(None, [dataset_file]),
-            *map(exporting, forms),
-            *(["--overwrite"] if overwrite else []),
-        ]
-        return f"`shardtool {' '.join(words)}`"
+        words = ["index", dataset_file, *map(exporting, forms), "--overwrite" if overwrite else ""]
+        return f"`shardtool {' '.join(filter(None, words))}`"
     what = [repr(dataset_file) if dataset_file else "...", repr([*forms]), *(["overwrite=True"] if overwrite else [])]
     return f"`export({', '.join(what)})`"
 
