@@ -31,7 +31,7 @@ from shardtool.format.tar import BLOCK, PADDING, TRAILER, header
 from shardtool.format.tfrecord import INT64_LIMIT
 from shardtool.plan.plan import fingerprint
 from shardtool.table.columns import BAD_FIELD
-from shardtool.values import (  # fmt: skip
+from shardtool.values import (
     IMAGE_ENDINGS,
     NAME_LIMIT,
     Dots,
