@@ -493,9 +493,8 @@ def hashes(keys: bytes | memoryview, ends: NDArray[np.integer]) -> Hashes:
     (rows,) = np.nonzero(lengths > _HASHED)
     for at in range(_HASHED, 0, -_WORD):
         if len(rows):
-            found[rows] = _mixed(
-                found[rows], _word(words, starts[rows] + lengths[rows] - at, np.full(len(rows), _WORD))
-            )
+            last = _word(words, starts[rows] + lengths[rows] - at, np.full(len(rows), _WORD))
+            found[rows] = _mixed(found[rows], last)
     return found
 
 

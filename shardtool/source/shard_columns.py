@@ -321,9 +321,8 @@ def _skipped(shard: str, found: Survey) -> Iterator[Skipped]:
 
 
 def _remedy() -> str:
-    return (
-        f"`shardtool verify` tells what is wrong, and {either('`verify(repair=True)`', '--repair')} mends what it can."
-    )
+    mends = either("`verify(repair=True)`", "--repair")
+    return f"`shardtool verify` tells what is wrong, and {mends} mends what it can."
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,8 +516,6 @@ def _spread(texts: bytes, part: SourceShard, rows: NDArray[np.int64]) -> bytes:
     if len(rows) == len(part.index):
         return texts
     column = [b"\0"] * len(part.index)
-    for owner, text in zip(
-        part.index.owners()[rows].tolist(), texts.split(b"\0"), strict=False
-    ):  # after the last is nothing
+    for owner, text in zip(part.index.owners()[rows].tolist(), texts.split(b"\0")[:-1], strict=True):
         column[owner] = text + b"\0"
     return b"".join(column)

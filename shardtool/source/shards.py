@@ -398,10 +398,8 @@ def _check_tar(listed: Listing) -> None:
     if dotted and "dots" in listed.recorded:
         found = f"keys with dots in their last part, and fields with dots: {listing(dotted)}"
         expected = "names that the first dot divides, or the last"
-        remedy = (
-            f"Rename them ({option('rename_fields', {dotted[0]: dotted[0].rpartition('.')[2]})}), or use "
-            f"{flag('portable')}."
-        )
+        renamed = {dotted[0]: dotted[0].rpartition(".")[2]}
+        remedy = f"Rename them ({option('rename_fields', renamed)}), or use {flag('portable')}."
         raise InvalidRequest(listed.name, found, expected=expected, remedy=remedy)
     bad = [name for name in fields if "/" in name]
     if bad:
@@ -535,9 +533,8 @@ def joined_classes(
                 raise InvalidRequest(f"the field {name!r}", problem, expected=expected, remedy=remedy)
         if known and len(known) < len(places):
             others = [_name_of(datasets[at]) for at in places if at not in known]
-            notes.append(
-                f"the classes of {name!r} are those of the datasets that name them: {listing(others)} does not"
-            )
+            known_of = f"the classes of {name!r} are those of the datasets that name them"
+            notes.append(f"{known_of}: {listing(others)} does not")
     return found, notes
 
 
