@@ -80,10 +80,9 @@ def check_storable(entries: Entries, where: str, *, skip: bool = False) -> None:
     kinds = [*dict.fromkeys(field_problem(name) for name in bad)]
     names = [short(printable(name)) for name in bad]
     also = f", or leave them out with {option('on_error', 'skip')}" if skip else ""
-    found = (
-        f"{counted(len(keys) + len(fields), 'name')} that no shard can hold ({', '.join(kinds)}): "
-        f"{listing(names, total=len(keys) + len(fields))}"
-    )
+    total = len(keys) + len(fields)
+    held = f"{counted(total, 'name')} that no shard can hold ({', '.join(kinds)})"
+    found = f"{held}: {listing(names, total=total)}"
     expected = f"keys and fields in UTF-8, without control characters, of at most {NAME_LIMIT:,} bytes"
     remedy = f"Rename them, or pack them under safe names with {flag('portable')}{also}."
     raise InvalidRequest(where, found, expected=expected, remedy=remedy)
@@ -136,17 +135,13 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
         cure = f"{remedy}, or make the keys safe with {flag('portable')}{' alone' if asked == 'last' else ''}."
         raise InvalidRequest(where, found, expected="names that the first dot divides, or the last", remedy=cure)
     if asked == "first":
-        raise InvalidRequest(
-            where, f"keys with dots in their last part{example}",
-            expected="keys that end at the first dot",
-            remedy=f"Choose {option('dots', 'last')}, or make the keys safe with {flag('portable')}.",
-        )  # fmt: skip
+        found, remedy = f"keys with dots in their last part{example}", f"Choose {option('dots', 'last')}"
+        cure = f"{remedy}, or make the keys safe with {flag('portable')}."
+        raise InvalidRequest(where, found, expected="keys that end at the first dot", remedy=cure)
     if asked == "last":
         return "last", ""
-    return (
-        "last",
-        f"keys have dots{example}: in members' names they end at the last dot, as with {option('dots', 'last')}",
-    )
+    rule = f"in members' names they end at the last dot, as with {option('dots', 'last')}"
+    return "last", f"keys have dots{example}: {rule}"
 
 
 def _unsafe_keys(keys: Names) -> list[int]:

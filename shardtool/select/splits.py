@@ -240,11 +240,8 @@ def _far_notes(weights: list[int], counts: list[int], options: SplitOptions) -> 
         if count and abs(count * SHARE_UNIT - total * weight) * _FAR > total * weight
     ]
     if far:
-        why = (
-            "groups stay whole"
-            if options.group_by is not None
-            else f"a hash decides; {option('stratify')} keeps shares exact"
-        )
+        by_hash = f"a hash decides; {option('stratify')} keeps shares exact"
+        why = by_hash if options.group_by is None else "groups stay whole"
         yield f"{listing(far)} ({why})"
 
 

@@ -114,10 +114,8 @@ def is_unsafe(name: bytes) -> bool:
 
 
 def _link() -> tuple[SkipCode, str]:
-    return (
-        "special-file",
-        f"a link, which is not followed in an archive; {typed_option('symlinks', 'skip')} leaves it out",
-    )
+    cure = f"{typed_option('symlinks', 'skip')} leaves it out"
+    return "special-file", f"a link, which is not followed in an archive; {cure}"
 
 
 def _zip_members(file: ShardFile | PackedFile) -> Iterator[_Member]:

@@ -243,9 +243,8 @@ class FoldersSource(FolderSource):
         fields = Counter(name for one in names for name in one.values())
         if twice := [name for name, count in fields.items() if count > 1]:
             found = f"files of two folders that would be the field {printable(twice[0])!r}"
-            raise InvalidRequest(
-                self._source, found, expected="a field of each", remedy="Rename a folder, or the files."
-            )
+            remedy = "Rename a folder, or the files."
+            raise InvalidRequest(self._source, found, expected="a field of each", remedy=remedy)
         return names
 
     def _join(self, trees: Sequence[Entries], names: Sequence[dict[str, str]]) -> Entries:

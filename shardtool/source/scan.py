@@ -294,10 +294,8 @@ def _link_problem(
     """Return the code and message of why the link at `path`, which leads to `target`, cannot be followed."""
     if rules.symlinks == "inside" and not _below(target, os.path.realpath(root)):
         where = printable(os.readlink(path))  # what the link says, not where that is on this machine
-        return (
-            "link-outside",
-            f"a link out of the tree, to {where}; {typed_option('symlinks', 'follow')} packs it, skip leaves it out",
-        )
+        cure = f"{typed_option('symlinks', 'follow')} packs it, skip leaves it out"
+        return "link-outside", f"a link out of the tree, to {where}; {cure}"
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
