@@ -1,7 +1,7 @@
 """The index of one shard, as columns: where every sample and field lies, whoever says so.
 
-It comes from the bytes of a sidecar (`sidecar_read.read_sidecar`), from a walk over the shard (`walked_index`), or from
-what a worker wrote (`sidecar_write.index_of`). No object is made for a sample: ten million of them are a few arrays.
+It comes from the bytes of a sidecar (`sidecar.read_sidecar`), from a walk over the shard (`walked_index`), or from
+what a worker wrote (`sidecar.index_of`). No object is made for a sample: ten million of them are a few arrays.
 As one block of bytes, processes can share it.
 """
 

@@ -313,7 +313,8 @@ _ENCODED = "image/encoded"  # what TensorFlow calls an image
 class ShardSource(Source):
     """The samples of datasets.
 
-    Samples are chosen and changed in this order: what `Selection` does, `sample`, duplicates, `sort_by`, `head`.
+    Samples are chosen and changed in this order: their fields, `join` and `where` (`source/selecting.py`), `sample`,
+    duplicates, `sort_by`, `head`.
 
     Args:
         datasets: One, or a list of them.

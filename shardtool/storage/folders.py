@@ -115,7 +115,7 @@ class Upload(AbstractContextManager["Upload"]):
         """Append `data`, all of it.
 
         Raises:
-            Passing: The connection is lost.
+            PassingFailure: The connection is lost.
             AccessRefused: The store does not take it.
             StoreFailed: It fails.
         """
@@ -137,7 +137,7 @@ class Upload(AbstractContextManager["Upload"]):
 
         Raises:
             Shorter: Bytes are missing.
-            Passing: The connection is lost, or the store has other bytes.
+            PassingFailure: The connection is lost, or the store has other bytes.
             AccessRefused: The store does not take it.
             StoreFailed: It fails.
         """
@@ -151,7 +151,7 @@ class Upload(AbstractContextManager["Upload"]):
         """Send the headers, and give the server time to refuse.
 
         Raises:
-            Passing: There is no connection.
+            PassingFailure: There is no connection.
             AccessRefused: The store does not let us.
             StoreFailed: It takes no object here.
         """

@@ -238,7 +238,7 @@ class Packer:
 
         Raises:
             OSError: It cannot be read, or is too short.
-            Failed: The file is not what the plan saw.
+            SourceFailed: The file is not what the plan saw.
         """
         self.spans.fill(self.file_of_row[row], self.offsets[row], payload)
 
@@ -246,7 +246,7 @@ class Packer:
         """Check that a payload with the checksum `crc` is what its index says.
 
         Raises:
-            Failed: It is not.
+            SourceFailed: It is not.
         """
         wanted = self.expected[row]
         if crc != wanted and wanted >= 0:
@@ -322,7 +322,7 @@ class Packer:
 
         Raises:
             OSError: It cannot be read.
-            Failed: It is not what the plan saw.
+            SourceFailed: It is not what the plan saw.
         """
         kind, size = self.kinds[row], self.sizes[row]
         if kind == INLINE:

@@ -174,7 +174,7 @@ class _PlainFile:
 
     Raises:
         OSError: It cannot be opened.
-        Failed: It is not the file that the plan saw.
+        SourceFailed: It is not the file that the plan saw.
     """
 
     def __init__(self, planned: SpanFile) -> None:
@@ -211,7 +211,7 @@ class _UnpackedFile:
 
     Raises:
         CorruptShard: It cannot be opened.
-        Failed: It is not the file that the plan saw.
+        SourceFailed: It is not the file that the plan saw.
     """
 
     def __init__(self, planned: SpanFile) -> None:

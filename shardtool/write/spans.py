@@ -38,7 +38,7 @@ def open_span_file(planned: SpanFile) -> File:
 
     Raises:
         OSError: It cannot be opened.
-        Failed: It is not the file that the plan saw.
+        SourceFailed: It is not the file that the plan saw.
     """
     source = open_source(planned.path)
     fact = source.fact()
@@ -96,7 +96,7 @@ class SpanReader:
 
         Raises:
             OSError: It cannot be read, or ends before.
-            Failed: It is not the file that the plan saw.
+            SourceFailed: It is not the file that the plan saw.
         """
         if self._regions and not file:
             end = offset + len(into)
@@ -135,7 +135,7 @@ class SpanReader:
 
         Raises:
             OSError: It cannot be read, or is damaged.
-            Failed: The file is not the one that the plan saw.
+            SourceFailed: The file is not the one that the plan saw.
         """
         if self._files[file].form == "zip":
             for unpacked in self._unpacked(file, offset, size):
@@ -151,7 +151,7 @@ class SpanReader:
 
         Raises:
             OSError: It is damaged, or cannot be read.
-            Failed: The file is not the one that the plan saw.
+            SourceFailed: The file is not the one that the plan saw.
         """
         source = self._open.get(file) or self._opened(file)
 

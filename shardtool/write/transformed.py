@@ -172,7 +172,7 @@ class TransformPacker(Packer):
         """Return the bytes of a row.
 
         Raises:
-            Failed: They cannot be had.
+            SourceFailed: They cannot be had.
         """
         if self._fetcher is not None and row in self._urls:
             try:

@@ -96,7 +96,7 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
         gives its connection back, `drop` it, or `close` it.
 
     Raises:
-        Passing: What may pass: ask again.
+        PassingFailure: What may pass: ask again.
         FileNotFoundError: There is no such object.
         FileExistsError: The condition in the headers does not hold.
         AccessRefused: We may not.
@@ -168,7 +168,7 @@ def body_of(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: i
     """Yield the body of an answer, which must have `length` bytes, `most` at a time; then it is closed.
 
     Raises:
-        Passing: It ends early.
+        PassingFailure: It ends early.
     """
     got = 0
     try:

@@ -54,7 +54,7 @@ class Line(io.RawIOBase):
         """Fill `into` with what comes next; return how much there was.
 
         Raises:
-            Passing: Too little comes, or there is no end of headers.
+            PassingFailure: Too little comes, or there is no end of headers.
             TimeoutError: Nothing came in the first seconds.
             OSError: The connection is lost.
         """
@@ -69,7 +69,7 @@ class Line(io.RawIOBase):
         """Send some of `data`; return how much.
 
         Raises:
-            Passing: Too little goes.
+            PassingFailure: Too little goes.
             OSError: The connection is lost.
         """
         return self._moved(lambda: self._sock.send(data))

@@ -472,7 +472,7 @@ def probe(spans: Sequence[tuple[SpanFile, int]], length: int, *, opening: bool) 
 
     Raises:
         OSError: A file cannot be read.
-        Failed: It is not the one that the plan saw.
+        SourceFailed: It is not the one that the plan saw.
     """
     taken = min(length, _MOST_READ)
     times: list[float] = []
