@@ -37,7 +37,7 @@ _PATIENCE_S = 600
 _TEXT = 2**20  # larger files are compared by their bytes alone
 _WIDTH = 400  # of a line that is printed
 _MASKS = [
-    (re.compile(rb" *\b\d[\d.,]* (?:[kMGT]i?B|bytes|samples)(?:/s| a second)"), b" SPEED"),
+    (re.compile(rb" *\b\d[\d.,]* (?:[kMGT]i?B|B|bytes|samples)(?:/s| a second)"), b" SPEED"),
     (re.compile(rb"(?<=plan\.parquet \()[\d.]+ kB"), b"SIZE"),
     (re.compile(rb"\d+% of a stream's time: .*"), b"SHARE"),
     (re.compile(rb"\b\d[\d.,]* (?:us|ms|s|seconds)\b"), b"TIME"),

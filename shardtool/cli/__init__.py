@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from shardtool.cli.output import say, show, show_json
 from shardtool.errors import (
     FILES_REMEDY,
     MEMORY_REMEDY,
@@ -79,7 +80,6 @@ class _Verbs(click.Group):
 
 def _show_version(context: click.Context, _param: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
     if asked:
-        from shardtool.cli.terminal import show
         from shardtool.values import __version__
 
         show(f"shardtool {__version__}")
@@ -207,8 +207,6 @@ def _verb(arguments: list[str]) -> str:
 
 def _show(error: dict[str, Any], arguments: list[str]) -> int:
     """Print an error, on stdout as JSON where that was asked for, otherwise on stderr; return its exit code."""
-    from shardtool.cli.terminal import show_json
-
     if "--json" in arguments:
         try:
             show_json({"error": error})
@@ -223,8 +221,6 @@ def _show(error: dict[str, Any], arguments: list[str]) -> int:
 
 
 def _show_text(text: str) -> None:
-    from shardtool.cli.terminal import say
-
     with suppress(OSError):
         say(f"shardtool: {text}")
 
@@ -234,8 +230,6 @@ def _show_usage(error: click.ClickException, arguments: list[str]) -> int:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "shardtool"
         found = {"where": where, "found": error.format_message(), "expected": "", "remedy": "See --help."}
         return _show({"code": "invalid-request", "exit_code": error.exit_code, **found}, arguments)
-    from shardtool.cli.terminal import say
-
     with suppress(OSError):
         message = StringIO()
         error.show(file=message)

@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import click
 
 from shardtool.cli.options import PLACE, VERBS, DryRunning, Output, Running, verb
-from shardtool.cli.terminal import Terminal, show, show_bytes, show_json
+from shardtool.cli.output import show, show_bytes, show_json
+from shardtool.cli.terminal import Terminal
 from shardtool.errors import InvalidRequest, OutputFailed, ShardError, printable, reason
 from shardtool.pattern import is_shard_name
 from shardtool.request.options import (

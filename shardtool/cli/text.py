@@ -12,7 +12,7 @@ from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from shardtool.cli.terminal import json_text, show
+from shardtool.cli.output import json_text, show
 from shardtool.errors import ShardError, listing, printable, without_secrets
 from shardtool.request.results import RunRecord, command_line
 from shardtool.storage.places import is_url, is_web

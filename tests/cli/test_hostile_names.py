@@ -101,11 +101,11 @@ def test_no_key_steers_a_terminal(tmp_path: Path, shown: Shown) -> None:
 
 
 def test_all_output_goes_through_one_place() -> None:
-    """No module of the command line but `cli/terminal.py` prints, so that none forgets to escape what it was given."""
+    """No module of the command line but `cli/output.py` prints, so that none forgets to escape what it was given."""
     prints = re.compile(r"click\.(echo|secho)\(|\bprint\(|std(out|err)\.write\(|\.show\(\)")
     for path in (REPO / "shardtool" / "cli").glob("*.py"):
         found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if prints.search(line)]
-        assert path.name == "terminal.py" or not found, (path.name, found)
+        assert path.name == "output.py" or not found, (path.name, found)
 
 
 @pytest.mark.parametrize("name", COUNTED)

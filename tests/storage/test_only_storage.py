@@ -28,6 +28,7 @@ _ALLOWED = {
     "cli/__init__.py": {"os.open"},
     # What a command gives, and prints, is kept in a temporary file, which goes with the run.
     "cli/commands.py": {"open"},
+    "cli/output.py": {"open"},
     "cli/terminal.py": {"open"},
 }
 
