@@ -130,8 +130,9 @@ def main() -> None:
         (root / "theirs.py").write_text(theirs)
         ours = [
             sys.executable, "-m", "shardtool", "create", source, f"{root}/ours/out-{{00000..}}.tar", "--url", "jpg=url",
-            "--allow-private", "--workers", f"{given.processes}", "--connections", f"{given.connections}", "--retries",
-            "0", "--per-host", f"{given.processes * given.connections}", "--max-count", f"{_A_SHARD}", "--overwrite",
+            "--fetch", f"allow-private,retries=0,connections={given.connections}", "--fetch",
+            f"per-host={given.processes * given.connections}", "--workers", f"{given.processes}", "--max-count",
+            f"{_A_SHARD}", "--overwrite",
         ]  # fmt: skip
         with server(root, given.port, given.files):
             for number in range(given.rounds):

@@ -58,17 +58,19 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "bad-url": "no http or https URL with a host",
     "http-404": "the web server answered with this status: 404 if the file is not there, 403 if it is not for us, and "
     "so on for any status but 200",
-    "timeout": "the server was silent for too long, or the file took too long in all (--timeout, --max-time)",
+    "timeout": "the server was silent for too long, or the file took too long in all (--fetch timeout, max-time)",
     "no-host": "the name service knows no address of the host",
     "no-connection": "the server cannot be reached, or ended the connection",
     "bad-certificate": "the server cannot prove that it is the host of the URL",
-    "refused-address": "the host, or one that it redirects to, has an address of a local network (--allow-private)",
+    "refused-address": "the host, or one that it redirects to, has an address of a local network "
+    "(--fetch allow-private)",
     "bad-redirect": "too many redirects, or one to what cannot be fetched",
     "bad-response": "what the server sent is no HTTP, or damaged",
     "cut-short": "the server sent less than it had announced",
-    "too-large": "the file of a URL is larger than --max-file-size",
-    "robots-header": "the server's X-Robots-Tag says that the file is not for training or for an index (--robots)",
-    "not-an-image": "the file of a URL does not begin as an image does (--require image)",
+    "too-large": "the file of a URL is larger than --fetch max-file-size",
+    "robots-header": "the server's X-Robots-Tag says that the file is not for training or for an index "
+    "(--fetch robots)",
+    "not-an-image": "the file of a URL does not begin as an image does (--fetch require=image)",
 }
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# What options are called on the command line where it is not their field's name, and those whose values are one word:
-# as they are declared (`request/settings.py`).
+# What options are called on the command line where it is not their field's name, those whose values are one word, and
+# those that are typed as a part of another: `fetch timeout={}`. As they are declared (`request/settings.py`).
 TYPED: dict[str, str] = {}
 WITH_COMMAS: set[str] = set()
+FAMILIES: dict[str, str] = {}
 _FLAGS = ("append", "resume", "overwrite")  # what the values of `if_exists` are made of
 _typed = False
 
@@ -97,6 +98,8 @@ def create_again() -> str:
 
 def typed_name(name: str) -> str:
     """Return how the command line calls an option, whoever reads."""
+    if name in FAMILIES:
+        return f"--{FAMILIES[name].partition('{}')[0].rstrip(' =-')}"
     return TYPED.get(name, f"--{name.replace('_', '-')}")
 
 
@@ -105,6 +108,9 @@ def typed_words(name: str, value: object) -> list[str]:
     if isinstance(value, dict):
         value = [f"{one}={other}" for one, other in value.items()]
     values = [*value] if isinstance(value, list | tuple) else [value]
+    if name in FAMILIES:
+        family, part = FAMILIES[name].split(" ", 1)
+        return [f"--{family}", ",".join(part.format(one) for one in values)]
     values = [",".join(map(str, values))] if name in WITH_COMMAS else values
     return [word for one in values for word in (typed_name(name), *([] if one is True else [str(one)]))]
 

@@ -24,6 +24,7 @@ import pytest
 
 from shardtool import errors
 from shardtool.cli import cli
+from shardtool.cli.options import Option
 from tests import warm
 
 if TYPE_CHECKING:
@@ -134,8 +135,9 @@ def test_the_command_line_document_names_every_option() -> None:
     for verb in cli.list_commands(context):
         command = cli.get_command(context, verb)
         assert command is not None
-        params = [one for one in command.params if isinstance(one, click.Option)]
-        options = {_typed(one, name, context) for one in params for name in one.opts if name[:2] == "--"}
+        params = [one for one in command.params if isinstance(one, Option) and not one.hidden]
+        names = {one: [name for name in one.opts if name[:2] == "--" and name not in one.old] for one in params}
+        options = {_typed(one, name, context) for one in params for name in names[one]}
         rows = re.findall(r"^\| (`--.*?) (?<!\\)\|", sections.get(verb, ""), re.MULTILINE)
         named = re.findall(r"`(--[^`]*)`", " ".join(rows).replace("\\|", "|"))
         assert sorted(named) == sorted({*options, "--help"}), verb

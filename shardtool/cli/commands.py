@@ -81,7 +81,7 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
     Examples:
       shardtool create ./imgs 'out-{000000..}.tar'
       shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1
-      shardtool create ./data 'out/{split}-{000000..}.tar' --split-from-folder --label-from-folder --shuffle
+      shardtool create ./data 'out/{split}-{000000..}.tar' --split-by folder --label-from-folder --shuffle
       shardtool create images/ masks/ 'out-{000000..}.tar'
       shardtool create photos.zip 'out-{000000..}.tar'
       find imgs -name '*.jpg' | shardtool create - 'out-{000000..}.tar'
@@ -94,9 +94,9 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
       shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label --classes cls
-      shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256" --rename-field JPEG=jpg
+      shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256" --fields JPEG=jpg
       shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
-      shardtool create urls.parquet 'out-{000000..}.tar' --url jpg=url --require image --max-count 10000
+      shardtool create urls.parquet 'out-{000000..}.tar' --url jpg=url --fetch require=image,per-host=4
       shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
@@ -126,7 +126,7 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
       shardtool reshard out.json 'mixed-{000000..}.tar' --shuffle --seed 1 --memory 2GB
       shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
-      shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --drop-fields json
+      shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --fields -json
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
       shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --where "width > 256" --sort-by width
       shardtool reshard more.json 'out-{000000..}.tar' --append

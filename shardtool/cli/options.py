@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,10 +10,19 @@ import click
 
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import EXPORTS
-from shardtool.request.settings import Settings, choices, described, facts, is_several, setting, typed_text
+from shardtool.request.settings import (
+    Settings,
+    choices,
+    described,
+    facts,
+    is_several,
+    setting,
+    spellings,
+    typed_text,
+)
+from shardtool.request.texts import whole
 from shardtool.storage.places import use_endpoint, use_headers
 from shardtool.storage.remote.retry import use_retry_for
-from shardtool.wording import typed_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +30,6 @@ if TYPE_CHECKING:
     from shardtool.request.settings import Facts
 
 PLACE = click.Path(readable=False)  # shells complete it; what is there, or not, is for the verbs to say
-_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 _SECTIONS = (
     "Options", "Shards", "Reading in another order", "Choosing and dividing", "Folders", "Manifests", "URLs",
     "Fields and metadata", "Changing samples", "Names and errors", "What is looked at", "The source", "What is done",
@@ -43,9 +50,16 @@ class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic fr
 
 
 class Option(click.Option):
-    """An option, and the section of the help in which it stands."""
+    """An option, the section of the help in which it stands, and what it was called."""
 
     section = ""
+    old: tuple[str, ...] = ()
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return what the help says of it, without what it was called."""
+        names, self.opts = self.opts, [one for one in self.opts if one not in self.old]
+        record, self.opts = super().get_help_record(ctx), names
+        return record
 
 
 class Verb(click.Command):
@@ -155,8 +169,8 @@ def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> An
 def _options(kind: type[Any], name: str) -> Iterator[Option]:
     """Yield what stands on the command line for an option: one, or several flags."""
     one, default = facts(kind)[name], kind.__dataclass_fields__[name].default
-    names = [f"{'--' if word[1:] else '-'}{word}" for word in one.typed.split("/")] if one.typed else [typed_name(name)]
-    names, text = [*names, name], typed_text(one.text)
+    old = [f"--{word}" for word in one.old.split("/") if word]
+    names, text = [*spellings(kind, name), *old, name], typed_text(one.text)
     if one.flags:
         found = [Option([f"--{flag}", flag], is_flag=True, help=typed_text(said)) for flag, said in one.flags.items()]
     elif default is False:
@@ -164,7 +178,7 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
     elif default is True:
         found = [Option(names, flag_value=False, default=True, help=typed_text(one.off))]
     else:
-        multiple = name == "source" or (is_several(kind, name) and not one.word)
+        multiple = name == "source" or (not one.word and (is_several(kind, name) or (one.commas and bool(one.divide))))
         text = text[:-1] + "; repeatable." if multiple else text
         shown = one.shown or (default if default not in (None, ()) else "")
         option = Option(
@@ -179,6 +193,8 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
     known = [*facts(kind)]
     sections = [facts(kind)[other].section for other in known[: known.index(name) + 1]]
     for option in found:
+        option.hidden = bool(one.within_family)
+        option.old = tuple(old)
         option.section = next(filter(None, reversed(sections)), _SECTIONS[0])
         yield option
 
@@ -208,7 +224,7 @@ def typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
         return _if_exists([flag for flag in one.flags if given[flag]])
     value = given[name]
     if one.within is not None and value is not None:
-        return int(value) if _WHOLE.fullmatch(value.strip()) else value  # int() knows more digits than people type
+        return whole(value)
     if one.word:
         return tuple(value.split(",")) if value else ()
     if one.commas:

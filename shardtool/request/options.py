@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.settings import Default, Folder, Function, Pairs, Settings, Shares, described, facts, setting
-from shardtool.request.texts import SplitOptions, parse_shares, pixels, share, shares_text
+from shardtool.request.settings import (
+    Default,
+    Folder,
+    Function,
+    Pairs,
+    Settings,
+    Shares,
+    by_key,
+    described,
+    facts,
+    setting,
+)
+from shardtool.request.texts import SplitOptions, pair, parse_shares, parts, pixels, share, shares_text
 from shardtool.values import (
     Dots,
     IfExists,
@@ -33,7 +45,7 @@ if TYPE_CHECKING:
     from shardtool.fetch import FetchOptions
     from shardtool.transform import Transform
 
-TOP_FOLDER = "/"  # the column of a folder that `--split-from-folder` divides by: no other has that name
+TOP_FOLDER = "/"  # the column of a folder that `--split-by folder` divides by: no other has that name
 OF_SOURCE = ("map", "root", "allow_outside", "symlinks")  # what the user says of the source: no file is trusted in it
 _LEAST_MEMORY = 16 * 10**6  # bytes: what the buffers of a shuffle take
 _MOST_SAMPLES = 10**15  # so that sums of a few stay within 64 bits
@@ -47,6 +59,33 @@ _CHANGES = {"resize|encode|probe": "nothing to do to images"}
 _COMPARES = {"source": "no source that it could be about"}
 
 
+# What options that stand for others say of these.
+
+
+def _of_split_by(kind: type, value: str) -> dict[str, object]:
+    """Return what a column, or `folder`, divides by."""
+    of_folder = value == "folder" and "split_from_folder" in facts(kind)
+    return {"split_from_folder": True} if of_folder else {"split_column": value}
+
+
+def _of_sort_by(_kind: type, value: str) -> dict[str, object]:
+    """Return the column of `-COLUMN`, and that its largest value comes first."""
+    return {"sort_by": value[1:], "descending": True} if str(value).startswith("-") else {"sort_by": value}
+
+
+def _of_fields(_kind: type, value: object) -> dict[str, object]:
+    """Return which fields stay, which do not, and what they are called then."""
+    if isinstance(value, Mapping):
+        return {"rename_fields": tuple(pair("fields", *both) for both in value.items())}
+    texts = parts("fields", value)
+    renamed = [one for one in texts if "=" in one]
+    kept = [one for one in texts if "=" not in one and not one.startswith("-")]
+    kept += [one.partition("=")[0] for one in renamed if kept]
+    dropped = [one[1:] for one in texts if one.startswith("-") and one not in renamed]
+    found = {"select_fields": kept, "drop_fields": dropped, "rename_fields": renamed}
+    return {name: tuple(dict.fromkeys(some)) for name, some in found.items() if some}
+
+
 @described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(Settings):
@@ -55,7 +94,7 @@ class WorkerOptions(Settings):
     workers: int | None = setting(
         None, "Number of tasks that run at once.", section="Running", within=_WORKERS, shown="the cores", recorded=False
     )
-    start_method: StartMethod = setting("auto", "How worker processes start.", recorded=False)
+    start_method: StartMethod = setting("auto", "How worker processes start.", recorded=False, rare=True)
     executor: Literal["local", "ray"] = setting(
         "local", "Where tasks run: on this machine, or on the nodes of a Ray cluster.", recorded=False
     )
@@ -100,9 +139,14 @@ class OutputOptions(WorkerOptions):
         None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each becomes a dataset; its name takes the place of "
         "{split} in the output.", form="shares", metavar="SHARES", such_as="train=0.8,val=0.2",
     )  # fmt: skip
+    split_by: str | None = setting(
+        None, "Column that names the split of each sample; or folder: the top folder of a source names it.",
+        metavar="COLUMN", recorded=False, divide=_of_split_by,
+    )  # fmt: skip
     split_column: str | None = setting(
-        None, "Column that names the split of each sample.", metavar="COLUMN", apart=("split", "stratify", "group_by")
-    )
+        None, "Column that names the split of each sample.", metavar="COLUMN",
+        within_family="split-by {}", apart=("split", "stratify", "group_by"),
+    )  # fmt: skip
     stratify: str | None = setting(
         None, "Column of labels, each of which keeps the shares of `split`.", metavar="COLUMN",
         needs={"split": "no shares"},
@@ -115,7 +159,7 @@ class OutputOptions(WorkerOptions):
         False, "Make names safe for every reader; the sidecars keep the originals.", section="Names and errors"
     )
     target: tuple[Target, ...] = setting(
-        (), "Readers that the notes are about: webdataset,dali.", typed="target/for", metavar="READERS",
+        (), "Readers that the notes are about: webdataset,dali.", typed="for", old="target", metavar="READERS",
         shown=",".join(get_args(Target)), commas=True, recorded=False,
     )  # fmt: skip
     export: tuple[str, ...] = setting(
@@ -214,11 +258,20 @@ class SelectingOptions(OutputOptions):
         (), "JSON field whose top-level values become the samples' metadata.", section="Fields and metadata",
         metavar="FIELD", of="folder",
     )  # fmt: skip
-    select_fields: tuple[str, ...] = setting((), "Fields to keep: jpg,cls.", metavar="FIELDS", word=True, of="folder")
-    drop_fields: tuple[str, ...] = setting((), "Fields to leave out.", metavar="FIELDS", word=True, of="folder")
+    fields: str | tuple[str, ...] | Mapping[str, str] = setting(
+        (), "Fields to keep: jpg,cls. Or to leave out: -json. Or their new names: JPEG=jpg; beside fields to keep, "
+        "these are kept, too.", metavar="FIELDS", commas=True, of="folder", recorded=False,
+        divide=_of_fields,
+    )  # fmt: skip
+    select_fields: tuple[str, ...] = setting(
+        (), "Fields to keep.", metavar="FIELDS", word=True, of="folder", within_family="fields {}"
+    )
+    drop_fields: tuple[str, ...] = setting(
+        (), "Fields to leave out.", metavar="FIELDS", word=True, of="folder", within_family="fields -{}"
+    )
     rename_fields: Pairs = setting(
         (), "New name of a field: JPEG=jpg,jpeg=jpg.", typed="rename-field", form="pairs", metavar="OLD=NEW",
-        such_as="jpeg=jpg", commas=True, of="folder",
+        such_as="jpeg=jpg", commas=True, of="folder", within_family="fields {}",
     )  # fmt: skip
     join: object = setting(
         None, "Table whose columns become the samples' metadata: CSV, Parquet ...", form="path", metavar="TABLE",
@@ -239,18 +292,20 @@ class SelectingOptions(OutputOptions):
         needs={"label_from_folder|classes": "no labels to number"},
     )  # fmt: skip
     sort_by: str | None = setting(
-        None, "Column that orders the samples; those without a value come last.", section="Shards", metavar="COLUMN",
-        of="folder", apart=("shuffle", "place, by which samples stand in the order of their keys"),
+        None, "Column that orders the samples; from the largest value on: -COLUMN. Those without a value come last.",
+        section="Shards", metavar="COLUMN", of="folder",
+        apart=("shuffle", "place, by which samples stand in the order of their keys"),
+        divide=_of_sort_by,
     )  # fmt: skip
     descending: bool = setting(
         False, "Order samples from the largest value of `sort_by` to the smallest.", of="folder",
-        needs={"sort_by": "no column to sort by"},
+        within_family="sort-by -COLUMN", needs={"sort_by": "no column to sort by"},
     )  # fmt: skip
 
 
 def _fetching(default: Default, text: str, **facts: Any) -> Default:
     """Declare an option about the files of URLs; how they are fetched decides no byte of a dataset."""
-    return setting(default, text, **{"needs": _FETCHES, "recorded": False, **facts})
+    return setting(default, text, **{"needs": _FETCHES, "recorded": False, "within_family": "fetch", **facts})
 
 
 @described
@@ -276,7 +331,8 @@ class CreateOptions(SelectingOptions):
     label_from_folder: bool = setting(False, "Add the number of the top folder as the field cls.", of="folder")
     split_from_folder: bool = setting(
         False, "Take the top folder as the name of the split, and labels from the folders below; the name takes the "
-        "place of {split} in the output.", of="folder", apart=("split", "split_column"),
+        "place of {split} in the output.", within_family="split-by folder", of="folder",
+        apart=("split", "split_column"),
     )  # fmt: skip
     key: str | None = setting(
         None, "Column of keys.", section="Manifests", metavar="COLUMN", shown="a column called key, id ...",
@@ -298,9 +354,11 @@ class CreateOptions(SelectingOptions):
         (), "Column of URLs (http, https) whose files are this field.", typed="url", form="pairs",
         metavar="FIELD=COLUMN", such_as="jpg=url", of="manifest",
     )  # fmt: skip
-    connections: int = _fetching(
-        256, "Number of files that each worker fetches at once.", section="URLs", within=(1, 4096)
-    )
+    fetch: str | tuple[str, ...] | Mapping[str, object] = setting(
+        (), "How files are fetched: per-host=4,timeout=20.", section="URLs", metavar="KEY=VALUE", commas=True,
+        needs=_FETCHES, recorded=False, divide=lambda kind, value: by_key(kind, "fetch", value),
+    )  # fmt: skip
+    connections: int = _fetching(256, "Number of files that each worker fetches at once.", within=(1, 4096))
     per_host: int = _fetching(16, "Number of files that all workers fetch at once of one host.", within=(1, 10**6))
     timeout: int = _fetching(10, "Seconds to wait for a connection, and for more bytes.", within=(1, 3600))
     max_time: int = _fetching(60, "Seconds for a file in all.", within=(1, 86_400))
@@ -330,11 +388,12 @@ class CreateOptions(SelectingOptions):
     )  # fmt: skip
     allow_outside: bool = setting(False, "Let paths leave the root.", of="manifest", recorded=False)
     size: str | None = setting(
-        None, "Column of the sizes of files, for plans that look at none.", metavar="COLUMN", of="manifest"
-    )
+        None, "Column of the sizes of files, for plans that look at none.", typed="size-column", old="size",
+        metavar="COLUMN", of="manifest", rare=True,
+    )  # fmt: skip
     stat: bool = setting(
         True, "Whether files are looked at; if not, a plan goes by `size`.", typed="no-stat",
-        off="Look at no file: a plan then goes by `size`.", of="manifest", recorded=False,
+        off="Look at no file: a plan then goes by `size`.", rare=True, of="manifest", recorded=False,
     )  # fmt: skip
     resize: str | int | tuple[int, int] | None = setting(
         None, "Size of images in pixels; see `resize_mode`.", section="Changing samples", form="pixels",
@@ -494,7 +553,7 @@ class VerifyOptions(WorkerOptions):
     )  # fmt: skip
     target: tuple[Target, ...] = setting(
         (), "Readers that must get names right: " + ", ".join(get_args(Target)) + ".", section="The source",
-        typed="target/for", metavar="READERS", commas=True, apart=("quick",),
+        typed="for", old="target", metavar="READERS", commas=True, apart=("quick",),
     )  # fmt: skip
     sample: float | str | None = setting(
         None, "Share of the shards that are read, 10%: others with each `seed`.", section="What is looked at",
@@ -578,6 +637,8 @@ class CopyOptions(Settings):
 class InspectOptions(Settings):
     """How to look at a dataset."""
 
-    full: bool = setting(False, "Read the index of every shard, above four million samples, too.")
-    looks: int = setting(256, "Number of samples that are opened for their images and labels.", within=(0, 10**6))
+    full: bool = setting(False, "Read the index of every shard, above four million samples, too.", rare=True)
+    looks: int = setting(
+        256, "Number of samples that are opened for their images and labels.", within=(0, 10**6), rare=True
+    )
     seed: int = setting(0, "Seed of the choice of these samples.", within=_SEED)

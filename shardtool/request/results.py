@@ -422,7 +422,10 @@ def command_line(run: RunRecord) -> str:
     """Return what was asked for, without the output."""
     is_reshard = run.verb == "reshard"
     words = [run.verb or "?", *(run.source.split(", ") if is_reshard else filter(None, [run.source]))]
-    for name, value in run.options.items():
+    options = {**run.options}
+    if options.pop("descending", False):
+        options["sort_by"] = f"-{options.get('sort_by', '')}"
+    for name, value in options.items():
         if not (is_reshard and name == "dots"):  # found in the source, not asked for
             words += typed_words(name, value)
     return " ".join(map(_quoted, words))

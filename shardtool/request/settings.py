@@ -26,9 +26,9 @@ from typing import (
 )
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.texts import SLURM, pair, pairs, parse_part, pixels, share, shares_text, size
+from shardtool.request.texts import SLURM, pair, pairs, parse_part, parts, pixels, share, shares_text, size, whole
 from shardtool.values import parse_size
-from shardtool.wording import TYPED, WITH_COMMAS, option, typed_option
+from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, option, typed_option
 
 Default = TypeVar("Default")
 Options = TypeVar("Options")
@@ -54,6 +54,12 @@ class Facts(NamedTuple):
             calls them: `shuffle`, `if_exists='resume'`.
         section: The section of `--help`; empty: that of the option before.
         typed: What the command line calls it, several names with slashes between them; empty: as the field.
+        old: What it was called there, several names with slashes between them: they work, and are shown nowhere.
+        common: Whether it stands in the help of one screen, with the first sentence of its text.
+        rare: Whether it stands in no help but that of its section.
+        within_family: How it is typed as a part of another option, which stands for it in the help: `fields -{}`;
+            `fetch` alone: by its name, `fetch timeout={}`.
+        divide: Of such another option: from the class and the value, the values of those that it stands for.
         metavar: What stands for its value there; empty: what its type says.
         shown: The default as people read it, where it is no plain value.
         form: What its value means: `size` in bytes, `share` of all, `pairs`, `shares` of splits, `part` of a run,
@@ -74,6 +80,11 @@ class Facts(NamedTuple):
     text: str
     section: str = ""
     typed: str = ""
+    old: str = ""
+    common: bool = False
+    rare: bool = False
+    within_family: str = ""
+    divide: Callable[[type, Any], Mapping[str, object]] | None = None
     metavar: str = ""
     shown: str = ""
     form: Form = ""
@@ -115,6 +126,9 @@ def described(kind: type[Options]) -> type[Options]:
             TYPED[name] = f"--{one.typed.split('/')[0]}"
         if one.word:
             WITH_COMMAS.add(name)
+        if one.within_family:
+            key = name.replace("_", "-") + ("" if kind.__dataclass_fields__[name].default is False else "={}")  # type: ignore[attr-defined]
+            FAMILIES[name] = one.within_family if " " in one.within_family else f"{one.within_family} {key}"
     return kind
 
 
@@ -123,6 +137,12 @@ def facts(options: type) -> dict[str, Facts]:
     if options not in _FACTS:
         _FACTS[options] = {one.name: one.metadata["facts"] for one in fields(options) if "facts" in one.metadata}
     return _FACTS[options]
+
+
+def spellings(options: type, name: str) -> list[str]:
+    """Return what the command line calls an option, the best first, but for those from before."""
+    words = (facts(options)[name].typed or name.replace("_", "-")).split("/")
+    return [f"{'--' if word[1:] else '-'}{word}" for word in words]
 
 
 def kinds(options: type) -> dict[str, tuple[object, ...]]:
@@ -164,8 +184,43 @@ def is_several(options: type, name: str) -> bool:
     return str not in allowed and any(get_origin(kind) is tuple for kind in allowed)
 
 
+def by_key(options: type, family: str, given: object) -> dict[str, object]:
+    """Return the options that `per-host=4,retry-failed` gives, or a mapping of such names to values.
+
+    Raises:
+        InvalidRequest: One has no such name, or lacks a value, or has one that it does not take.
+    """
+    known = [one for one, known in facts(options).items() if known.within_family == family]
+    pieces = [*given.items()] if isinstance(given, Mapping) else []
+    for part in parts(family, given) if not pieces else ():
+        key, equals, value = part.partition("=")
+        if not equals and pieces and _name(key) not in known and isinstance(pieces[-1][1], str):
+            pieces[-1] = (pieces[-1][0], f"{pieces[-1][1]},{part}")  # a comma within a value
+        else:
+            pieces.append((key, value if equals else True))
+    found: dict[str, object] = {}
+    for key, value in pieces:
+        name = _name(key)
+        if name not in known:
+            expected = f"some of {', '.join(one.replace('_', '-') for one in known)}"
+            raise InvalidRequest(option(family), repr(key)[:100], expected=expected)
+        is_flag = options.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
+        if is_flag != isinstance(value, bool):
+            expected = f"{key}, without a value" if is_flag else f"{key}=VALUE"
+            raise InvalidRequest(option(family), repr(key), expected=expected)
+        found[name] = whole(value) if facts(options)[name].within and isinstance(value, str) else value
+    return found
+
+
+def _name(key: object) -> str:
+    return str(key).strip().replace("-", "_")
+
+
 class Settings:
     """The base of all classes of options: each value is checked as far as it can be without the source.
+
+    What an option with `divide` was given goes to those that it stands for, and is then given no more: so nothing
+    but this knows of it.
 
     Raises:
         InvalidRequest: One cannot be, or does not go together with another.
@@ -175,6 +230,9 @@ class Settings:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __post_init__(self) -> None:
+        for name, one in facts(type(self)).items():
+            if one.divide is not None and getattr(self, name):
+                self._divide(name, one.divide)
         for name, one in facts(type(self)).items():
             self._keep_text(name, one.form)
             self._check_texts(name)
@@ -215,6 +273,15 @@ class Settings:
                 value = "{}x{}".format(*pixels(name, value)) if one.form == "pixels" else value
                 found[name] = list(value) if isinstance(value, tuple) else value
         return found
+
+    def _divide(self, name: str, divide: Callable[[type, Any], Mapping[str, object]]) -> None:
+        """Give the options that one stands for what it says of them."""
+        found = {name: self.__dataclass_fields__[name].default, **divide(type(self), getattr(self, name))}
+        for member, value in found.items():
+            if member != name and self.is_given(member) and getattr(self, member) != value:
+                other = either(member, spellings(type(self), member)[0])
+                raise InvalidRequest(option(name), f"used with {other}", expected="one of them")
+            object.__setattr__(self, member, value)  # frozen, and still being made
 
     def _keep_text(self, name: str, form: Form) -> None:
         """Replace a value that has a recorded form by that: pairs, shares and functions."""

@@ -16,6 +16,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
@@ -24,6 +25,23 @@ _PIXELS = re.compile(r"[0-9]{1,5}")
 def shares_text(shares: str | Mapping[str, float]) -> str:
     """Return shares as a run records them."""
     return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())
+
+
+def whole(text: str) -> int | str:
+    """Return the number that a text is; the text itself where it is none: int() reads more than people type."""
+    return int(text) if _WHOLE.fullmatch(text.strip()) else text
+
+
+def parts(name: str, given: object) -> list[str]:
+    """Return the parts of a text with commas, or of several texts.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    found = given.split(",") if isinstance(given, str) else given
+    if not isinstance(found, (list, tuple)) or not all(isinstance(one, str) for one in found):
+        raise InvalidRequest(option(name), repr(given), expected="a text with commas, or several texts")
+    return [*found]
 
 
 def pairs(

@@ -6,13 +6,13 @@ shardtool create ILSVRC/train 'shards/train-{000000..}.tar' --label-from-folder 
 
 # --probe opens each image, so that what no training could decode is left out and listed; all others stay as they are.
 shardtool create ILSVRC/train 'shards/train-{000000..}.tar' --label-from-folder --exclude '*.txt' \
-    --rename-field JPEG=jpg --probe --on-error skip --shuffle
+    --fields JPEG=jpg --probe --on-error skip --shuffle
 cat shards/train.skipped
 
 # The classes of val have the numbers of train's.
 shardtool create ILSVRC/val 'shards/val-{000000..}.tar' --label-from-folder --classes-from shards/train.json \
-    --rename-field JPEG=jpg --probe
+    --fields JPEG=jpg --probe
 
-shardtool verify shards --decode --target webdataset
+shardtool verify shards --decode --for webdataset
 shardtool verify shards/train.json --source ILSVRC/train
 shardtool inspect shards/train.json --contact-sheet shards/train.png

@@ -14,7 +14,7 @@ from shardtool.execute.local import LocalPool, cores
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.request.options import MOST_WORKERS, IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
-from shardtool.request.settings import facts
+from shardtool.request.settings import facts, spellings
 from shardtool.request.texts import parse_shares
 from shardtool.select.names import sample_by_key
 from shardtool.values import parse_size
@@ -48,7 +48,7 @@ def test_no_number_breaks_a_verb(verb: str, name: str) -> None:
     one = facts(kind)[name]
     more = {other: value for need in one.needs for other, value in PARTNERS[need].items()}
     for value in ODD:
-        typed = command.make_context(verb, ["a", "b", typed_name(name), value]).params
+        typed = command.make_context(verb, ["a", "b", spellings(kind, name)[0], value]).params
         found = None
         with command_line_words(), suppress(InvalidRequest):
             found = getattr(kind(**{name: typed_value(kind, name, typed)}, **more), name)

@@ -270,8 +270,8 @@ def test_how_it_was_made_is_a_command_line(tmp_path: Path) -> None:
     assert typed("create", "one.csv", "one-{0..}.tar", *asked, cwd=tmp_path).code == 0
     assert _command(tmp_path / "one.json", "made") == ["create", "one.csv", *asked]
     assert typed("create", "two.csv", "two-{0..}.tar", *asked, cwd=tmp_path).code == 0
-    asked = ["--shuffle", "--where", "label != 'c'", "--sample", "0.9", "--select-fields", "txt,cls",
-             "--rename-field", "txt=caption"]  # fmt: skip
+    asked = ["--shuffle", "--where", "label != 'c'", "--sample", "0.9", "--fields", "txt,cls",
+             "--fields", "txt=caption"]  # fmt: skip
     sources = ["one.json", "two.json"]
     assert typed("reshard", *sources, "new-{0..}.tar", *asked, cwd=tmp_path).code == 0
     command = _command(tmp_path / "new.json", "made")

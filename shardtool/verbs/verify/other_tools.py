@@ -1,4 +1,4 @@
-"""`verify --target`: what a reader would get wrong of a dataset as it lies there.
+"""`verify --for`: what a reader would get wrong of a dataset as it lies there.
 
 Each verdict was tried with the reader itself (tests/clients/test_targets.py). Of DALI it depends on its index: with one
 beside each shard it looks at no name; without, it finds the fields by the members' names.

@@ -1,0 +1,163 @@
+"""Options that stand for others: `fields`, `fetch`, `split_by` and `sort_by`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InvalidRequest, ReshardOptions
+from shardtool.cli import cli
+from shardtool.cli.options import Option, typed_value
+from shardtool.request.results import RunRecord, command_line
+from shardtool.request.settings import facts, spellings
+from shardtool.wording import FAMILIES, command_line_words
+
+_URLS: dict[str, Any] = {"urls": ("jpg=url",)}
+_FETCHING = [name for name, one in facts(CreateOptions).items() if one.within_family == "fetch"]
+
+
+@pytest.mark.parametrize(
+    ("family", "members"),
+    [
+        ({"fields": "jpg,cls"}, {"select_fields": ("jpg", "cls")}),
+        ({"fields": ("jpg", "cls")}, {"select_fields": ("jpg", "cls")}),
+        ({"fields": "-json,-txt"}, {"drop_fields": ("json", "txt")}),
+        ({"fields": "JPEG=jpg"}, {"rename_fields": ("JPEG=jpg",)}),
+        ({"fields": {"JPEG": "jpg"}}, {"rename_fields": ("JPEG=jpg",)}),
+        ({"fields": "cls,JPEG=jpg"}, {"select_fields": ("cls", "JPEG"), "rename_fields": ("JPEG=jpg",)}),
+        ({"fields": "-json,JPEG=jpg"}, {"drop_fields": ("json",), "rename_fields": ("JPEG=jpg",)}),
+        ({"split_by": "bi"}, {"split_column": "bi"}),
+        ({"split_by": "folder"}, {"split_from_folder": True}),
+        ({"sort_by": "-width"}, {"sort_by": "width", "descending": True}),
+        ({"fetch": "per-host=4,timeout=20"}, {"per_host": 4, "timeout": 20}),
+        ({"fetch": {"per_host": 4, "retries": 0}}, {"per_host": 4, "retries": 0}),
+        ({"fetch": "user-agent=us (a, b),robots=ignore"}, {"user_agent": "us (a, b)", "robots": "ignore"}),
+        ({"fetch": ("allow-private", "max-file-size=1MB")}, {"allow_private": True, "max_file_size": "1MB"}),
+    ],
+)
+def test_a_family_is_its_members(family: dict[str, Any], members: dict[str, Any]) -> None:
+    """What a family is given, its members have: the options are equal, also copied, and so is what a run records."""
+    more = _URLS if "fetch" in family else {}
+    options, same = CreateOptions(**family, **more), CreateOptions(**members, **more)
+    assert options == same == replace(options) == CreateOptions(**{**members, **family, **more})
+    assert options.recorded() == same.recorded()
+    assert not {"fields", "fetch", "split_by"} & options.recorded().keys()
+
+
+def test_a_column_called_folder() -> None:
+    """Where shards are the source, `folder` is a column as any other."""
+    assert ReshardOptions(split_by="folder") == ReshardOptions(split_column="folder")
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "python"),
+    [
+        ({"fetch": "per-host=0", **_URLS}, "--fetch per-host: 0; expected a whole", "per_host: 0; expected a whole"),
+        ({"fetch": "per-host=4"}, "--fetch per-host: no URLs", "per_host: no URLs"),
+        ({"fetch": "hosts=4", **_URLS}, "--fetch: 'hosts'; expected some of connections, per-host", "fetch: 'hosts'"),
+        ({"fetch": "per-host", **_URLS}, "--fetch: 'per-host'; expected per-host=VALUE", "fetch: 'per-host'"),
+        ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private'; expected allow-private, with", "fetch: 'al"),
+        ({"fetch": 4, **_URLS}, "--fetch: 4; expected a text", "fetch: 4"),
+        (
+            {"fetch": "per-host=4", "per_host": 5, **_URLS},
+            "--fetch: used with --per-host;",
+            "fetch: used with per_host",
+        ),
+        (
+            {"fields": "jpg", "select_fields": ("a",)},
+            "--fields: used with --select-fields",
+            "fields: used with select_",
+        ),
+        ({"fields": (1,)}, "--fields: (1,); expected a text", "fields: (1,)"),
+        ({"fields": "=a"}, "--fields: '=a'; expected OLD=NEW", "rename_fields: '=a'"),
+        ({"split_by": "bi", "split": "a=1"}, "--split-by: used with --split", "split_column: used with split"),
+        (
+            {"split_by": "folder", "split": "a=1"},
+            "--split-by folder: used with --split",
+            "split_from_folder: used with",
+        ),
+    ],
+)
+def test_what_is_wrong_with_one(given: dict[str, Any], typed: str, python: str) -> None:
+    """A mistake is refused in the words of who made it: the command line's are those of the family."""
+    with command_line_words(), pytest.raises(InvalidRequest) as refused:
+        CreateOptions(**given)
+    assert str(refused.value).startswith(typed)
+    with pytest.raises(InvalidRequest) as refused:
+        CreateOptions(**given)
+    assert str(refused.value).startswith(python)
+
+
+@given(st.lists(st.text(max_size=12), max_size=4), st.sampled_from(["fields", "fetch"]))
+def test_no_text_breaks_a_family(parts: list[str], family: str) -> None:
+    """Whatever the parts are, they are taken, or refused as a request."""
+    try:
+        CreateOptions(**{family: tuple(parts)}, **_URLS)  # type: ignore[arg-type]
+    except InvalidRequest as refused:
+        assert refused.where in {*facts(CreateOptions)}  # noqa: PT017 - either may be
+
+
+def _made(verb: str, kind: type, words: list[str]) -> Any:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    typed = command.make_context(verb, ["a", "b", *words]).params
+    values = {name: typed_value(kind, name, typed) for name in facts(kind)}
+    return kind(**{name: value for name, value in values.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fields": "cls,JPEG=jpg,jpeg=jpg"}, {"fields": "-json"}, {"split_by": "folder"}, {"sort_by": "-width"},
+        {"fetch": "per-host=4,require=image,user-agent=us (a, b)", **_URLS},
+    ],
+)  # fmt: skip
+def test_what_a_run_records_can_be_typed(given: dict[str, Any]) -> None:
+    """The command line that messages and summaries show of a run makes the options of that run."""
+    options = CreateOptions(**given)
+    words = shlex.split(command_line(RunRecord({"verb": "create", "options": options.recorded()})))[1:]
+    assert _made("create", CreateOptions, words).recorded() == options.recorded()
+    assert not [word for word in words if word in ("--select-fields", "--rename-field", "--require", "--descending")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--select-fields jpg,cls --rename-field jpg=JPG", "--fields cls,jpg=JPG,jpg"),
+        ("--drop-fields json,txt", "--fields -json,-txt"),
+        ("--split-column bi", "--split-by bi"),
+        ("--split-from-folder", "--split-by folder"),
+        ("--sort-by width --descending", "--sort-by -width"),
+        ("--url jpg=url --per-host 4 --require image --allow-private",
+         "--url jpg=url --fetch per-host=4,require=image --fetch allow-private"),
+        ("--target dali", "--for dali"),
+        ("--size bytes --no-stat", "--size-column bytes --no-stat"),
+    ],
+)  # fmt: skip
+def test_old_spellings_work(old: str, new: str) -> None:
+    """What was typed before means what it did."""
+    one, other = (_made("create", CreateOptions, words.split()) for words in (old, new))
+    assert {**one.recorded(), "select_fields": 0} == {**other.recorded(), "select_fields": 0}
+    assert set(one.select_fields) == set(other.select_fields)
+    assert (one.per_host, one.allow_private, one.target) == (other.per_host, other.allow_private, other.target)
+
+
+def test_a_member_is_hidden_and_its_family_is_not() -> None:
+    """The command line has each member of a family by its old name, hidden, and lists the family."""
+    assert len(_FETCHING) == 12
+    for verb, kind in (("create", CreateOptions), ("reshard", ReshardOptions)):
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None
+        params = {one.name: one for one in command.params if isinstance(one, Option)}
+        for name in facts(kind):
+            if name in FAMILIES:
+                assert params[name].hidden
+                assert params[name].opts == spellings(kind, name)
+                family = next(one for one in params.values() if f"--{FAMILIES[name].split()[0]}" in one.opts)
+                assert not family.hidden
