@@ -3,17 +3,16 @@
 Run it in the folder that holds `sample_data`: it writes tar shards to photos/, and TFRecords to photos-tfrecord/.
 """
 
-from shardtool import CreateOptions, ReshardOptions, create, reshard
+from shardtool import create, reshard
 
-options = CreateOptions(
+made = create(
+    "sample_data/photos", "photos/{split}-{000000..}.tar",
     label_from_folder=True,  # the top folder's name becomes a number in the field `cls`
     resize="64x64", resize_mode="crop", max_count=16,
     shuffle=True, split={"train": 0.75, "val": 0.25},
-    export=("dali-webdataset",),  # the index that DALI reads, beside each shard
-    if_exists="overwrite",
+    export=["dali-webdataset"],  # the index that DALI reads, beside each shard
+    overwrite=True,
 )  # fmt: skip
-made = create("sample_data/photos", "photos/{split}-{000000..}.tar", options)
 for split, result in made.splits.items():
-    options = ReshardOptions(max_count=16, if_exists="overwrite")
-    reshard(f"photos/{split}.json", f"photos-tfrecord/{split}-{{000000..}}.tfrecord", options)
+    reshard(f"photos/{split}.json", f"photos-tfrecord/{split}-{{000000..}}.tfrecord", max_count=16, overwrite=True)
     print(split, result.samples, "samples")

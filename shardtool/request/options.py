@@ -16,10 +16,12 @@ from shardtool.request.settings import (
     Pairs,
     Settings,
     Shares,
+    Texts,
     by_key,
     described,
     facts,
     setting,
+    spelled,
 )
 from shardtool.request.texts import SplitOptions, pair, parse_shares, parts, pixels, share, shares_text
 from shardtool.values import (
@@ -106,7 +108,7 @@ class WorkerOptions(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions(WorkerOptions):
     """The options of every verb that writes shards; options on the command line have the same names."""
 
@@ -162,9 +164,7 @@ class OutputOptions(WorkerOptions):
         (), "Readers that the notes are about: webdataset,dali.", typed="for", old="target", metavar="READERS",
         shown=",".join(get_args(Target)), commas=True, recorded=False,
     )  # fmt: skip
-    export: tuple[str, ...] = setting(
-        (), "Other tools whose indexes are written, too.", section="Running", recorded=False
-    )
+    export: Texts = setting((), "Other tools whose indexes are written, too.", section="Running", recorded=False)
     on_error: OnError = setting(
         "stop", "What happens at a sample that cannot be read: stop, or leave it out and list it in NAME.skipped.",
         section="Names and errors", recorded=False,
@@ -179,6 +179,9 @@ class OutputOptions(WorkerOptions):
             "must change of it.",
         },
     )  # fmt: skip
+    append: bool | None = spelled("if_exists=append")
+    resume: bool | None = spelled("if_exists=resume")
+    overwrite: bool | None = spelled("if_exists=overwrite")
     max_removed: str | float = setting(
         "10%", "Share of the samples that the source may have lost since for `if_exists='resume'`.", form="share",
         metavar="SHARE", recorded=False,
@@ -245,7 +248,7 @@ class OutputOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SelectingOptions(OutputOptions):
     """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
 
@@ -254,19 +257,19 @@ class SelectingOptions(OutputOptions):
     takes of these only `values` and what numbers classes.
     """
 
-    columns_from: tuple[str, ...] = setting(
+    columns_from: Texts = setting(
         (), "JSON field whose top-level values become the samples' metadata.", section="Fields and metadata",
         metavar="FIELD", of="folder",
     )  # fmt: skip
-    fields: str | tuple[str, ...] | Mapping[str, str] = setting(
+    fields: str | Texts | Mapping[str, str] = setting(
         (), "Fields to keep: jpg,cls. Or to leave out: -json. Or their new names: JPEG=jpg; beside fields to keep, "
         "these are kept, too.", metavar="FIELDS", commas=True, of="folder", recorded=False,
         divide=_of_fields,
     )  # fmt: skip
-    select_fields: tuple[str, ...] = setting(
+    select_fields: Texts = setting(
         (), "Fields to keep.", metavar="FIELDS", word=True, of="folder", within_family="fields {}"
     )
-    drop_fields: tuple[str, ...] = setting(
+    drop_fields: Texts = setting(
         (), "Fields to leave out.", metavar="FIELDS", word=True, of="folder", within_family="fields -{}"
     )
     rename_fields: Pairs = setting(
@@ -285,7 +288,8 @@ class SelectingOptions(OutputOptions):
         (), "Field that is made of a column of metadata, or of a manifest.", typed="field", form="pairs",
         metavar="FIELD=COLUMN",
     )  # fmt: skip
-    classes: tuple[str, ...] = setting((), "Field of `values` whose labels are numbered.", metavar="FIELD")
+    field: Pairs | None = spelled("values")
+    classes: Texts = setting((), "Field of `values` whose labels are numbered.", metavar="FIELD")
     classes_from: object = setting(
         None, "Names of classes in the order of their numbers: a dataset file, a JSON list, or text with a name a "
         "line.", form="path", metavar="FILE", recorded=False,
@@ -309,14 +313,14 @@ def _fetching(default: Default, text: str, **facts: Any) -> Default:
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CreateOptions(SelectingOptions):
     """The options of `create`; each has an option on the command line, of the same name where no other is given."""
 
-    include: tuple[str, ...] = setting(
+    include: Texts = setting(
         (), "Pattern of the files to take: '*.jpg', 'train/*'.", section="Folders", metavar="GLOB", of="folder"
     )
-    exclude: tuple[str, ...] = setting((), "Pattern of files and folders to leave out.", metavar="GLOB", of="folder")
+    exclude: Texts = setting((), "Pattern of files and folders to leave out.", metavar="GLOB", of="folder")
     hidden: bool = setting(False, "Take files whose names start with a dot, Thumbs.db and the like, too.", of="folder")
     complete: bool = setting(
         False, "Refuse samples that lack a file of one of several folders; see `on_error`.", of="folder"
@@ -346,15 +350,18 @@ class CreateOptions(SelectingOptions):
         (), "Column of paths of files that are this field.", typed="file", form="pairs", metavar="FIELD=COLUMN",
         of="manifest",
     )  # fmt: skip
+    file: Pairs | None = spelled("files")
     binary: Pairs = setting(
         (), "Column of bytes that are this field.", typed="bytes", form="pairs", metavar="FIELD=COLUMN",
         of="manifest",
     )  # fmt: skip
+    bytes: Pairs | None = spelled("binary")
     urls: Pairs = setting(
         (), "Column of URLs (http, https) whose files are this field.", typed="url", form="pairs",
         metavar="FIELD=COLUMN", such_as="jpg=url", of="manifest",
     )  # fmt: skip
-    fetch: str | tuple[str, ...] | Mapping[str, object] = setting(
+    url: Pairs | None = spelled("urls")
+    fetch: str | Texts | Mapping[str, object] = setting(
         (), "How files are fetched: per-host=4,timeout=20.", section="URLs", metavar="KEY=VALUE", commas=True,
         needs=_FETCHES, recorded=False, divide=lambda kind, value: by_key(kind, "fetch", value),
     )  # fmt: skip
@@ -391,6 +398,7 @@ class CreateOptions(SelectingOptions):
         None, "Column of the sizes of files, for plans that look at none.", typed="size-column", old="size",
         metavar="COLUMN", of="manifest", rare=True,
     )  # fmt: skip
+    size_column: str | None = spelled("size")
     stat: bool = setting(
         True, "Whether files are looked at; if not, a plan goes by `size`.", typed="no-stat",
         off="Look at no file: a plan then goes by `size`.", rare=True, of="manifest", recorded=False,
@@ -409,13 +417,15 @@ class CreateOptions(SelectingOptions):
         None, "Quality of jpg and webp.", within=(1, 100), shown="90", needs={"resize|encode": "no image is written"},
         apart=("encode=png, which is lossless and takes none",),
     )  # fmt: skip
-    images: tuple[str, ...] = setting(
+    images: Texts = setting(
         (), "Field that holds images.", typed="image", metavar="FIELD", shown="by its ending", needs=_CHANGES
     )
-    masks: tuple[str, ...] = setting(
+    image: Texts | None = spelled("images")
+    masks: Texts = setting(
         (), "Field that holds images of labels, which are never blended.", typed="mask", metavar="FIELD",
         needs=_CHANGES,
     )  # fmt: skip
+    mask: Texts | None = spelled("masks")
     probe: bool = setting(False, "Put width, height and mode of images into the sidecars.")
     map: Function | None = setting(
         None, "Function that is called with each sample, a dict, and returns one, some or None.", form="function",
@@ -496,7 +506,7 @@ class CreateOptions(SelectingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReshardOptions(SelectingOptions):
     """The options of `reshard`; options on the command line have the same names where no other is given.
 
@@ -536,7 +546,7 @@ class ReshardOptions(SelectingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions(WorkerOptions):
     """The options of `verify`."""
 
@@ -587,7 +597,7 @@ class VerifyOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions(WorkerOptions):
     """The options of `index`."""
 
@@ -606,7 +616,7 @@ class IndexOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions(WorkerOptions):
     """How to write the indexes of other tools."""
 
@@ -617,7 +627,7 @@ class ExportOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOptions(Settings):
     """How to copy a dataset."""
 
@@ -633,7 +643,7 @@ class CopyOptions(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions(Settings):
     """How to look at a dataset."""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from operator import index
 from types import MappingProxyType, UnionType
 from typing import (
     Any,
-    ClassVar,
     Literal,
     NamedTuple,
     TypeVar,
@@ -26,13 +26,15 @@ from typing import (
 )
 
 from shardtool.errors import InvalidRequest
+from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
 from shardtool.request.texts import SLURM, pair, pairs, parse_part, parts, pixels, share, shares_text, size, whole
 from shardtool.values import parse_size
 from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, option, typed_option
 
 Default = TypeVar("Default")
 Options = TypeVar("Options")
-Pairs = Mapping[str, str] | tuple[str, ...]  # {"jpg": "path"}, or jpg=path
+Texts = tuple[str, ...] | list[str]
+Pairs = Mapping[str, str] | tuple[str, ...] | list[str]  # {"jpg": "path"}, or jpg=path
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
 Function = str | Callable[..., object]  # package.module:function, or the function
 Folder = str | os.PathLike[str]
@@ -109,6 +111,15 @@ def typed_text(text: str) -> str:
 def setting(default: Default, text: str, **facts: Any) -> Default:
     """Declare an option: a field with a default, what it does, and its `Facts`."""
     return field(default=default, metadata={"facts": Facts(text, **facts)})
+
+
+def spelled(name: str) -> Any:
+    """Declare another name that Python takes for an option, as the command line does: `field` for `values`.
+
+    Args:
+        name: The option, or `name=value` for a flag that stands for a value.
+    """
+    return field(default=None, repr=False, compare=False, metadata={"means": name})
 
 
 def like(kind: type, name: str) -> Any:
@@ -216,20 +227,24 @@ def _name(key: object) -> str:
     return str(key).strip().replace("-", "_")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The base of all classes of options: each value is checked as far as it can be without the source.
 
     What an option with `divide` was given goes to those that it stands for, and is then given no more: so nothing
     but this knows of it.
 
+    Attributes:
+        observer: Gets the progress of the verb, and what the user should know, where it is given no other.
+
     Raises:
         InvalidRequest: One cannot be, or does not go together with another.
     """
 
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    observer: Observer | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._keep_spelled()
         for name, one in facts(type(self)).items():
             if one.divide is not None and getattr(self, name):
                 self._divide(name, one.divide)
@@ -283,6 +298,25 @@ class Settings:
                 raise InvalidRequest(option(name), f"used with {other}", expected="one of them")
             object.__setattr__(self, member, value)  # frozen, and still being made
 
+    def _keep_spelled(self) -> None:
+        """Give options the values that stand under other names of theirs.
+
+        Raises:
+            InvalidRequest: Two names have one.
+        """
+        values = dict[str, object]()
+        for one in fields(self):
+            name, _, flag = one.metadata.get("means", "").partition("=")
+            given = getattr(self, one.name) if name else None
+            if given is None or (flag and not given):
+                continue
+            if self.is_given(name) or (name in values and not flag):
+                raise InvalidRequest(one.name, f"used with {name}", expected="one of them: they mean the same")
+            values[name] = f"{values[name]}-{flag}" if name in values else flag or given
+            object.__setattr__(self, one.name, None)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
     def _keep_text(self, name: str, form: Form) -> None:
         """Replace a value that has a recorded form by that: pairs, shares and functions."""
         value = getattr(self, name)
@@ -292,6 +326,8 @@ class Settings:
             text = shares_text(value)
         elif form == "pairs" and isinstance(value, Mapping):
             text = tuple(pair(name, *both) for both in value.items())
+        elif isinstance(value, list) and is_several(type(self), name):
+            text = (*value,)
         else:
             return
         object.__setattr__(self, name, text)  # frozen, and still being made
@@ -362,10 +398,24 @@ def given_options(given: object, kind: type[Options]) -> Options:
     if given is None:
         return kind()
     if not isinstance(given, kind):
-        made = kind.__name__
-        remedy = f"Of a dict, {made}(**options) makes them." if isinstance(given, Mapping) else ""
-        raise InvalidRequest("options", type(given).__name__, expected=f"{made}(...), or None", remedy=remedy)
+        remedy = "Of a dict, **options gives the names." if isinstance(given, Mapping) else ""
+        expected = f"{kind.__name__}(...), or options by their names"
+        raise InvalidRequest("options", type(given).__name__, expected=expected, remedy=remedy)
     return given
+
+
+def check_names(where: str, names: Iterable[str], kind: type) -> None:
+    """Refuse names that no option of a class has.
+
+    Raises:
+        InvalidRequest: There are such.
+    """
+    known = [one.name for one in fields(kind)]
+    for name in names:
+        if name not in known:
+            near = " or ".join(get_close_matches(name, known))
+            remedy = f"help(shardtool.{kind.__name__}) lists them."
+            raise InvalidRequest(where, f"no option {name!r}", expected=near, remedy="" if near else remedy)
 
 
 def _function_name(function: Callable[..., object]) -> str:

@@ -41,8 +41,8 @@ _PATHS = "source_paths"  # the column of a portable dataset that has a value per
 
 def select_fields(
     entries: Entries,
-    select: tuple[str, ...] = (),
-    drop: tuple[str, ...] = (),
+    select: Sequence[str] = (),
+    drop: Sequence[str] = (),
     rename: tuple[tuple[str, str], ...] = (),
     *,
     to_format: str = "tar",
@@ -90,7 +90,7 @@ def select_fields(
 
 
 def _becoming(
-    fields: tuple[str, ...], select: tuple[str, ...], drop: tuple[str, ...], rename: tuple[tuple[str, str], ...]
+    fields: tuple[str, ...], select: Sequence[str], drop: Sequence[str], rename: tuple[tuple[str, str], ...]
 ) -> dict[str, str]:
     """Return the fields that stay, and what they are called then."""
     old = [name for name, _ in rename]

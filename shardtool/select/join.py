@@ -50,6 +50,8 @@ from shardtool.values import INLINE, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
@@ -333,7 +335,7 @@ def _spread(column: pa.Array, found: NDArray[np.int64], before: pa.Array | None)
 
 
 def set_fields(
-    entries: Entries, fields: tuple[tuple[str, str], ...], classes: tuple[str, ...], known: Classes | None = None
+    entries: Entries, fields: tuple[tuple[str, str], ...], classes: Sequence[str], known: Classes | None = None
 ) -> tuple[Entries, tuple[str, ...]]:
     """Return the samples with values of metadata as fields, in place of fields of these names, and notes.
 

@@ -42,6 +42,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.request.results import differing_options
+from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label
@@ -108,9 +109,10 @@ def asked_of(source: object, options: CreateOptions, shard_format: str) -> PlanR
         InvalidRequest: The source, or a table that an option names, is nowhere, or not on a disk.
     """
     asked: dict[str, object] = {"format": shard_format}
+    known = facts(type(options)).keys() - _FREE
     for one in fields(options):
         value = getattr(options, one.name)
-        if one.name in _FREE or value == one.default or isinstance(value, Classes):
+        if one.name not in known or value == one.default or isinstance(value, Classes):
             continue
         if one.name in ("join", "classes_from"):
             if not isinstance(value, str | os.PathLike):

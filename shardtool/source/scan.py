@@ -29,7 +29,7 @@ from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_text
 from shardtool.wording import typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from shardtool.pattern import ShardPattern
 
@@ -56,8 +56,8 @@ class ScanRules:
         own: The folder (relative, ending in a slash) and the pattern of each output that lies in the source.
     """
 
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
     hidden: bool = False
     symlinks: Symlinks = "inside"
     dots: Dots = "first"

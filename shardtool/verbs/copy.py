@@ -43,6 +43,7 @@ from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, is_shard_name, par
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.publisher import check_space
 from shardtool.publish.records import LOOK, check_skipped_file, wrong_size
+from shardtool.request.calls import by_names
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
 from shardtool.request.settings import given_options
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
 _THREADS = 4
 
 
+@by_names(CopyOptions)
 @current_folder()
 def copy(
     dataset: Given, where: str | os.PathLike[str], options: CopyOptions | None = None, *,

@@ -28,7 +28,7 @@ from shardtool.publish.records import check_skipped_file, encode_skipped, merged
 from shardtool.publish.records import find_parts as find_records
 from shardtool.request.options import CreateOptions
 from shardtool.request.results import IndexResult, Observer, RunRecord
-from shardtool.request.settings import Settings, described, like, setting
+from shardtool.request.settings import Settings, check_names, described, like, setting
 from shardtool.storage.folders import open_folder
 from shardtool.storage.staging import local_folder
 from shardtool.table.columns import repeated
@@ -117,9 +117,7 @@ def options_of(given: Keywords) -> WriterOptions:
     Raises:
         InvalidRequest: One of them is no option, or cannot be.
     """
-    known = WriterOptions.__dataclass_fields__
-    if unknown := [name for name in given if name not in known]:
-        raise InvalidRequest("ShardWriter", f"no option {unknown[0]!r}", expected=f"one of {', '.join(known)}")
+    check_names("ShardWriter", given, WriterOptions)
     return WriterOptions(**given)
 
 

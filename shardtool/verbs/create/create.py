@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, OutputExists, current_folder, memory_for, printable
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, folders_of
+from shardtool.request.calls import by_names
 from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.results import Notes, Observer
 from shardtool.request.settings import given_options
@@ -267,6 +268,7 @@ def _export(run: Run) -> None:
         renew_exports(folder, name, output.destination.old, run.exports, run.notes)
 
 
+@by_names(CreateOptions)
 @current_folder()
 def create(
     source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
@@ -298,6 +300,7 @@ def create(
     return write_dataset(source, output, options, observer)
 
 
+@by_names(CreateOptions)
 @current_folder()
 def dry_run(
     source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
@@ -321,6 +324,7 @@ def dry_run(
 # are chosen and changed between the listing and the plan, and how a global shuffle reads its source.
 
 
+@by_names(ReshardOptions)
 @current_folder()
 def reshard(
     datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
@@ -346,6 +350,7 @@ def reshard(
     return write_dataset(datasets, output, given_options(options, ReshardOptions), observer)
 
 
+@by_names(ReshardOptions)
 @current_folder()
 def reshard_dry_run(
     datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None

@@ -31,6 +31,7 @@ from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.publish.records import LOOK
+from shardtool.request.calls import by_names
 from shardtool.request.options import ExportOptions, IndexOptions
 from shardtool.request.results import ExportResult, IndexResult, Notes, Observer, RunRecord
 from shardtool.request.settings import given_options
@@ -514,6 +515,7 @@ def _goes_with(before: ShardEntry, now: ShardEntry) -> bool:
 # `index`: sidecars and dataset file for shards that any tool made. The library twin of `shardtool index`.
 
 
+@by_names(IndexOptions)
 @current_folder()
 def index(dataset: Given, options: IndexOptions | None = None, *, observer: Observer | None = None) -> IndexResult:
     """Write the sidecars and the dataset file of existing shards.
@@ -546,6 +548,7 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
 # `export`: the indexes of other tools. The library twin of `shardtool index --export`.
 
 
+@by_names(ExportOptions)
 @current_folder()
 def export(
     dataset_file: str | os.PathLike[str],

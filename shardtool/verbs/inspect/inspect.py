@@ -17,6 +17,7 @@ from shardtool.dataset.find import given_datasets, open_dataset
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, current_folder, listing, printable, reason, without_secrets
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
+from shardtool.request.calls import by_names
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Spread
 
 
+@by_names(InspectOptions)
 @current_folder()
 def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: Observer | None = None) -> Summary:
     """Return what is in a dataset, or in several.

@@ -25,6 +25,7 @@ from shardtool.dataset.walk import Survey
 from shardtool.errors import CorruptShard, current_folder, listing, without_secrets
 from shardtool.execute.local import cores, start_pool
 from shardtool.execute.pool import Needs, Pool, a_few
+from shardtool.request.calls import by_names
 from shardtool.request.options import VerifyOptions
 from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
@@ -50,6 +51,7 @@ _WORD = re.compile(r"[A-Za-z]+|[0-9]+")
 _STORED = "the store's own checksums"
 
 
+@by_names(VerifyOptions)
 @current_folder()
 def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Observer | None = None) -> Report:
     """Return what is wrong with a dataset, or with several. Nothing is written, but for `repair`.

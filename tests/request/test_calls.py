@@ -1,0 +1,200 @@
+"""How Python calls a verb: its options by their names, as type checkers see them, or by an object that holds them."""
+
+from __future__ import annotations
+
+import inspect as signatures
+import pickle
+import subprocess
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import shardtool
+from shardtool import (
+    CopyOptions,
+    CreateOptions,
+    ExportOptions,
+    IndexOptions,
+    InspectOptions,
+    InvalidRequest,
+    Observer,
+    ReshardOptions,
+    ShardWriter,
+    VerifyOptions,
+    create,
+    dry_run,
+    verify,
+)
+from shardtool.request.settings import facts
+from tests.helpers import REPO, read_tree, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERBS: dict[str, type[Any]] = {
+    "create": CreateOptions, "dry_run": CreateOptions, "reshard": ReshardOptions, "reshard_dry_run": ReshardOptions,
+    "verify": VerifyOptions, "inspect": InspectOptions, "index": IndexOptions, "export": ExportOptions,
+    "copy": CopyOptions,
+}  # fmt: skip
+_ONLY_PYTHON = {"for", "no-stat"}  # a keyword, and what is False in Python
+
+
+class _Heard(Observer):
+    def __init__(self) -> None:
+        self.samples = 0
+
+    def listed(self, samples: int) -> None:
+        self.samples += samples
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Return a folder of two samples."""
+    return write_tree(tmp_path / "imgs", {"cat/1.jpg": b"abc", "dog/2.jpg": b"x" * 3000})
+
+
+def test_every_verb_takes_names() -> None:
+    """Each public function that takes an options object takes its options by their names; `help` shows each of them."""
+    functions = {name: one for name in shardtool.__all__ if signatures.isfunction(one := getattr(shardtool, name))}
+    takes = {name for name, one in functions.items() if "options" in signatures.signature(one).parameters}
+    assert takes == {*VERBS}
+    for name, kind in VERBS.items():
+        verb = getattr(shardtool, name)
+        known = signatures.signature(verb).parameters
+        assert {one.name for one in fields(kind)} <= {*known}
+        assert all(known[one].kind is signatures.Parameter.KEYWORD_ONLY for one in facts(kind))
+        assert all(f"\n    {one}: {fact.text}" in verb.__doc__ for one, fact in facts(kind).items())
+        assert pickle.loads(pickle.dumps(verb)) is verb  # noqa: S301 - ours
+
+
+def test_names_are_the_object(source: Path, tmp_path: Path) -> None:
+    """Options by their names make the files that the object makes, to the byte."""
+    create(source, f"{tmp_path}/a/x-{{0..}}.tar", CreateOptions(max_size=8000, label_from_folder=True, workers=1))
+    create(source, f"{tmp_path}/b/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=1)
+    create(source=source, output=f"{tmp_path}/c/x-{{0..}}.tar", max_size=8000, label_from_folder=True, workers=1)  # type: ignore[call-overload]
+    assert read_tree(tmp_path / "a") == read_tree(tmp_path / "b") == read_tree(tmp_path / "c")
+    assert verify(tmp_path / "b/x.json", quick=True, workers=1).sound
+
+
+def test_an_observer_beside_them(source: Path) -> None:
+    """An observer hears of the run beside names, beside the object, and in it, which is the same request."""
+    heard = [_Heard(), _Heard(), _Heard()]
+    dry_run(source, "o-{0..}.tar", observer=heard[0], workers=1)
+    dry_run(source, "o-{0..}.tar", CreateOptions(workers=1), observer=heard[1])
+    dry_run(source, "o-{0..}.tar", CreateOptions(workers=1, observer=heard[2]))
+    assert [one.samples for one in heard] == [2, 2, 2]
+    assert CreateOptions(workers=1, observer=heard[0]) == CreateOptions(workers=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"field": {"cls": "bi"}, "file": {"jpg": "path"}}, {"values": ("cls=bi",), "files": ("jpg=path",)}),
+        ({"bytes": ["jpg=data"]}, {"binary": {"jpg": "data"}}),
+        ({"url": ("jpg=url",), "fields": {"a": "b"}}, {"urls": {"jpg": "url"}, "rename_fields": ["a=b"]}),
+        ({"fields": ["jpg", "-json"]}, {"select_fields": ("jpg",), "drop_fields": ["json"]}),
+        ({"probe": True, "image": ["jpg"], "mask": ("png",)}, {"probe": True, "images": ("jpg",), "masks": ["png"]}),
+        ({"overwrite": True, "append": False}, {"if_exists": "overwrite"}),
+        ({"resume": True, "overwrite": True}, {"if_exists": "resume-overwrite"}),
+        ({"append": True, "resume": True}, {"if_exists": "append-resume"}),
+    ],
+)
+def test_names_of_the_command_line(given: dict[str, Any], same: dict[str, Any]) -> None:
+    """What the command line calls otherwise, Python takes by that name, too: it is the same request."""
+    assert CreateOptions(**given) == CreateOptions(**same)
+    assert CreateOptions(**given).recorded() == CreateOptions(**same).recorded()
+
+
+@pytest.mark.parametrize("kind", [CreateOptions, ReshardOptions])
+def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
+    """Each option has, in Python too, the name that the command line has for it."""
+    known = {name: one for name, one in facts(kind).items() if not one.within_family}
+    typed = {(one.typed.split("/")[0] or name).replace("-", "_") for name, one in known.items() if not one.flags}
+    typed |= {flag for one in known.values() for flag in one.flags}
+    assert typed - {one.name for one in fields(kind)} <= {one.replace("-", "_") for one in _ONLY_PYTHON}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_siz": 1}, "create: no option 'max_siz'; expected max_size or "),
+        ({"zzz": 1}, "create: no option 'zzz'. help(shardtool.CreateOptions) lists them."),
+        ({"options": CreateOptions(), "shuffle": True}, "options: used with shuffle; expected either names, or Creat"),
+        (
+            {"options": {"shuffle": True}},
+            "options: dict; expected CreateOptions(...), or options by their names. Of a ",
+        ),
+        (
+            {"options": VerifyOptions()},
+            "options: VerifyOptions; expected CreateOptions(...), or options by their names",
+        ),
+        ({"bytes": {"a": "b"}, "binary": {"a": "b"}}, "bytes: used with binary; expected one of them: they mean the "),
+        ({"overwrite": True, "if_exists": "resume"}, "overwrite: used with if_exists; expected one of them"),
+        (
+            {"overwrite": True, "append": True},
+            "if_exists: 'append-overwrite'; expected one of error, resume, overwrite, ",
+        ),
+        ({"include": "*.jpg"}, "include: '*.jpg'; expected several texts, such as ('*.jpg',)"),
+    ],
+)
+def test_what_is_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
+    """A name that no option has, two requests in one, and what is no object of options are errors; nothing is made."""
+    with pytest.raises(InvalidRequest) as caught:
+        create(source, f"{tmp_path}/o/x-{{0..}}.tar", **given)
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_writer_says_the_same(tmp_path: Path) -> None:
+    """`ShardWriter` refuses a name in the same words."""
+    with pytest.raises(InvalidRequest, match=r"^ShardWriter: no option 'max_sise'; expected max_size$"):
+        ShardWriter(f"{tmp_path}/x-{{0..}}.tar", max_sise=3)  # type: ignore[call-arg]
+
+
+def test_arguments_are_pythons(source: Path) -> None:
+    """An argument that is missing, or twice there, is Python's own error."""
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'output'"):
+        create(source, shuffle=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="multiple values"):
+        create(source, "x-{0..}.tar", None, options=None)  # type: ignore[call-overload]
+
+
+_USERS = """\
+import shardtool
+from shardtool import CreateOptions
+
+class Heard(shardtool.Observer): ...
+
+shardtool.create("imgs", "out-{0..}.tar", max_size="1MB", label_from_folder=True, include=["*.jpg"])
+shardtool.create("imgs", "out-{0..}.tar", bytes={"jpg": "data"}, observer=Heard(), overwrite=True)
+shardtool.create("imgs", "out-{0..}.tar", CreateOptions(shuffle=True), observer=Heard())
+count: int = shardtool.create("imgs", "out-{0..}.tar").samples
+sound: bool = shardtool.verify("out.json", quick=True, seed=None).sound
+shardtool.copy("out.json", "there", overwrite=True)
+shardtool.export("out.json", ["wids"], output="there")
+shardtool.create("imgs", "out-{0..}.tar", max_sise="1MB")
+shardtool.create("imgs", "out-{0..}.tar", shuffle="yes")
+shardtool.create("imgs", 7, shuffle=True)
+shardtool.create("imgs", "out-{0..}.tar", {"shuffle": True})
+shardtool.create("imgs", "out-{0..}.tar", CreateOptions(), shuffle=True)
+shardtool.verify("out.json", place="hash")
+text: str = shardtool.reshard("out.json", "new-{0..}.tar", shards=3)
+"""
+
+
+@pytest.mark.slow
+def test_a_users_mypy(tmp_path: Path) -> None:
+    """The package says its types: mypy finds wrong names, types and results in a user's file, and nothing else."""
+    (tmp_path / "users.py").write_text(_USERS)
+    config = tmp_path / "mypy.ini"
+    config.write_text(
+        f"[mypy]\nstrict = True\nmypy_path = {REPO}\ncache_dir = {tmp_path}/cache\nfollow_imports = silent\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), "users.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    first = _USERS.splitlines().index('shardtool.create("imgs", "out-{0..}.tar", max_sise="1MB")') + 1
+    lines = {int(line.split(":")[1]) for line in run.stdout.splitlines() if ": error:" in line}
+    assert lines == {*range(first, len(_USERS.splitlines()) + 1)}, run.stdout
+    assert 'did you mean "max_size"?' in run.stdout
