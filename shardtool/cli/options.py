@@ -228,7 +228,8 @@ def typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
     if one.word:
         return tuple(value.split(",")) if value else ()
     if one.commas:
-        return tuple(dict.fromkeys(part for text in value for part in text.split(",")))
+        parts = [part for text in value for part in text.split(",")]
+        return tuple(dict.fromkeys(parts) if choices(kind, name) else parts)
     if isinstance(value, tuple) and not is_several(kind, name):
         return value[0] if len(value) == 1 else [*value] or None
     return value

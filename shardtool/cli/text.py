@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 import textwrap
 import unicodedata
@@ -40,6 +39,8 @@ _LINES = 200  # of a text or JSON
 
 def width() -> int:
     """Return how many columns there are: the terminal's, or 100 where there is none."""
+    import shutil  # bz2, lzma: for what is shown at the end
+
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((_WIDTH, 24)).columns))
 
 

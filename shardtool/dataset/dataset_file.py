@@ -343,7 +343,8 @@ def _dataset(document: Json, ours: Json) -> DatasetFile:
         _must(right, f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
     classes: dict[str, list[str]] = _mapping(ours, "classes", list)
     for name, names in classes.items():
-        _must(all(type(one) is str for one in names), f"the classes of {name!r:.40} are {names!r:.80}")
+        wrong = [one for one in names if type(one) is not str]
+        _must(not wrong, f"the classes of {name!r:.40} have {wrong[:1]!r:.80}")
     fingerprint: str = _typed(ours, "fingerprint", str)  # one of another form is compared with what there is, and found
     _must(len(fingerprint) <= _FINGERPRINT_LENGTH, f"the fingerprint {fingerprint!r:.80}")
     return DatasetFile(

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool import wording
 from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory, reason
-from shardtool.storage import staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -194,6 +193,8 @@ class Answer:
 
 def serve(surroundings: Surroundings, function: Callable[..., object], number: int, task: object, tally: Any) -> Answer:
     """Do one task, in the process of a Ray worker; `tally` is an actor that counts, `TaskCounts`, or None."""
+    from shardtool.storage import staging
+
     surroundings.enter()
     staging.set_attempt(token_hex(ATTEMPT_BYTES))
     what = what_of(function, task)

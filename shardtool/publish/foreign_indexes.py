@@ -66,12 +66,17 @@ def misfit(path: str, form: str, shard: indexes.IndexedShard) -> str:
         form: What it is, as `form_of` returns it.
         shard: Its hashes are compared only where it has some.
     """
+    return _read_index(path, form, shard)[1]
+
+
+def _read_index(path: str, form: str, shard: indexes.IndexedShard) -> tuple[bytes, str]:
+    """Return the bytes of a shard's index file, as far as such a file can go, and what is wrong with them."""
     limit = shard.limit()
     try:
         data, size = read_head(path, limit)
     except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
         data, size = b"", 0
-    return f"{size:,} bytes" if size > limit else indexes.difference(form, data, shard)
+    return data, f"{size:,} bytes" if size > limit else indexes.difference(form, data, shard)
 
 
 # Index files of which a folder has one set, such as energon's .nv-meta, shared by all splits of a dataset.
@@ -318,9 +323,10 @@ def _index_data(path: str, sidecar: str) -> bytes | None:
         if not (form := indexes.form_of(base_name(path), *read_head(path, indexes.HEAD_SIZE))):
             return b""
         shard = indexes.IndexedShard(read_sidecar(read_small(sidecar), sidecar, None, metadata=False))
-        return None if misfit(path, form, shard) else read_small(path)
+        data, wrong = _read_index(path, form, shard)
     except (OSError, CorruptShard):
         return None
+    return None if wrong else data
 
 
 def copy_lists(datasets: Sequence[DatasetFile], source: str, folder: OutputFolder) -> None:

@@ -26,12 +26,13 @@ from shardtool.values import counted, local_name, output_text, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
+    from shardtool.storage.staging import FileFact
 
 
 # The list of what was left out, `out.skipped`: rows to bytes and back, and the rows of several runs in one list.
@@ -286,8 +287,13 @@ def check_divided_alike(folder: OutputFolder, pattern: ShardPattern, part: Part)
         raise OutputExists(where, found, expected=expected, remedy=remedy)
 
 
-def read_listed(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
+def read_listed(folder: OutputFolder, shard: ShardEntry, known: Mapping[str, FileFact] | None = None) -> ShardIndex:
     """Return what a sidecar beside records says, if it is the one that the dataset file lists.
+
+    Args:
+        folder: Where it lies.
+        shard: Its shard.
+        known: What is known of the folder's files; None: it is asked for.
 
     Raises:
         CorruptShard: It is another, or cannot be read.
@@ -295,7 +301,7 @@ def read_listed(folder: OutputFolder, shard: ShardEntry) -> ShardIndex:
     from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_sidecar
 
     where, name = folder.full_path(shard.sidecar), local_name(shard.sidecar)
-    fact = folder.facts([name]).get(name)
+    fact = (folder.facts([name]) if known is None else known).get(name)
     if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
         raise wrong_size(where, None if fact is None else fact.size, shard.sidecar_size)
     try:

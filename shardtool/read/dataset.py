@@ -73,7 +73,8 @@ class Dataset(Streamable):
             return catalog.fields
         found: Counter[str] = Counter()
         for shard, numbers in self.source.by_shard():
-            index, rows = self.fetcher.store.index(shard), np.array(numbers) - catalog.firsts[shard]
+            index, first = self.fetcher.store.index(shard), catalog.firsts[shard]
+            rows = np.arange(len(numbers)) if isinstance(numbers, range) else np.array(numbers) - first
             found.update(dict(zip(index.names, index.field_counts(rows), strict=True)))
         return dict(+found)
 

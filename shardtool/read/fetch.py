@@ -260,6 +260,8 @@ class Fetcher:
         """Return a shard that is being read, kept at hand until a store gives any back."""
         found = self._near.get(shard)
         if found is None:
+            if (known := self._broken.get(shard)) is not None:  # no second walk, and no second copy
+                raise known.with_traceback(None)
             place, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = shard_format(place.path) == "tar"
             # Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
@@ -277,6 +279,7 @@ class Fetcher:
                 found = asked.samples()
                 damaged = any(isinstance(one, ShardError) for one in found)
                 if damaged and self._files.renew(self.catalog.shards[shard], asked.opened.file):
+                    self._near.pop(shard, None)  # another thread may have put it there again, as it was before
                     found = self._rows(shard, rows).samples()
             except CorruptShard as damage:
                 error = damage

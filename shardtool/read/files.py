@@ -190,7 +190,7 @@ class OpenFile:
             starts: int64 [n], ascending.
             ends: int64 [n].
         """
-        if not hasattr(os, "posix_fadvise"):
+        if not len(starts) or not hasattr(os, "posix_fadvise"):
             return
         begins = np.flatnonzero(np.append(True, starts[1:] - ends[:-1] > _ADVICE))
         lasts = ends[np.append(begins[1:], len(starts)) - 1].tolist()

@@ -27,7 +27,19 @@ from typing import (
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
-from shardtool.request.texts import SLURM, pair, pairs, parse_part, parts, pixels, share, shares_text, size, whole
+from shardtool.request.texts import (
+    SLURM,
+    pair,
+    pairs,
+    parse_part,
+    parse_shares,
+    parts,
+    pixels,
+    share,
+    shares_text,
+    size,
+    whole,
+)
 from shardtool.values import parse_size
 from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, option, typed_option
 
@@ -262,14 +274,14 @@ class Settings:
     def is_given(self, name: str) -> bool:
         """Tell whether an option is another than by default."""
         value, default = getattr(self, name), self.__dataclass_fields__[name].default
-        if value is None or value is default or (isinstance(value, (*_CONTAINERS, str, dict)) and not value):
+        if value is None or value is default or (isinstance(value, (*_CONTAINERS, dict)) and not value):
             return False
-        return default is None or value != default
+        return default is None or self._plain(name, value) != self._plain(name, default)
 
     def first_given(self, names: str) -> str:
         """Return the first of some options, each perhaps `name=value`, that is given; empty: none is."""
         for name, _, value in (one.partition("=") for one in names.split("|")):
-            if name in facts(type(self)) and self.is_given(name) and value in str(getattr(self, name)):
+            if name in facts(type(self)) and self.is_given(name) and (not value or value in str(getattr(self, name))):
                 return name
         return ""
 
@@ -282,9 +294,8 @@ class Settings:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
         found: dict[str, object] = {}
         for name, one in facts(type(self)).items():
-            value = getattr(self, name)
+            value = self._plain(name, getattr(self, name))
             if one.recorded and value != self.__dataclass_fields__[name].default:
-                value = parse_size(value) if one.form == "size" else value  # 500MB and 500000000 are the same request
                 value = "{}x{}".format(*pixels(name, value)) if one.form == "pixels" else value
                 found[name] = list(value) if isinstance(value, tuple) else value
         return found
@@ -316,6 +327,10 @@ class Settings:
             object.__setattr__(self, one.name, None)
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def _plain(self, name: str, value: Any) -> Any:
+        """Return a value of an option; a size in bytes: 500MB and 500000000 are the same request."""
+        return parse_size(value) if facts(type(self))[name].form == "size" and value is not None else value
 
     def _keep_text(self, name: str, form: Form) -> None:
         """Replace a value that has a recorded form by that: pairs, shares and functions."""
@@ -369,6 +384,7 @@ _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
     "size": lambda name, value, _facts: size(name, value),
     "share": lambda name, value, _facts: share(name, value),
     "pairs": lambda name, value, facts: pairs(name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"),
+    "shares": lambda _name, value, _facts: value == {} or parse_shares(shares_text(value)),
     "part": lambda _name, value, _facts: value == SLURM or parse_part(value),
 }
 

@@ -200,11 +200,15 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
 
 def paths_of(entries: Entries) -> Names:
     """Return the source's path of each row; empty for what is no file."""
-    chunks = []
-    for first in range(0, len(entries.rows.code), _CHUNK):
-        rows = np.arange(first, min(first + _CHUNK, len(entries.rows.code)))
-        paths = zip(entries.paths(rows), entries.rows.kind[rows].tolist(), strict=True)
-        chunks.append(b"".join([(b"" if kind == INLINE else path) + b"\0" for path, kind in paths]))
+    if (paths := entries.rows.paths) is not None:
+        return Names.parse(paths.span(0, len(paths)))
+    endings, counts, chunks = [b"." + to_bytes(name) for name in entries.fields], entries.counts(), []
+    for first in range(0, len(entries), _CHUNK):  # all of a chunk's keys at once: a lookup a row takes twice as long
+        last = min(first + _CHUNK, len(entries))
+        rows, keys = slice(entries.first[first], entries.first[last]), entries.keys.span(first, last)[:-1].split(b"\0")
+        owners = np.repeat(np.arange(last - first), counts[first:last]).tolist()
+        columns = zip(owners, entries.rows.code[rows].tolist(), entries.rows.kind[rows].tolist(), strict=True)
+        chunks.append(b"".join([(b"" if kind == INLINE else keys[at] + endings[c]) + b"\0" for at, c, kind in columns]))
     return Names.parse(b"".join(chunks))
 
 

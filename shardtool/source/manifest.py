@@ -817,7 +817,7 @@ def shown_column(urls: pa.Array) -> pa.Array:
 
 # Paths as a manifest gives them: where they lead from the root, and what their names say.
 #
-# Nothing is looked up on a disk here; links are for `listed`.
+# Nothing is looked up on a disk here; links are for `stat_listed`.
 
 
 _EMPTY = arrow.text("")

@@ -633,15 +633,26 @@ def check_paths(entries: Entries, asked: PlanRequest, where: str) -> None:
     if not is_file.any():
         return
     roots = asked.folders or {b"": asked.root}
-    real = {top: os.path.realpath(root).rstrip(b"/") + b"/" for top, root in roots.items()}
+    known = {root.rstrip(b"/"): os.path.realpath(root).rstrip(b"/") for root in roots.values()}
+    real = {top: known[root.rstrip(b"/")] + b"/" for top, root in roots.items()}
     for path in _leading(entries, is_file):
         top, _, below = path.partition(b"/") if asked.folders else (b"", b"", path)
         stays = top in roots and not below.startswith(b"/")
-        if not stays or not (asked.outside or (os.path.realpath(roots[top] + below) + b"/").startswith(real[top])):
+        if not stays or not (asked.outside or (_real(roots[top] + below, known) + b"/").startswith(real[top])):
             found = f"a plan with a path that leads out of the source: {printable(path)}"
             name, value = ("allow_outside", True) if asked.kind == "manifest" else ("symlinks", "follow")
             raise InvalidRequest(where, found, expected=f"paths below it, or {option(name, value)}")
     _check_some(entries, where)
+
+
+def _real(path: bytes, known: dict[bytes, bytes]) -> bytes:
+    """Return where a folder or a link really lies; `known` tells of folders, so that each is looked at once."""
+    path = path.rstrip(b"/")
+    if path not in known:
+        above, _, name = path.rpartition(b"/")
+        is_plain = name not in (b"", b".", b"..") and not os.path.islink(path)
+        known[path] = _real(above, known) + b"/" + name if is_plain else os.path.realpath(path)
+    return known[path]
 
 
 def _leading(entries: Entries, is_file: NDArray[np.bool_]) -> Iterator[bytes]:

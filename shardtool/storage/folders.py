@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import re
-import shutil
 import time
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -462,6 +461,8 @@ class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
     def copy(self, to: Sink) -> None:
         """Write all of it to another."""
         self._file.seek(0)
+        import shutil
+
         shutil.copyfileobj(self._file, to, BLOCK)
 
 

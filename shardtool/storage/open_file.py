@@ -11,15 +11,16 @@ from __future__ import annotations
 import errno
 import io
 import os
+import queue
 import stat
-from contextlib import AbstractContextManager
-from itertools import count
+import threading
+from contextlib import AbstractContextManager, suppress
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from shardtool.errors import machine_reads
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import SCHEMES, is_url, is_web, join, parse_address
-from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, read_object, requests, together
+from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, read_object, requests
 from shardtool.values import BLOCK, to_text
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
 READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
 PARTS = 1024  # that one system call can fill: IOV_MAX
+_CLOSE_S = 1.0  # a stalled server keeps the thread for longer; it ends by itself
 _HELD = 16  # pieces, of 1 MiB at most, that wait to be taken
 _LEAST, _MOST = 2**16, 2**21  # bytes of a request: more and more while spans follow each other
 _NEAR = 2**16  # bytes between two spans that follow each other
@@ -247,9 +249,10 @@ class Ahead(io.RawIOBase):
 
     def __init__(self, blob: Blob) -> None:
         super().__init__()
-        pieces = blob.pieces()
-        self._pieces = together(lambda _: next(pieces, b""), count(), _HELD, threads=1)
-        self._piece = memoryview(b"")
+        self._blob, self._piece = blob, memoryview(b"")
+        self._queue: queue.Queue[bytes | BaseException] = queue.Queue(_HELD)
+        self._stopped, self._ended = False, False
+        self._thread: threading.Thread | None = None
 
     def readable(self) -> bool:
         """Tell that it can be read."""
@@ -273,14 +276,44 @@ class Ahead(io.RawIOBase):
 
     def close(self) -> None:
         """Ask for no more."""
-        self._pieces.close()
+        self._stopped = True
+        with suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
         super().close()
 
     def _next(self) -> bool:
-        self._piece = memoryview(next(self._pieces, b""))
-        if not self._piece:
-            self._pieces.close()
-        return bool(self._piece)
+        if self._ended:
+            return False
+        if self._thread is None:  # a daemon: a server that stalls holds up no process that wants to end
+            self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
+            self._thread.start()
+        got = self._queue.get()
+        self._ended = not isinstance(got, bytes) or not got
+        if isinstance(got, BaseException):
+            raise got
+        self._piece = memoryview(got)
+        return bool(got)
+
+    def _fetch(self) -> None:
+        """Hand over all pieces, and then nothing, or an error."""
+        try:
+            for piece in self._blob.pieces():
+                if not self._put(piece):
+                    return
+            self._put(b"")
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that reads
+            self._put(error)
+
+    def _put(self, got: bytes | BaseException) -> bool:
+        """Hand it over; return False where nothing is wanted any more."""
+        while not self._stopped:
+            with suppress(queue.Full):
+                self._queue.put(got, timeout=0.1)
+                return True
+        return False
 
 
 class _ObjectFile(io.RawIOBase):

@@ -288,15 +288,15 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
     def check(size: int, read_end: Callable[[], bytes]) -> None:
         if size > limit:
             raise OSError(errno.EFBIG, f"{size:,} bytes, too large", where)
-        if size > _LARGE and read_end() != ending:
+        if ending and size > _LARGE and read_end() != ending:
             raise OSError(errno.EINVAL, "not what its name says", where)
 
     if is_url(path) and not is_other(path):
         return blob.read_whole(path, lambda size: check(size, lambda: blob.read_end(path, len(ending))))
-    with open_file(path, flags) as file:
+    with open_file(path, flags) as file, file.stream() as whole:
         size = file.fact().st_size
         check(size, lambda: file.read(size - len(ending), len(ending)))
-        return file.read(0, size)
+        return whole.read(limit)  # a file may have grown since, and /proc names no sizes
 
 
 def read_beside(path: str) -> bytes | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import stat
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -68,8 +67,10 @@ class SpoolFile:
         Raises:
             OutputFailed: The disk is full, or fails.
         """
-        with written(self._folder, _spool_failed):
+        try:  # a hot path: a context manager would take as long as the write
             write_all(self._fd, data, offset)
+        except OSError as error:
+            raise _spool_failed(self._folder, error) from None
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -295,7 +296,7 @@ class Folder:
         """
         for file in staged:
             check_replaceable(self.full_path(file.name))
-        with written(staged[0].name):
+        with written(staged[0].name if staged else self.path):
             for file in staged:
                 os.rename(file.token, self.full_path(file.name))
             _sync_folder(self.path or ".")
@@ -692,4 +693,6 @@ class KeptFiles:
 
     def discard(self) -> None:
         """Remove the second names."""
+        import shutil  # bz2, lzma: for no run but a repair
+
         shutil.rmtree(self.below, ignore_errors=True)

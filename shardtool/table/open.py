@@ -447,12 +447,26 @@ def check_lines(where: str, opened: Opened) -> int:
     names, rows, size = set[bytes](), 0, 0
     with opened() as stream:
         for block in blocks(where, stream):
-            data = block.strip(_WHITE)
-            rows, size = rows + data.count(b"\n") + 1, size + len(block)
-            names.update([part.rpartition(b'"')[2] for part in data.split(b'":')[:-1]])  # and what texts look like
-            if not _is_plain(data) or _too_many(len(names), rows, size):
+            data, size = block.strip(_WHITE), size + len(block)
+            if not _is_plain(data):
+                found, rows = _names_of(where, rows, data)
+                names |= found
+            else:
+                rows += data.count(b"\n") + 1
+                names.update([part.rpartition(b'"')[2] for part in data.split(b'":')[:-1]])  # and what texts look like
+            if _too_many(len(names), rows, size):
                 return _check_each(where, opened)
     return rows
+
+
+def _names_of(where: str, rows: int, data: bytes) -> tuple[set[bytes], int]:
+    """Return the names in some lines, each parsed, and the number of lines with these."""
+    found = set[tuple[str, ...]]()
+    for line in data.split(b"\n"):
+        if line.strip(_WHITE):
+            rows += 1
+            _add_names(_read_line(where, rows, line), (), found)
+    return {path[-1].encode("utf-8", "surrogatepass") for path in found}, rows
 
 
 def _is_plain(data: bytes) -> bool:
@@ -804,7 +818,7 @@ def open_table(source: object, named: Collection[str]) -> Table:
     """Return the table that `source` is.
 
     Args:
-        source: See `is_manifest`.
+        source: See `is_table`.
         named: The columns that the request names: where there are any, standard input is a table.
 
     Raises:

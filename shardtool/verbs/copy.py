@@ -520,21 +520,22 @@ class _Carrier:
     def __init__(self, goal: CopyDestination, todo: list[ShardState], options: CopyOptions, notes: Notes) -> None:
         self.goal, self.todo, self._notes = goal, todo, notes
         self._threads = options.workers or _THREADS
-        pattern, there = _pattern_of(goal.source), goal.folder.names()
-        self._beside = StaleIndexes(goal.folder, pattern, there, appends=goal.has_grown)
+        self._grows, self._pattern = goal.has_grown, _pattern_of(goal.source)
+        there = () if self._pattern is None else goal.folder.names()
+        self._beside = StaleIndexes(goal.folder, self._pattern, there, appends=self._grows)
 
     def run(self) -> None:
         """Copy all shards that are to be copied, and publish."""
         observer, goal = self._notes.observer, self.goal
         waiting: list[Staged] = []
         observer.start(sum(one.pair.samples for one in self.todo), sum(one.size for one in self.todo), len(self.todo))
-        if not goal.has_grown and not goal.folder.hides:
+        if not self._grows and not goal.folder.hides:
             self._withdraw()
         for state, staged in side_by_side(self._staged, self.todo, self._threads, observer):
             pair = state.pair
-            if staged[0]:
+            if staged[0] and self._pattern is not None:
                 self._beside.compare(pair.shard.name, read_small(pair.sidecar.path), written=True)
-            if state.wrong and goal.folder.hides and not goal.has_grown:
+            if state.wrong and goal.folder.hides and not self._grows:
                 waiting.append(staged)
             else:
                 self._publish([staged])

@@ -257,10 +257,13 @@ class ShardWriter:
         self._state = _BUSY
         try:
             encoded = self._encoder.encode(sample)
-            row = self._output.columns.check(metadata, printable(encoded.key)) if metadata else _NO_METADATA
-        except (SampleRefused, InvalidRequest) as error:
+            try:
+                row = self._output.columns.check(metadata, printable(encoded.key)) if metadata else _NO_METADATA
+            except InvalidRequest as error:
+                raise SampleRefused(error, "bad-value") from None
+        except SampleRefused as refused:
             self._state = _OPEN
-            self._refuse(sample, error if isinstance(error, SampleRefused) else SampleRefused(error, "bad-value"))
+            self._refuse(sample, refused)
             return
         except BaseException:
             self._state = _OPEN  # nothing of it was written

@@ -18,6 +18,7 @@ _SLOW = (
     "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile", "urllib.request",
 )  # fmt: skip
 _READERS = ("numpy", "pyarrow")
+_NET = (*_READERS, "ssl", "http.client", "email", "bz2", "lzma")
 _VERBS = ("publish", "read", "source", "verbs")
 # Runs command lines one after the other in one process, and says what is there after each.
 _SCRIPT = """
@@ -65,3 +66,16 @@ def test_plain_runs_import_nothing_slow(tmp_path: Path) -> None:
     ]
     said = _imported(lines, (*_SLOW, *_READERS), tmp_path)
     assert said == ["0", *["0 numpy pyarrow"] * len(lines)]
+
+
+def test_nothing_heavy_is_there_when_workers_are_forked() -> None:
+    """What a verb's module imports is in each of its workers: no NumPy, no pyarrow; and no client of servers."""
+    verbs = ("create.create", "index.index", "verify.verify", "copy")
+    code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sorted(sys.modules))"
+    for module, heavy in [
+        *((f"shardtool.verbs.{verb}", _READERS) for verb in verbs),
+        ("shardtool.execute.local", _NET),
+    ]:
+        words = [sys.executable, "-c", code, module]
+        ran = subprocess.run(words, text=True, capture_output=True, check=True, env=ENVIRONMENT)
+        assert not {*heavy} & {*ran.stdout.split()}, module

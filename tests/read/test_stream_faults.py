@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardtool import ShardWriter
+from shardtool.dataset import find, walk
+from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
+from shardtool.read.dataset import open as open_data
 from tests.helpers import flip
 from tests.read.made_data import SAMPLES, Made, make
 
@@ -152,3 +157,38 @@ def test_a_policy_must_be_one(own: Made) -> None:
     """A policy for errors that there is not is refused."""
     with pytest.raises(InvalidRequest, match="one of raise, skip"):
         own.fetcher(on_error="ignore")
+
+
+def test_a_broken_shard_is_walked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that skips does not walk a damaged shard again in each of its rounds."""
+    walks = list[object]()
+
+    def survey(*args: Any, **options: Any) -> object:
+        walks.append(args)
+        return walk.survey(*args, **options)
+
+    monkeypatch.setattr(find, "survey", survey)
+    with ShardWriter(tmp_path / "x-{0..}.tar", max_count=50) as writer:
+        for number in range(200):
+            writer.write({"__key__": f"{number:03}", "bin": bytes(3000)})
+    (tmp_path / "x-1.index").unlink()
+    for at in range(51_200, 66_560):
+        flip(tmp_path / "x-1.tar", at)
+    data = open_data(tmp_path / "x.json", on_error="skip")
+    opened = len(walks)
+    seen = [len([*data.stream(shuffle=True, parts=4, buffer=8, ends="uneven")]) for _ in range(3)]
+    assert seen == [150] * 3
+    assert len(walks) - opened <= 4
+
+
+@pytest.mark.parametrize(("missing", "found"), [("none", [50_000] * 3 + [0] * 3), ("skip", [50_000] * 3)])
+def test_a_dataset_file_that_claims_fields_is_not_believed(missing: str, found: list[int], tmp_path: Path) -> None:
+    """A shard whose samples lack a field that the dataset file gives them is read as its index says."""
+    with ShardWriter(tmp_path / "x-{0..}.tar", max_count=3) as writer:
+        for number in range(6):
+            writer.write({"__key__": f"{number}", "jpg" if number < 3 else "png": bytes(50_000), "txt": b"1"})
+    path = tmp_path / "x.json"
+    told = read_dataset(path.read_bytes(), str(path))
+    path.write_bytes(replace(told, fields={**told.fields, "jpg": 6}).encode())
+    data = open_data(path).tuple("jpg", missing=missing)  # type: ignore[arg-type]
+    assert sorted((len(one or b"") for (one,) in data.stream(shuffle=True, ends="uneven")), reverse=True) == found

@@ -65,3 +65,36 @@ def test_several_texts_for_one(value: Any, shown: str) -> None:
     """Several texts where an option is one, and none where it must be one, are refused, with the text to give."""
     with pytest.raises(InvalidRequest, match=f"meta: .*; expected one text, such as {shown}"):
         CreateOptions(meta=value)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"on": ""}, "on"),
+        ({"classes_from": ""}, "classes_from"),
+        ({"split": "a=0.5,b=0.5", "split_column": ""}, "split_column"),
+        ({"stratify": "x", "split": ""}, "split"),
+        ({"address": ""}, "address"),
+    ],
+)
+def test_an_empty_text_is_given(given: dict[str, Any], named: str) -> None:
+    """The text of a variable of the shell that was not set is no option left out."""
+    with pytest.raises(InvalidRequest, match=named):
+        CreateOptions(**given)
+
+
+def test_a_default_that_is_spelled_out_is_the_default() -> None:
+    """A size is one request however it is written: in what a run records, and where an option asks for others."""
+    assert not CreateOptions(max_file_size="100MB").is_given("max_file_size")
+    assert CreateOptions(urls=("jpg=url",), max_file_size="100MB").recorded() == {"urls": ["jpg=url"]}
+    assert CreateOptions(max_file_size="0.1GB").recorded() == {}
+
+
+def test_tables_are_not_put_into_words() -> None:
+    """Whether a table is given is no reason to format it: it may be large, or refuse."""
+
+    class Table:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert CreateOptions(join=Table(), on="id").on == "id"

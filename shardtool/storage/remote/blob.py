@@ -582,12 +582,8 @@ def called(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]
     return list(callers().map(one, items))
 
 
-def together(
-    ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE, threads: int | None = None
-) -> Generator[Result]:
+def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Generator[Result]:
     """Yield what `ask` returns for each item, in order; no more than `at_once` run, or wait to be taken.
-
-    With `threads`, so many of them run, and the others wait for these.
 
     Where one fails, at most the `at_once` behind it were begun, and all have ended when its error is
     raised. The threads live as long as this is iterated, so that a fork in between finds none of them half alive.
@@ -600,7 +596,7 @@ def together(
         with until(ended):
             return ask(item)
 
-    with ThreadPoolExecutor(threads or at_once, "shardtool-requests") as pool:
+    with ThreadPoolExecutor(at_once, "shardtool-requests") as pool:
         try:
             yield from _in_order(pool, one, items, at_once)
         finally:

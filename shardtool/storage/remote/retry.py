@@ -12,7 +12,6 @@ import threading
 import time
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.client import HTTPException
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -430,6 +429,8 @@ def answering(address: str, url: str = "") -> Iterator[None]:
         address: What was asked for.
         url: Where the request went; empty: it had begun to answer.
     """
+    from http.client import HTTPException
+
     from urllib3.connection import BaseSSLError
     from urllib3.exceptions import HTTPError, SSLError
 

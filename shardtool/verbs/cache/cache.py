@@ -97,8 +97,7 @@ class Cache:
         if not isinstance(folder, str | os.PathLike):
             raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
         self.folder = os.path.abspath(local_folder(os.fspath(folder)).path)
-        self.max_bytes, self.policy = parse_size(max_bytes), policy
-        self._space = Space(self.folder, self.max_bytes, policy)
+        self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
         try:
             foreign = prepare(self._space)
@@ -109,6 +108,16 @@ class Cache:
             self._note("foreign", f"{listing(foreign)}: no part of a cache, and left alone")
         self._shards = CacheShards([], [])  # the last that `refresh` returned
         self._begin()
+
+    @property
+    def max_bytes(self) -> int:
+        """What may lie in the folder, in bytes."""
+        return self._space.max_bytes
+
+    @property
+    def policy(self) -> Policy:
+        """Which shards are evicted first."""
+        return self._space.policy
 
     def _begin(self) -> None:
         """Begin as a process of its own: the first one, or a forked child."""

@@ -334,7 +334,8 @@ def _check_files(
             problem = "no such file" if fact is None else f"{fact.size:,} bytes"
             raise _not_left(folder.full_path(name), record.part, problem, f"{shard.size:,} bytes")
         try:
-            content.append(records.read_listed(folder, shard).fingerprint())
+            index = records.read_listed(folder, shard, existing)
+            content.append(index.fingerprint() if dataset is not None and dataset.format == "tar" else None)
         except CorruptShard as error:
             expected = error.expected.partition(", as ")[0] or "its sidecar"
             raise _not_left(error.where, record.part, error.found, expected) from None

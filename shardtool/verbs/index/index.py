@@ -1,4 +1,4 @@
-"""Which shards `index` is about, and where their sidecars and dataset file go: decided before a shard is read."""
+"""`index` gives shards of any tool sidecars and a dataset file; `export` writes the indexes of other tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
 from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import SurveyTask, survey, torn_samples, walked_text
-from shardtool.entries.entries import FieldValues
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
@@ -38,7 +37,6 @@ from shardtool.request.settings import given_options
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.values import __version__, counted, local_name, output_text
-from shardtool.verbs.create.result import dataset_of
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import either, flag, option
 
@@ -348,6 +346,8 @@ class Indexer:
 
     def __init__(self, target: IndexTarget, options: IndexOptions, observer: Observer) -> None:
         self.target, self.options, self.observer = target, options, observer
+        from shardtool.entries.entries import FieldValues  # NumPy: once workers are forked
+
         self.notes, self.totals, self.kept = Notes(observer), Totals(FieldValues()), 0
         self.wrong: list[str] = []
         self.lost: set[str] = set()
@@ -459,6 +459,9 @@ class Indexer:
 
     def _dataset_file(self, shards: tuple[ShardEntry, ...]) -> DatasetFile:
         """Return the dataset file of shards of which nothing else is known."""
+        from shardtool.entries.entries import FieldValues
+        from shardtool.verbs.create.result import dataset_of
+
         target, totals = self.target, self.totals
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
         numbers: dict[str, Number] = {name: kind for name, kind in kinds.items() if kind != "bytes"}

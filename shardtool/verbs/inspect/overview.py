@@ -113,7 +113,8 @@ def found_samples(
     """
     table = index.table if names is None else index.table.select([*_OWN, *names])
     found = []
-    for row, one in zip(rows.tolist(), python_rows(table.take(pa.array(rows))), strict=True):
+    taken = table.slice(int(rows[0]), 1) if len(rows) == 1 else table.take(pa.array(rows))
+    for row, one in zip(rows.tolist(), python_rows(taken), strict=True):
         key, offset, size, fields = (one.pop(name) for name in _OWN)
         found.append(FoundSample(shard, first + row, key, offset, size, fields, one))
     return found

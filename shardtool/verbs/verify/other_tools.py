@@ -25,7 +25,6 @@ from shardtool.interop.indexes import (  # fmt: skip
     names_beside,
 )
 from shardtool.pattern import is_shard_name
-from shardtool.publish.foreign_indexes import misfit
 from shardtool.storage.places import (
     base_name,
     folder_of,
@@ -156,10 +155,11 @@ CODE = "export-stale"
 def check_beside(subject: Subject, pool: Pool) -> None:
     """Find index files that lead into other bytes than those of their shards, of the shards that were read."""
     findings, names = subject.findings, set(names_in(subject.folder))
+    beside = names - {base_name(subject.dataset.dataset_file or "")}
     tasks: dict[int, tuple[SurveyTask, Sequence[str]]] = {}
     for number, case in enumerate(subject.cases):
         name = base_name(case.path)
-        files = [*names_beside(name, names - {base_name(subject.dataset.dataset_file or "")})]
+        files = [*names_beside(name, beside)]
         if files and case.survey is not None and is_shard_name(name):
             tasks[number] = SurveyTask(case.path, dots=case.shard.dots), files
     numbers = [*tasks]
@@ -187,6 +187,8 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     unknown = [name for name in files if name not in forms and not name.endswith(".json")]
     if not forms:
         return [], unknown
+    from shardtool.publish.foreign_indexes import misfit
+
     try:
         shard = _indexed(shard_task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
     except StoreFailed:

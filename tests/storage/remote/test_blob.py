@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -226,3 +228,18 @@ def test_answers_that_are_no_http_are_named(
     for ask in (lambda at: Blob(at).read(0, 100), places.read_small, lambda at: Blob(at, len(_DATA)).read(0, 100)):
         with pytest.raises(StoreFailed, match=r"a%20b%23\.bin"):
             ask(object_at)
+
+
+def test_a_stalled_server_holds_up_no_end() -> None:
+    """A process that stops reading an object ahead ends, whatever its server still owes it."""
+    code = """
+import time
+from shardtool.storage.open_file import Ahead
+class Slow:
+    def pieces(self):
+        while True:
+            yield bytes(2**20)
+            time.sleep(600)
+Ahead(Slow()).readinto(bytearray(100))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
