@@ -20,21 +20,18 @@ from shardtool.dataset.find import find_dataset, of_glob, recorded_pattern
 from shardtool.dataset.shard_index import ends_of
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
-from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
-from shardtool.format.tfrecord import encode_number
 from shardtool.pattern import parse_pattern
 from shardtool.publish.records import read_skipped
 from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
 from shardtool.request.settings import fits, kinds
 from shardtool.request.texts import pairs
-from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, files_at_once, span_tasks
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import open_source
+from shardtool.source.sums import inline_payloads, source_sums
 from shardtool.storage.places import base_name, join, read_small
-from shardtool.values import FILE, INLINE, LINK, SPAN, URL, counted, output_text, to_bytes
+from shardtool.values import INLINE, URL, counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding
-from shardtool.verbs.verify.worker import sum_task
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -89,7 +86,7 @@ class Comparison:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
             return
         with self._words_of_verify():
-            listed = self._listed(pool)
+            listed = listed_again(made, self.source, self.subject.file, pool, self.observer)
         entries = listed.entries
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
@@ -178,27 +175,6 @@ class Comparison:
             names = {one.name for one in file.shards[: file.appends[0]]}
             found = [number for number in found if self.subject.cases[number].name in names]
         return {number: surveys[number] for number in found}
-
-    def _listed(self, pool: Pool) -> Listing:
-        """Return the samples of the source that belong into the dataset."""
-        listed = self.source.choose(self.source.list_samples(pool, self.observer), None)
-        entries = listed.entries
-        file, dividing = self.subject.file, self.made.options.of_split()
-        if dividing is not None and file is not None:
-            from shardtool.select.splits import divide
-
-            values = self.source.column(listed, dividing.reads[1]) if dividing.reads else None
-            splits = divide(entries.keys, dividing, values)
-            name = file.made.split
-            if name not in splits.names:
-                what = f"no split {printable(name)[:80]!r} of it"
-                raise InvalidRequest(option("source"), what, expected="the source")
-            entries = entries.take(splits.samples(splits.names.index(name)))
-        if self.made.options.portable:
-            from shardtool.select.names import make_portable
-
-            entries = make_portable(entries)
-        return replace(listed, entries=entries)
 
     def _add(self, code: str, total: int, findings: Iterator[Finding]) -> None:
         self.findings.add_first(code, len(self.subject.cases), total, findings)
@@ -336,64 +312,6 @@ def _key_column(data: bytes, starts: Rows) -> pa.Array:
     """Return keys, a NUL after each, as an Arrow array."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(starts)), pa.py_buffer(data)]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts) - 1, buffers)
-
-
-def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
-    """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
-    owners = entries.owners(rows)
-    for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
-        field = entries.fields[code]
-        text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], entries.values.numbers.get(field)
-        yield text if number is None or not as_numbers else encode_number(text, number)
-
-
-def source_sums(source: Source, entries: Entries, rows: Rows, pool: Pool) -> Rows:
-    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
-
-    Raises:
-        CorruptShard: A shard of the source cannot be read.
-    """
-    sums, kinds = np.full(len(rows), -1, np.int64), entries.rows.kind[rows]
-    spans = np.flatnonzero(kinds == SPAN)
-    files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    reads = 1
-    if len(files):
-        reads, _ = files_at_once(entries, min(-(-len(files) // FILES_A_TASK), cores()))
-    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
-    if len(spans) and entries.known_spans.files:
-        sums[spans] = entries.known_spans.expected[rows[spans]]
-        tasks += span_tasks(entries, rows, spans[sums[spans] < 0])
-    elif len(spans):
-        sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]])
-        source.write_binary(sink)
-        sums[spans] = sink.sums
-    for number, found in pool.map(sum_task, [task for _, task in tasks]):
-        sums[tasks[number][0]] = found
-    return sums
-
-
-class _Sums:
-    """Takes a spool's bytes in order, and keeps nothing of them but the checksums of spans."""
-
-    def __init__(self, offsets: Rows, sizes: Rows) -> None:
-        self.sums = np.zeros(len(offsets), np.int64)
-        self._order = np.argsort(offsets, kind="stable")
-        self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
-        self._at = self._next = 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Take the bytes that follow."""
-        view = memoryview(data)
-        first, last = self._at, self._at + len(view)
-        while self._next < len(self._starts) and self._starts[self._next] < last:
-            start, end = int(self._starts[self._next]), int(self._ends[self._next])
-            which = self._order[self._next]
-            part = view[max(0, start - first) : min(end, last) - first]
-            self.sums[which] = crc32c(part, int(self.sums[which]))
-            if end > last:
-                break
-            self._next += 1
-        self._at = last
 
 
 # What a dataset file records of the run that made its dataset, and the source of that run, opened again.
@@ -548,3 +466,28 @@ def open_again(run: RecordedRun, source: object, outputs: Sequence[ShardPattern]
             for dataset in of_glob(one):
                 find_dataset(dataset)  # before shards are read, where there is none
     return open_source(source, replace(run.options, on_error="skip"), outputs)
+
+
+def listed_again(run: RecordedRun, source: Source, file: DatasetFile | None, pool: Pool, observer: Observer) -> Listing:
+    """Return the samples of the source that belong into a dataset that the run made.
+
+    Raises:
+        InvalidRequest: The source has no such samples.
+    """
+    listed = source.choose(source.list_samples(pool, observer), None)
+    entries, dividing = listed.entries, run.options.of_split()
+    if dividing is not None and file is not None:
+        from shardtool.select.splits import divide
+
+        values = source.column(listed, dividing.reads[1]) if dividing.reads else None
+        splits = divide(entries.keys, dividing, values)
+        name = file.made.split
+        if name not in splits.names:
+            what = f"no split {printable(name)[:80]!r} of it"
+            raise InvalidRequest(option("source"), what, expected="the source")
+        entries = entries.take(splits.samples(splits.names.index(name)))
+    if run.options.portable:
+        from shardtool.select.names import make_portable
+
+        entries = make_portable(entries)
+    return replace(listed, entries=entries)

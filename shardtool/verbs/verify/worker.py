@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import re
 from array import array
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.shard_file import ShardFile, is_packed, open_shard
-from shardtool.dataset.walk import Survey, SurveyTask, payload_crc, survey, walked_text
-from shardtool.errors import CorruptShard, OutputFailed, ShardError, StoreFailed, is_out_of_memory, printable
-from shardtool.fingerprint import crc32c
-from shardtool.format import zip_read
-from shardtool.source.base import Files, Spans
-from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
-from shardtool.values import BLOCK, IMAGE_ENDINGS
+from shardtool.dataset.shard_file import is_packed, open_shard
+from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
+from shardtool.errors import CorruptShard, OutputFailed, ShardError, StoreFailed, printable
+from shardtool.values import IMAGE_ENDINGS
 from shardtool.verbs.verify.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from shardtool.dataset.shard_file import PackedFile
+    from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.values import Dots
 
 HASH_SIZE = 16
@@ -227,71 +222,3 @@ def _number(data: bytes, classes: int | None) -> str:
     if classes is not None and not 0 <= int(text) < classes:
         return f"{printable(text)}, of {classes:,} classes"
     return ""
-
-
-# The checksums of payloads as their source has them: files, shards, and members of archives.
-
-
-def sum_task(task: Files | Spans) -> list[int]:
-    """Return the CRC-32C of each payload; -1 for a file that cannot be read. Runs in a worker.
-
-    Raises:
-        CorruptShard: A shard cannot be read.
-    """
-    if isinstance(task, Spans):
-        return _sum_spans(task)
-    found = [-1] * len(task.paths)
-    if task.reads > 1:  # where opening a file takes long
-        from concurrent.futures import ThreadPoolExecutor
-
-        parts = [range(at, len(found), task.reads) for at in range(task.reads)]
-        try:
-            with ThreadPoolExecutor(task.reads) as threads:
-                for part, sums in zip(parts, threads.map(partial(_sum_files, task), parts), strict=True):
-                    found[part.start :: task.reads] = sums
-        except (MemoryError, OSError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-    # All; else what is left once no threads take memory, and not too many files are open.
-    left = [at for at, crc in enumerate(found) if crc < 0]
-    for at, crc in zip(left, _sum_files(replace(task, reads=1), left), strict=True):
-        found[at] = crc
-    return found
-
-
-def _sum_files(task: Files, numbers: Iterable[int]) -> list[int]:
-    """Return the CRC-32C of some of the files, one after the other; -1 for one that cannot be read."""
-    buffer = memoryview(bytearray(BLOCK // task.reads))
-    found = []
-    for at in numbers:
-        crc = 0
-        try:
-            with open_source(task.paths[at], READ_FOLLOWING if task.links[at] else READ_PLAIN) as file:
-                for block in file.blocks(buffer):
-                    crc = crc32c(block, crc)
-        except OSError as error:
-            if is_out_of_memory(error):
-                raise
-            crc = -1
-        found.append(crc)
-    return found
-
-
-def _sum_spans(task: Spans) -> list[int]:
-    offsets, lengths = array("q", task.offsets), array("q", task.lengths)
-    if task.form == "zip":
-        with ShardFile(task.path) as file:
-            return [_member_crc(file, *place) for place in zip(offsets, lengths, strict=True)]
-    with open_shard(task.path) as shard:
-        return [payload_crc(shard, *place) for place in zip(offsets, lengths, strict=True)]
-
-
-def _member_crc(file: ShardFile, offset: int, length: int) -> int:
-    """Return the CRC-32C of the payload of a zip's member; -1 where it is damaged."""
-    crc = 0
-    try:
-        for block in zip_read.payload(file.read, offset, length, file.path):
-            crc = crc32c(block, crc)
-    except CorruptShard:
-        return -1
-    return crc

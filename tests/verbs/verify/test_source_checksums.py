@@ -10,9 +10,9 @@ from shardtool import create
 from shardtool.fingerprint import crc32c
 from shardtool.request.options import CreateOptions
 from shardtool.source import base
+from shardtool.source import sums as source_side
 from shardtool.source.base import Files
-from shardtool.verbs.verify import source as source_side
-from shardtool.verbs.verify.worker import sum_task
+from shardtool.source.sums import sum_task
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:

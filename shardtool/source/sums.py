@@ -1,0 +1,243 @@
+"""The checksums of payloads as their source has them: files, shards, members of archives, and values of a table.
+
+A CRC-32C compares payloads with what an index says of them. A digest proves that two payloads are the same: BLAKE2b
+(RFC 7693) of 16 bytes, which nobody makes two of.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.shard_file import ShardFile, open_shard, payload
+from shardtool.errors import CorruptShard, is_out_of_memory
+from shardtool.execute.local import cores
+from shardtool.fingerprint import crc32c
+from shardtool.format import zip_read
+from shardtool.format.tfrecord import encode_number
+from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, files_at_once, span_tasks
+from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
+from shardtool.values import BLOCK, FILE, INLINE, LINK, SPAN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.pool import Pool
+    from shardtool.source.base import Source
+
+    Rows = NDArray[np.int64]
+
+_DIGEST_SIZE = 16  # bytes
+
+
+class _Crc:
+    """The CRC-32C of what it is given."""
+
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def update(self, block: bytes | memoryview, /) -> None:
+        self._crc = crc32c(block, self._crc)
+
+    def value(self) -> int:
+        return self._crc
+
+
+class _Digest:
+    """The digest of what it is given, as a number."""
+
+    def __init__(self) -> None:
+        self._hash = blake2b(digest_size=_DIGEST_SIZE)
+        self.update = self._hash.update
+
+    def value(self) -> int:
+        return int.from_bytes(self._hash.digest(), "little")
+
+
+_Sum = _Crc | _Digest
+
+
+def source_sums(source: Source | None, entries: Entries, rows: Rows, pool: Pool) -> Rows:
+    """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
+
+    What an index says is taken for it.
+
+    Args:
+        source: Where payloads of a table, or of an archive that is read in sequence, come from; else None.
+        entries: The samples.
+        rows: The payloads.
+        pool: Reads them.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    import numpy as np
+
+    sums, spans = np.full(len(rows), -1, np.int64), entries.rows.kind[rows] == SPAN
+    if spans.any() and entries.known_spans.files:
+        sums[spans] = entries.known_spans.expected[rows[spans]]
+    unknown = np.flatnonzero(sums < 0)
+    sums[unknown] = _read(source, entries, rows[unknown], pool, _Crc)
+    return sums
+
+
+def source_digests(source: Source | None, entries: Entries, rows: Rows, pool: Pool) -> list[int]:
+    """Return the digest of the payload of each row as a number, -1 where it cannot be had; all are read.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    import numpy as np
+
+    inline, found = entries.rows.kind[rows] == INLINE, [-1] * len(rows)
+    which = np.flatnonzero(inline)
+    for at, text in zip(which.tolist(), inline_payloads(entries, rows[which], as_numbers=False), strict=True):
+        found[at] = _sum_of([text], _Digest())
+    which = np.flatnonzero(~inline)
+    for at, value in zip(which.tolist(), _read(source, entries, rows[which], pool, _Digest), strict=True):
+        found[at] = value
+    return found
+
+
+def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
+    """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
+    owners = entries.owners(rows)
+    for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
+        field = entries.fields[code]
+        text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], entries.values.numbers.get(field)
+        yield text if number is None or not as_numbers else encode_number(text, number)
+
+
+def _read(source: Source | None, entries: Entries, rows: Rows, pool: Pool, kind: type[_Sum]) -> list[int]:
+    """Return a sum of each payload that workers, or for a table this process, read; -1 where it cannot be had."""
+    import numpy as np
+
+    sums, kinds = [-1] * len(rows), entries.rows.kind[rows]
+    spans = np.flatnonzero(kinds == SPAN)
+    files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
+    reads = 1
+    if len(files):
+        reads, _ = files_at_once(entries, min(-(-len(files) // FILES_A_TASK), cores()))
+    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
+    if len(spans) and entries.known_spans.files:
+        tasks += span_tasks(entries, rows, spans)
+    elif len(spans) and source is not None:
+        sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]], kind)
+        source.write_binary(sink)
+        for at, one in zip(spans.tolist(), sink.sums, strict=True):
+            sums[at] = one.value()
+    function = sum_task if kind is _Crc else digest_task
+    for number, found in pool.map(function, [task for _, task in tasks]):
+        for at, value in zip(tasks[number][0].tolist(), found, strict=True):
+            sums[at] = value
+    return sums
+
+
+class _Sums:
+    """Takes a spool's bytes in order, and keeps nothing of them but the sums of spans."""
+
+    def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Sum]) -> None:
+        self.sums: list[_Sum] = [kind() for _ in range(len(offsets))]
+        self._order = offsets.argsort(kind="stable")
+        self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
+        self._at = self._next = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take the bytes that follow."""
+        view = memoryview(data)
+        first, last = self._at, self._at + len(view)
+        while self._next < len(self._starts) and self._starts[self._next] < last:
+            start, end = int(self._starts[self._next]), int(self._ends[self._next])
+            self.sums[int(self._order[self._next])].update(view[max(0, start - first) : min(end, last) - first])
+            if end > last:
+                break
+            self._next += 1
+        self._at = last
+
+
+# In the workers, which import nothing heavy.
+
+
+def sum_task(task: Files | Spans) -> list[int]:
+    """Return the CRC-32C of each payload; -1 for a file that cannot be read. Runs in a worker.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    return _sum(task, _Crc)
+
+
+def digest_task(task: Files | Spans) -> list[int]:
+    """Return the digest of each payload; -1 for a file that cannot be read. Runs in a worker.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    return _sum(task, _Digest)
+
+
+def _sum(task: Files | Spans, kind: Callable[[], _Sum]) -> list[int]:
+    if isinstance(task, Spans):
+        return _sum_spans(task, kind)
+    found = [-1] * len(task.paths)
+    if task.reads > 1:  # where opening a file takes long
+        from concurrent.futures import ThreadPoolExecutor
+
+        parts = [range(at, len(found), task.reads) for at in range(task.reads)]
+        try:
+            with ThreadPoolExecutor(task.reads) as threads:
+                for part, sums in zip(parts, threads.map(partial(_sum_files, task, kind), parts), strict=True):
+                    found[part.start :: task.reads] = sums
+        except (MemoryError, OSError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+    # All; else what is left once no threads take memory, and not too many files are open.
+    left = [at for at, value in enumerate(found) if value < 0]
+    for at, value in zip(left, _sum_files(replace(task, reads=1), kind, left), strict=True):
+        found[at] = value
+    return found
+
+
+def _sum_files(task: Files, kind: Callable[[], _Sum], numbers: Iterable[int]) -> list[int]:
+    """Return the sum of some of the files, one after the other; -1 for one that cannot be read."""
+    buffer = memoryview(bytearray(BLOCK // task.reads))
+    found = []
+    for at in numbers:
+        try:
+            with open_source(task.paths[at], READ_FOLLOWING if task.links[at] else READ_PLAIN) as file:
+                found.append(_sum_of(file.blocks(buffer), kind()))
+        except OSError as error:
+            if is_out_of_memory(error):
+                raise
+            found.append(-1)
+    return found
+
+
+def _sum_spans(task: Spans, kind: Callable[[], _Sum]) -> list[int]:
+    places = zip(array("q", task.offsets), array("q", task.lengths), strict=True)
+    if task.form == "zip":
+        with ShardFile(task.path) as file:
+            return [_sum_member(file, kind(), *place) for place in places]
+    with open_shard(task.path) as shard:
+        return [_sum_of(payload(shard, *place, task.path), kind()) for place in places]
+
+
+def _sum_member(file: ShardFile, into: _Sum, offset: int, length: int) -> int:
+    """Return the sum of the payload of a zip's member; -1 where it is damaged."""
+    try:
+        return _sum_of(zip_read.payload(file.read, offset, length, file.path), into)
+    except CorruptShard:
+        return -1
+
+
+def _sum_of(blocks: Iterable[bytes | memoryview], into: _Sum) -> int:
+    for block in blocks:
+        into.update(block)
+    return into.value()
