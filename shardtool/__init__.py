@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # isort: off
         CopyOptions as CopyOptions,
         CreateOptions as CreateOptions,
         ExportOptions as ExportOptions,
+        ExtractOptions as ExtractOptions,
         IndexOptions as IndexOptions,
         InspectOptions as InspectOptions,
         ReshardOptions as ReshardOptions,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # isort: off
         CreateResult as CreateResult,
         DryRun as DryRun,
         ExportResult as ExportResult,
+        ExtractResult as ExtractResult,
         IndexResult as IndexResult,
         Observer as Observer,
         SplitResult as SplitResult,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:  # isort: off
         reshard as reshard,
         reshard_dry_run as reshard_dry_run,
     )
+    from shardtool.verbs.extract import extract as extract
     from shardtool.verbs.index.index import (
         export as export,
         index as index,
@@ -80,17 +83,19 @@ _NAMES = {  # by module
     "read.dataset": ("Dataset", "mix", "open"),
     "read.stream": ("Stream",),
     "request.options": (
-        "CopyOptions", "CreateOptions", "ExportOptions", "IndexOptions", "InspectOptions", "ReshardOptions",
-        "VerifyOptions",
+        "CopyOptions", "CreateOptions", "ExportOptions", "ExtractOptions", "IndexOptions", "InspectOptions",
+        "ReshardOptions", "VerifyOptions",
     ),
     "request.results": (
-        "CopyResult", "CreateResult", "DryRun", "ExportResult", "IndexResult", "Observer", "SplitResult",
+        "CopyResult", "CreateResult", "DryRun", "ExportResult", "ExtractResult", "IndexResult", "Observer",
+        "SplitResult",
     ),
     "storage.places": ("use_endpoint",),
     "values": ("__version__",),
     "verbs.cache.cache": ("Cache",),
     "verbs.copy": ("copy",),
     "verbs.create.create": ("create", "dry_run", "reshard", "reshard_dry_run"),
+    "verbs.extract": ("extract",),
     "verbs.index.index": ("export", "index"),
     "verbs.inspect.inspect": ("Summary", "inspect"),
     "verbs.verify.findings": ("Finding", "Report"),

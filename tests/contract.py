@@ -193,6 +193,14 @@ shardtool copy a.json d
 shardtool cache status c
 shardtool cache verify c --json
 
+# extract
+shardtool create sample_data/photos 'a-{000..}.tar' --max-size 1MB --label-from-folder --columns-from json --quiet
+shardtool extract a.json files --json
+shardtool extract a.json files
+shardtool extract a-001.tar some --keys-from none
+shardtool extract a.json some --where "width > 300" --fields jpg,cls
+shardtool extract a.json some
+
 # mistakes
 shardtool
 shardtool nothing

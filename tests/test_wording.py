@@ -14,6 +14,7 @@ from shardtool import (
     CopyOptions,
     CreateOptions,
     ExportOptions,
+    ExtractOptions,
     IndexOptions,
     InvalidRequest,
     ReshardOptions,
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
-    "export": ExportOptions, "copy": CopyOptions, "inspect": InspectOptions, "ShardWriter": WriterOptions,
+    "export": ExportOptions, "copy": CopyOptions, "extract": ExtractOptions,
+    "inspect": InspectOptions, "ShardWriter": WriterOptions,
     "Cache": Space, "Cache.writer": CacheWriterOptions,
 }  # fmt: skip
 _NAMES = {"option", "flag"}  # the functions that name an option

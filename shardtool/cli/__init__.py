@@ -47,6 +47,7 @@ _VERBS = {
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
     "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
+    "extract": "Write samples to files again: all, or some, or some fields.",
     "cache": "Look at a cache of shards, check it, or empty it.",
 }
 _LEAST_ROOM = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
@@ -57,6 +58,7 @@ _AFTERWARDS = {
     "reshard": _GOES_ON,
     "index": "What is there is finished files only. Run it again.",
     "copy": "What is there is finished files only. Run it again: it goes on from them.",
+    "extract": "Run the same command again: files that are there stay, and the rest is written.",
 }
 
 
@@ -105,6 +107,7 @@ def cli() -> None:
       shardtool verify out.json --source ./imgs
       shardtool index ./shards --export energon
       shardtool copy out.json /mnt/backup/out
+      shardtool extract out.json ./files --where "label == 'dog'"
       shardtool cache status /fast/disk/cache
 
     Tab completion: put `eval "$(_SHARDTOOL_COMPLETE=bash_source shardtool)"` into ~/.bashrc (zsh_source, fish_source).

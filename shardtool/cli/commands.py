@@ -22,6 +22,7 @@ from shardtool.request.options import (
     CopyOptions,
     CreateOptions,
     ExportOptions,
+    ExtractOptions,
     IndexOptions,
     InspectOptions,
     ReshardOptions,
@@ -322,6 +323,35 @@ def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: Running)
     options = asked()
     work = partial(run, dataset[0] if len(dataset) == 1 else dataset, dest, options)
     _carry_out(work, how, copied_text, always=options.dry_run)
+
+
+@verb("DATASET... DIR", ExtractOptions, without=("start_method",))
+def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Running) -> None:
+    """Write the samples of DATASET to files in the folder DIR: cat/0001.jpg is the field jpg of cat/0001.
+
+    DATASET is a dataset file, a pattern, a glob, a folder, or shards, of any tool, here or at an address. `create`
+    makes the same samples of DIR, with the options that are printed at the end.
+
+    Each payload is compared with its checksum before it is written. Nothing is written outside of DIR, and no file that
+    is there is replaced unless --overwrite is given; one that has the right bytes stays. A run that was killed is
+    finished by the same command. In DIR/.manifest.parquet is a row for each sample: its key, its files, its metadata.
+
+    \b
+    Examples:
+      shardtool extract out.json ./files
+      shardtool extract out.json ./cats --where "key < 'd'" --fields jpg
+      shardtool extract 'out/{split}.json' ./files --keys-from keys.txt
+      shardtool extract out.json ./files --dry-run
+    """
+    from shardtool.cli.text import extracted_text
+    from shardtool.verbs.extract import extract as run
+
+    *dataset, folder = names
+    if not dataset:
+        message = "no DIR: put the folder that samples are written to last."
+        raise click.UsageError(message)
+    options = asked()
+    _carry_out(partial(run, in_files(dataset), folder, options), how, extracted_text, always=options.dry_run)
 
 
 @described

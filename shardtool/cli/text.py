@@ -8,7 +8,7 @@ import sys
 import textwrap
 import unicodedata
 from dataclasses import replace
-from shlex import quote
+from shlex import join, quote
 from typing import TYPE_CHECKING
 
 from shardtool.cli.output import json_text, show
@@ -16,11 +16,12 @@ from shardtool.errors import ShardError, listing, printable, without_secrets
 from shardtool.request.results import RunRecord, command_line
 from shardtool.storage.places import is_url, is_web
 from shardtool.values import counted, show_size
+from shardtool.wording import typed_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.request.results import Changes, CopyResult, CreateResult, DryRun
+    from shardtool.request.results import Changes, CopyResult, CreateResult, DryRun, ExtractResult
     from shardtool.verbs.cache.cache import CacheChange, CacheStatus
     from shardtool.verbs.inspect.inspect import ImageSummary, LabelSummary, Summary
     from shardtool.verbs.inspect.overview import ColumnSummary, Spread
@@ -455,6 +456,18 @@ def plan_table(plan: DryRun) -> str:
     if plan.changes is not None:
         total += f"\n--resume {plan.changes}"
     return "\n".join([*table(("shard", "samples", "bytes", "first key", "last key"), rows, "lrrll"), total])
+
+
+def extracted_text(result: ExtractResult) -> str:
+    """Return what is printed of samples that became files."""
+    what = f"{counted(result.samples, 'sample')}, {counted(result.files, 'file')}, {show_size(result.size)}"
+    if result.dry_run:
+        return f"{what}; nothing was written"
+    kept = f"; {result.kept:,} of them there already" if result.kept else ""
+    words = [word for one in result.create.items() for word in typed_words(*one)]
+    again = join(["shardtool", "create", result.folder, "out-{000000..}.tar", *words])
+    lines = [f"{what}, {_speed(result.size, result.seconds)}{kept}", f"manifest  {result.manifest}"]
+    return "\n".join(map(printable, [*lines, f"back      {again}"]))
 
 
 def copied_text(result: CopyResult) -> str:

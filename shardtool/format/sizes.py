@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TRAILER_SIZE = {"tar": len(tar.TRAILER), "tfrecord": 0}
 SAMPLE_LIMIT = {"tar": 2**62, "tfrecord": tfrecord.RECORD_LIMIT}
 _CHUNK = 2**18  # samples at a time: temporary columns stay small
-NUMBERS = {"tar": False, "tfrecord": True}  # whether a format has numbers; the others store their text
+NUMBERS = {"tar": False, "tfrecord": True, "files": False}  # whether a format has numbers; others store their text
 
 
 @dataclass(frozen=True, slots=True)

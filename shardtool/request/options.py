@@ -652,3 +652,37 @@ class InspectOptions(Settings):
         256, "Number of samples that are opened for their images and labels.", within=(0, 10**6), rare=True
     )
     seed: int = setting(0, "Seed of the choice of these samples.", within=_SEED)
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoosingOptions(WorkerOptions):
+    """The options of the verbs that do something to some samples of datasets."""
+
+    where: str | None = setting(
+        None, "Query that takes samples, as that of `reshard`.", section="Options", metavar="QUERY", common=True
+    )
+    keys_from: object = setting(
+        None, "File with the key of a sample a line, or - for standard input.", form="path", metavar="FILE",
+        apart=("where",), common=True,
+    )  # fmt: skip
+    dry_run: bool = setting(False, "Say what would be done; write nothing.", common=True)
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractOptions(ChoosingOptions):
+    """The options of `extract`."""
+
+    fields: str | tuple[str, ...] | Mapping[str, str] = setting(
+        (), "Fields to write: jpg,cls. Or to leave out: -json. Or other names for them: JPEG=jpg.", section="Options",
+        metavar="FIELDS", word=True, common=True, shown="all, but for the cls that `label_from_folder` made",
+    )  # fmt: skip
+    by_key: bool = setting(False, "Call files by keys, where `portable` has made these of other names.")
+    overwrite: bool = setting(False, "Replace files of these names that are there with other bytes.", common=True)
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOptions(ChoosingOptions):
+    """The options of `remove`."""

@@ -224,6 +224,39 @@ class CopyResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtractResult:
+    """Files that samples have become, or would.
+
+    Attributes:
+        folder: Where they are.
+        manifest: The path of the table with a row for each sample: its key, the paths of its files, its metadata.
+        samples: How many.
+        files: How many files, one for each field.
+        kept: How many of them were there already, with the right bytes.
+        size: Bytes of all of them.
+        seconds: How long it took.
+        notes: What the user should know.
+        create: The options of `create` that make the same samples of them, by their names.
+        dry_run: Nothing was written: this is what would be done.
+    """
+
+    folder: str
+    manifest: str
+    samples: int
+    files: int
+    kept: int
+    size: int
+    seconds: float
+    notes: tuple[str, ...]
+    create: Mapping[str, object] = field(default_factory=dict)
+    dry_run: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        return {name: value for name, value in _data(self).items() if value or name != "dry_run"}
+
+
+@dataclass(frozen=True, slots=True)
 class IndexResult:
     """The index of a dataset.
 

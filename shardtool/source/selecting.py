@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.errors import InvalidRequest, listing
+from shardtool.errors import InvalidRequest, listing, printable, reason
+from shardtool.names import Names
 from shardtool.request.texts import pairs
 from shardtool.skipped import Skipped
 from shardtool.source.base import (
@@ -23,7 +27,8 @@ from shardtool.source.base import (
     read_scalars,
     span_tasks,
 )
-from shardtool.values import INLINE, SPAN, counted, to_text
+from shardtool.storage.places import read_small
+from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -130,6 +135,52 @@ def take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: s
     if not len(samples):
         raise InvalidRequest(option, found, expected="one sample or more")
     return replace(listed, entries=listed.entries.take(samples))
+
+
+_SHOWN_KEYS = 5  # in a message
+
+
+def places_of_keys(keys: Names, given: object) -> Rows:
+    """Return the places of the samples that have given keys, in their own order.
+
+    Args:
+        keys: The keys of all samples.
+        given: A file with a key a line, `-` for standard input, or the keys.
+
+    Raises:
+        InvalidRequest: There is no such file, it has no key, or one that no sample has.
+    """
+    from shardtool.table.columns import places_among
+
+    wanted = Names.of(dict.fromkeys(_given_keys(given)))
+    if not len(wanted):
+        raise InvalidRequest(option("keys_from"), "no key", expected="a key a line")
+    found = places_among(keys, wanted)
+    lacking = np.setdiff1d(np.arange(len(wanted)), found)
+    if len(lacking):
+        shown = [printable(wanted[at]) for at in lacking[:_SHOWN_KEYS].tolist()]
+        problem = f"{counted(len(lacking), 'key')} that no sample has: {listing(shown, total=len(lacking))}"
+        example = f", such as {printable(keys[0])}" if len(keys) else ""
+        expected, remedy = f"keys of the dataset{example}", "Nothing was touched."
+        raise InvalidRequest(option("keys_from"), problem, expected=expected, remedy=remedy)
+    return np.flatnonzero(found >= 0)
+
+
+def _given_keys(given: object) -> list[bytes]:
+    """Return the keys of a file, or of a program."""
+    if isinstance(given, str | os.PathLike):
+        path = os.fspath(given)
+        try:
+            data = sys.stdin.buffer.read() if path == "-" else read_small(path)
+        except OSError as error:
+            raise InvalidRequest(option("keys_from"), f"{path}: {reason(error)}", expected="a file of keys") from None
+        lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
+        return [line for line in lines if line and b"\0" not in line]
+    if isinstance(given, Iterable) and not isinstance(given, bytes):
+        found = [*given]
+        if all(isinstance(key, str) and key and "\0" not in key for key in found):
+            return [to_bytes(key) for key in found]
+    raise InvalidRequest(option("keys_from"), type(given).__name__, expected="a file with a key a line, or keys")
 
 
 # `--columns-from`: the top-level texts, numbers and truths of each sample's JSON field become columns of metadata.

@@ -15,17 +15,17 @@ import stat
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
-from shardtool.storage.open_file import READ_PLAIN
+from shardtool.storage.open_file import READ_PLAIN, LocalFile
 from shardtool.storage.places import list_folder, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.shared import take_lock, write_all
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 # A temporary file that several processes fill, each at its own places; `Folder.spool` makes it.
@@ -572,6 +572,19 @@ def written(where: str, failed: Callable[[str, OSError], OutputExists | OutputFa
 
 
 _IN_THE_WAY = (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.EISDIR)
+_NAME_LIMIT = 255  # bytes of a name in a folder
+_PATH_LIMIT = 4000
+_OPEN_PARENTS = 64
+_LEADS_OUT = re.compile(rb"(?:^|[/\0])\.{0,2}(?:[/\0]|$)")  # a part that is empty, `.` or `..`
+IfThere = Literal["error", "overwrite", "keep", "finish"]
+
+
+def path_problem(path: bytes) -> str:
+    """Return what keeps a path from naming a file below a folder; empty: nothing."""
+    if _LEADS_OUT.search(path) or b"\0" in path:
+        return "no path below a folder"
+    too_long = len(path) > _PATH_LIMIT or max(map(len, path.split(b"/"))) > _NAME_LIMIT
+    return "too long for a file" if too_long else ""
 
 
 class Tree:
@@ -585,60 +598,108 @@ class Tree:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         with written(folder, _tree_failed):
-            os.makedirs(folder, exist_ok=True)
-            self._root = os.open(folder, _OPEN_FOLDER)
+            os.makedirs(folder or ".", exist_ok=True)
+            self._root = os.open(folder or ".", _OPEN_FOLDER)
+        self._parents: dict[bytes, int] = {}  # the folders that were written to last, for files come folder by folder
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Give the descriptors back."""
+        self._forget()
         os.close(self._root)
 
-    def write(self, parts: Sequence[bytes], blocks: Iterable[bytes], *, overwrite: bool) -> str:
-        """Write a file, whose folders are made on the way, and return its path; of one that fails nothing stays.
+    def write(self, path: bytes, blocks: Callable[[], Iterable[bytes | memoryview]], there: IfThere = "error") -> bool:
+        """Write a file, whose folders are made on the way; of one that fails nothing stays.
 
         Args:
-            parts: The parts of its path below the folder: plain names.
-            blocks: Its bytes.
-            overwrite: Whether a file that is there is replaced.
+            path: Its path below the folder.
+            blocks: Gives its bytes, each time that it is called.
+            there: What becomes of a file that is there: an error; it is replaced; it is kept if it has these bytes; or
+                the latter, and what has only the first of them, as a killed process leaves it, is replaced.
+
+        Returns:
+            Whether it was written, and not kept.
 
         Raises:
             OutputExists: There is a file already, or something else where a folder must be.
             OutputFailed: It cannot be written.
+            InvalidRequest: The path is none below the folder.
         """
-        path = os.path.join(self._folder, *map(os.fsdecode, parts))
-        with written(path, _tree_failed), _parent(self._root, parts[:-1]) as parent:
-            if overwrite:
-                check_replaceable(parts[-1], parent)
-                with suppress(FileNotFoundError):
-                    os.unlink(parts[-1], dir_fd=parent)
-            _write(parent, parts[-1], blocks)
-        return path
+        if problem := path_problem(path):
+            raise InvalidRequest(os.fsdecode(path), problem)
+        folder, _, name = path.rpartition(b"/")
+        try:
+            parent = self._parents.get(folder) or self._parent(folder)
+            if there == "overwrite":
+                _make_way(parent, name)
+            try:
+                _write(parent, name, blocks())
+            except FileExistsError:
+                same = there in ("keep", "finish") and _compare(parent, name, blocks())
+                if same == "whole":
+                    return False
+                if there != "finish" or not same:
+                    raise
+                _make_way(parent, name)
+                _write(parent, name, blocks())
+        except OSError as error:
+            raise _tree_failed(self.full_path(path), error) from None
+        return True
+
+    def check_free(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
+        """Refuse to write files where there are others, as far as their sizes show: before the first is written.
+
+        Raises:
+            OutputExists: There is such a file, or something else.
+        """
+        for path, size in zip(paths, sizes, strict=True):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                fact = os.stat(path, dir_fd=self._root, follow_symlinks=False)
+                if (stat.S_ISREG(fact.st_mode), fact.st_size) != (True, size):
+                    raise _tree_failed(self.full_path(path), FileExistsError(errno.EEXIST, ""))
+
+    def full_path(self, path: bytes) -> str:
+        """Return where a file lies."""
+        return os.path.join(self._folder, os.fsdecode(path))
+
+    def _parent(self, folder: bytes) -> int:
+        """Return the descriptor of a folder below, made on the way; no link is followed."""
+        if len(self._parents) >= _OPEN_PARENTS:
+            self._forget()
+        found = os.dup(self._root)
+        try:
+            for name in folder.split(b"/") if folder else ():
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=found)
+                below = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=found)
+                os.close(found)
+                found = below
+        except OSError:
+            os.close(found)
+            raise
+        self._parents[folder] = found
+        return found
+
+    def _forget(self) -> None:
+        for folder in self._parents.values():
+            os.close(folder)
+        self._parents.clear()
 
 
 def _tree_failed(path: str, error: OSError) -> OutputExists | OutputFailed:
     if error.errno not in _IN_THE_WAY:
-        return OutputFailed(path, reason(error))
+        return OutputFailed(path, reason(error), remedy=_REMEDIES.get(error.errno or 0, ""))
     found = "there already" if error.errno == errno.EEXIST else f"in the way: {reason(error)}"
     remedy = f"Choose another folder, or {either('overwrite=True', '--overwrite files')}."
     return OutputExists(path, found, remedy=remedy)
 
 
-@contextmanager
-def _parent(root: int, names: Sequence[bytes]) -> Iterator[int]:
-    """Give the descriptor of the folder `names` below `root`, made on the way; no link is followed."""
-    folder = os.dup(root)
-    try:
-        for name in names:
-            with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=folder)
-            below = os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-            os.close(folder)
-            folder = below
-        yield folder
-    finally:
-        os.close(folder)
+def _make_way(parent: int, name: bytes) -> None:
+    check_replaceable(name, parent)
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=parent)
 
 
-def _write(parent: int, name: bytes, blocks: Iterable[bytes]) -> None:
+def _write(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> None:
     file = os.open(name, _CREATE, 0o666, dir_fd=parent)
     try:
         for block in blocks:
@@ -648,6 +709,18 @@ def _write(parent: int, name: bytes, blocks: Iterable[bytes]) -> None:
         raise
     finally:
         os.close(file)
+
+
+def _compare(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> Literal["whole", "start", ""]:
+    """Return whether a file has all of these bytes, or the first of them and no others; empty: it has others."""
+    with suppress(OSError), LocalFile(os.open(name, READ_PLAIN, dir_fd=parent)) as file:
+        at, size = 0, file.fact().st_size
+        for block in blocks:
+            if file.read(at, len(block)) != bytes(block)[: max(0, size - at)]:
+                return ""
+            at += len(block)
+        return "whole" if at == size else "start" if size < at else ""
+    return ""
 
 
 # Second names for the files of a dataset, so that they can be brought back whatever happens to the first ones.

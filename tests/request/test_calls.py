@@ -16,6 +16,7 @@ from shardtool import (
     CopyOptions,
     CreateOptions,
     ExportOptions,
+    ExtractOptions,
     IndexOptions,
     InspectOptions,
     InvalidRequest,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "dry_run": CreateOptions, "reshard": ReshardOptions, "reshard_dry_run": ReshardOptions,
     "verify": VerifyOptions, "inspect": InspectOptions, "index": IndexOptions, "export": ExportOptions,
-    "copy": CopyOptions,
+    "copy": CopyOptions, "extract": ExtractOptions,
 }  # fmt: skip
 _ONLY_PYTHON = {"for", "no-stat"}  # a keyword, and what is False in Python
 

@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_right
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ from shardtool.format import tfrecord
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.read.catalog import asked_table
 from shardtool.select.query import matching
-from shardtool.storage.staging import Tree
+from shardtool.storage.staging import Tree, path_problem
 from shardtool.values import output_text, to_bytes
 from shardtool.verbs.inspect.overview import FoundSample, class_names, found_samples, is_plain
 from shardtool.wording import either, option, typed_name
@@ -384,8 +385,7 @@ def plain(value: object) -> object:
 # A file that is there is an error, unless it may be replaced.
 
 
-_NAME_LIMIT = 255  # bytes of a name in a folder
-_PATH_LIMIT = 4000
+_SHOWN = 255  # letters of a path in a message
 
 
 def extract(sample: FoundSample, folder: str, *, overwrite: bool = False) -> tuple[str, ...]:
@@ -401,13 +401,12 @@ def extract(sample: FoundSample, folder: str, *, overwrite: bool = False) -> tup
         OutputExists: There is a file of that name already, or something else where a folder must be.
         OutputFailed: It cannot be written.
     """
-    parts = [_parts(sample, one["name"]) for one in sample.fields]  # all, before anything is written
-    written = {}
+    paths = [_path(sample, one["name"]) for one in sample.fields]  # all, before anything is written
     with closing(Tree(folder)) as tree, open_shard(sample.shard.path) as file:
-        for at in sorted(range(len(parts)), key=lambda at: sample.fields[at]["offset"]):
-            blocks = _blocks(sample, sample.fields[at], file)
-            written[at] = tree.write(parts[at], blocks, overwrite=overwrite)
-    return tuple(written[at] for at in range(len(parts)))
+        for at in sorted(range(len(paths)), key=lambda at: sample.fields[at]["offset"]):
+            blocks = partial(_blocks, sample, sample.fields[at], file)
+            tree.write(paths[at], blocks, "overwrite" if overwrite else "error")
+        return tuple(map(tree.full_path, paths))
 
 
 def field_bytes(sample: FoundSample, field: str) -> Iterator[bytes]:
@@ -425,16 +424,13 @@ def field_bytes(sample: FoundSample, field: str) -> Iterator[bytes]:
         yield from _blocks(sample, sample.fields[names.index(field)], file)
 
 
-def _parts(sample: FoundSample, field: str) -> list[bytes]:
-    """Return the parts of a field's path, if all of them are plain names."""
-    name = to_bytes(f"{sample.key}.{field}")
-    parts = name.split(b"/")
-    leads_out = any(part in (b"", b".", b"..") or b"\0" in part for part in parts)
-    if leads_out or len(name) > _PATH_LIMIT or max(map(len, parts)) > _NAME_LIMIT:
-        what = "no path below a folder" if leads_out else "too long for a file"
-        found = f"sample {sample.number:,}: {printable(name)[:_NAME_LIMIT]} is {what}"
+def _path(sample: FoundSample, field: str) -> bytes:
+    """Return a field's path, if all of its parts are plain names."""
+    path = to_bytes(f"{sample.key}.{field}")
+    if problem := path_problem(path):
+        found = f"sample {sample.number:,}: {printable(path)[:_SHOWN]} is {problem}"
         raise CorruptShard(sample.shard.path, found, remedy="Nothing of it was written.")
-    return parts
+    return path
 
 
 def _blocks(sample: FoundSample, one: FieldRow, file: ShardFile | PackedFile) -> Iterator[bytes]:

@@ -1,0 +1,309 @@
+"""`extract`: the samples of datasets become files again. The library twin of `shardtool extract`.
+
+A file is called by its sample's key and its field, `cat/0001.jpg`, or, where `portable` has made the keys of other
+names, as it was called before. So `create` makes the same samples of the folder, with the options that the result
+names: the content fingerprint is the same, unless a field of a TFRecord holds a list.
+
+While a run is not at its end, `.extract.unfinished` in the folder says which samples it writes. The next run with the
+same request finishes it: files that are right stay, and those of which only the first bytes are there are written
+again. Nothing else that is there is ever replaced unasked, and nothing is written outside of the folder.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from hashlib import blake2b
+from importlib import import_module
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+from shardtool.errors import InvalidRequest, OutputExists, current_folder, listing, memory_for, printable
+from shardtool.execute.local import start_pool
+from shardtool.execute.pool import Needs
+from shardtool.request.calls import by_names
+from shardtool.request.options import ExtractOptions, ReshardOptions
+from shardtool.request.results import ExtractResult, Notes, Observer
+from shardtool.request.settings import given_options
+from shardtool.storage.staging import Folder, Tree, local_folder, path_problem
+from shardtool.values import counted, source_text, to_text
+from shardtool.wording import flag, option
+from shardtool.write.task import ShardTask
+from shardtool.write.unpack import UnpackTask, unpack_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardtool.dataset.find import StoredDataset
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.pool import Pool
+    from shardtool.names import Names
+    from shardtool.source.base import Listing
+    from shardtool.storage.staging import IfThere
+    from shardtool.values import Given
+
+MANIFEST = ".manifest.parquet"  # a hidden name, so that `create` of the folder passes it over
+_LOCK = "extract"
+_MARK = ".extract.unfinished"
+_LABEL = "cls"
+_PATHS = "source_paths"
+_SAMPLES, _BYTES = 2**12, 2**26  # of a task, at most
+_AGAIN = ("dots", "hidden", "label_from_folder", "portable")  # recorded options of `create` that are about names
+_SHOWN = 5
+
+
+@by_names(ExtractOptions)
+@current_folder()
+def extract(
+    dataset: Given | Sequence[Given], folder: str | os.PathLike[str], options: ExtractOptions | None = None, *,
+    observer: Observer | None = None,
+) -> ExtractResult:  # fmt: skip
+    """Write each field of samples to a file below a folder, and a table with a row for each sample.
+
+    Args:
+        dataset: A dataset, or several: each a dataset file, a pattern, a glob, a folder, or shards.
+        folder: A folder of a file system; made where it is missing.
+        options: See `ExtractOptions`.
+        observer: Gets progress, and notes for the user.
+
+    Raises:
+        InvalidRequest: The request makes no sense, or names cannot be those of files; nothing was written.
+        CorruptShard: A payload is damaged; nothing is there under its name.
+        OutputExists: A file is there with other bytes, or another run writes or has not finished there.
+        OutputFailed: A file cannot be written.
+    """
+    options, begun = given_options(options, ExtractOptions), time.monotonic()
+    notes, place = Notes(observer or Observer()), local_folder(os.fspath(folder) or ".")
+    import_module("shardtool.write.unpack")
+    with start_pool(options, "Run the same command again: what is there stays.") as pool:
+        from shardtool.dataset.find import given_datasets, open_dataset
+
+        found = [open_dataset(one) for one in given_datasets(dataset)]  # type: ignore[arg-type]
+        listed = _listed(found, options, pool, notes)
+        notes.add(*listed.notes)
+        entries, names = listed.entries, _names(listed.entries, by_key=options.by_key)
+        check_names(names)
+        result = ExtractResult(
+            folder=place.path,
+            manifest=place.full_path(MANIFEST),
+            samples=len(entries),
+            files=len(names),
+            kept=0,
+            size=int(entries.rows.size.sum()),
+            seconds=0,
+            notes=(),
+            create=_same_again(found, options),
+            dry_run=options.dry_run,
+        )
+        kept = 0
+        if not options.dry_run:
+            place.ready()
+            pool.check(Needs(output=place.path))
+            with place.lock(_LOCK):
+                kept = _write(listed, names, place, options, pool, notes)
+    return replace(result, kept=kept, seconds=time.monotonic() - begun, notes=tuple(notes.said))
+
+
+def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Pool, notes: Notes) -> Listing:
+    """Return the samples and fields that are asked for.
+
+    Raises:
+        InvalidRequest: There are none, or two with one key.
+        CorruptShard: A dataset is damaged.
+    """
+    from shardtool.select.names import resolve_duplicates
+    from shardtool.source.selecting import places_of_keys, take_some
+    from shardtool.source.shards import ShardSource
+
+    fields = options.fields or (f"-{_LABEL}" if all(map(_labels_folders, datasets)) else ())
+    asked = ReshardOptions(where=options.where, fields=fields)
+    source = ShardSource([one.given for one in datasets], asked, "tar")
+    listed = source.list_samples(pool, notes.observer)
+    if options.keys_from is not None:
+        places = places_of_keys(listed.entries.keys, options.keys_from)
+        listed = take_some(listed, places, option("keys_from"), "no sample")
+    where = [to_text(one.path) for one in listed.entries.known_spans.files]
+    resolve_duplicates(listed.entries, "error", where, where=listed.name)
+    return listed
+
+
+def _labels_folders(dataset: StoredDataset) -> bool:
+    """Tell whether a dataset has numbers of its keys' folders, which are in no file of the source."""
+    file = dataset.file
+    return file is not None and bool(file.made.options.get("label_from_folder")) and _LABEL in file.fields
+
+
+def _names(entries: Entries, *, by_key: bool) -> Names:
+    """Return the path of each field's file, as it counts from the folder."""
+    from shardtool.names import Names
+    from shardtool.select.fields import paths_of
+
+    metadata = entries.metadata
+    if not by_key and metadata is not None and _PATHS in metadata.column_names:
+        known = [name.encode() for one in metadata.column(_PATHS).to_pylist() for name in one or ()]
+        if len(known) == len(entries.rows.code):  # else some of the datasets have none
+            return Names.of(map(unquote_to_bytes, known))
+    plain = replace(entries, fields=tuple(name.replace("/", ".") for name in entries.fields))
+    return Names.parse(paths_of(plain).span(0, len(entries.rows.code)))
+
+
+def check_names(names: Names, *, folded: bool = False) -> None:
+    """Refuse names that cannot be those of files below one folder.
+
+    Args:
+        names: The names.
+        folded: Whether the folder takes names for one that differ in case only.
+
+    Raises:
+        InvalidRequest: There are such.
+    """
+    import numpy as np
+
+    from shardtool.names import Names
+    from shardtool.table.columns import hashes
+
+    for _, some in names.chunks():
+        for name in some:
+            if problem := path_problem(name):
+                remedy = f"Nothing was written. {option('where')} can leave that sample out."
+                raise InvalidRequest(printable(name)[:200], problem, expected="a path below the folder", remedy=remedy)
+    found = hashes(Names(names.data.lower(), names.starts) if folded else names)
+    _, place, counts = np.unique(found, return_index=True, return_counts=True)
+    if len(twice := place[counts > 1]):
+        shown = [printable(names[at]) for at in twice[:_SHOWN].tolist()]
+        what = "differ in case only, which this folder does not tell apart" if folded else "several fields would have"
+        remedy = "Extract them one after the other, into folders of their own."
+        raise InvalidRequest(listing(shown, total=len(twice)), f"names that {what}", remedy=remedy)
+
+
+def _same_again(datasets: Sequence[StoredDataset], options: ExtractOptions) -> dict[str, object]:
+    """Return the options of `create` that are about the names of these files."""
+    known = [one.file.made.options if one.file is not None else {} for one in datasets]
+    found = {
+        name: known[0][name] for name in _AGAIN if all(name in one and one[name] == known[0][name] for one in known)
+    }
+    if options.by_key:
+        found.pop("portable", None)
+    return {**found, "exclude": [MANIFEST]} if "hidden" in found else found
+
+
+@memory_for("extracting")
+def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions, pool: Pool, notes: Notes) -> int:
+    """Write all files, under the lock; return how many were there already."""
+    if _folds_case(place):
+        check_names(names, folded=True)
+    entries, observer = listed.entries, notes.observer
+    entries = replace(entries, rows=replace(entries.rows, paths=names))
+    tasks, table, kept = [*_tasks(listed, entries, place)], _manifest(entries), 0
+    _check_there(place, names, entries.rows.size.tolist(), table, options)
+    with _unfinished(place, listed, names) as again:
+        there: IfThere = "overwrite" if options.overwrite else "finish" if again else "keep"
+        observer.start(len(entries), int(entries.rows.size.sum()), len(tasks))
+        each = (UnpackTask(task, listed.compressed, there) for task in tasks)
+
+        def advance(_: int, samples: int, size: int) -> None:
+            observer.advance(samples, size, 0)
+
+        for number, some in pool.map(unpack_samples, each, advance):
+            kept += some
+            observer.advance(0, 0, 1)
+            observer.log(f"{tasks[number].name}: {counted(len(tasks[number].samples.kinds), 'file')}")
+        place.publish(place.stage_whole(MANIFEST, table))
+    return kept
+
+
+def _tasks(listed: Listing, entries: Entries, place: Folder) -> Iterator[ShardTask]:
+    """Yield runs of samples that lie in one shard; all of a shard that is compressed, for that is read in sequence."""
+    import numpy as np
+
+    from shardtool.plan.order import NO_LIMIT, Limits, running
+    from shardtool.plan.plan import Plan, shard_samples
+
+    sizes = np.add.reduceat(entries.rows.size, entries.first[:-1])
+    total, file = running(sizes), entries.known_spans.file
+    shard_ends = np.append(np.flatnonzero(np.diff(file)) + 1, len(entries))
+    ends = shard_ends
+    if not listed.compressed:
+        cut = np.flatnonzero(np.diff(total // _BYTES)) + 1
+        ends = np.unique(np.concatenate((shard_ends, np.arange(_SAMPLES, len(entries), _SAMPLES), cut)))
+        ends = ends[ends > 0]
+    plan = Plan(
+        "files", entries, None, None, total, ends, np.diff(total[np.append(0, ends)]), Limits(NO_LIMIT, 0, None)
+    )
+    for number in range(plan.shards):
+        name = listed.shards[int(file[plan.span(number)[0]])]
+        yield ShardTask(number, name, plan.format, place, shard_samples(plan, number), "stop", 0)
+
+
+def _manifest(entries: Entries) -> bytes:
+    """Return the bytes of a Parquet table of samples: key, path, or a path for each of several fields, metadata."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    owners, found = entries.owners(np.arange(len(entries.rows.code))), dict[str, pa.Array]()
+    found["key"] = pa.array([to_text(key) for _, keys in entries.keys.chunks() for key in keys], pa.string())
+    used = [code for code, count in enumerate(entries.code_counts()) if count]
+    for code in used:
+        rows, texts = np.flatnonzero(entries.rows.code == code), dict[int, str]()
+        for owner, path in zip(owners[rows].tolist(), entries.paths(rows), strict=True):
+            texts[owner] = source_text(path)
+        found["path" if len(used) == 1 else f"path.{entries.fields[code]}"] = pa.array(
+            map(texts.get, range(len(entries))), pa.string()
+        )
+    if entries.metadata is not None:
+        columns = zip(entries.metadata.column_names, entries.metadata.columns, strict=True)
+        found = {**{name: column for name, column in columns if name != _PATHS}, **found}
+    sink = io.BytesIO()
+    pq.write_table(pa.table(found), sink)
+    return sink.getvalue()
+
+
+def _check_there(place: Folder, names: Names, sizes: list[int], table: bytes, options: ExtractOptions) -> None:
+    """Refuse to write where other files are, as far as that shows, before anything is written.
+
+    Raises:
+        OutputExists: There are such.
+    """
+    there = {*place.names()} - {f".{_LOCK}.lock"}
+    if options.overwrite or _MARK in there or not there:
+        return
+    with closing(Tree(place.path)) as tree:
+        for first, some in names.chunks():
+            tree.check_free(some, sizes[first : first + len(some)])
+    if MANIFEST in there and place.read(MANIFEST) != table:
+        remedy = f"Name all datasets in one command, choose another folder, or {flag('overwrite')}."
+        raise OutputExists(place.full_path(MANIFEST), "the table of other samples", remedy=remedy)
+
+
+def _folds_case(place: Folder) -> bool:
+    """Tell whether a folder takes names for one that differ in case only: it has our lock, then, under another name."""
+    return bool(place.facts([f".{_LOCK.upper()}.lock"]))
+
+
+@contextmanager
+def _unfinished(place: Folder, listed: Listing, names: Names) -> Iterator[bool]:
+    """Mark the folder as one that is being written to, until all is there; give whether the same run was killed here.
+
+    Raises:
+        OutputExists: A run with another request was.
+    """
+    hashed = blake2b(names.data, digest_size=16)
+    for column in (listed.entries.rows.size, listed.entries.known_spans.expected):
+        hashed.update(column.tobytes())
+    mark = f"shardtool extract of {listed.name}\n{hashed.hexdigest()}\n".encode()
+    try:
+        before = place.read(_MARK)
+    except OSError:
+        before = b""
+    if before not in (b"", mark):
+        found = f"an unfinished {printable(before.splitlines()[0])[:200]}"
+        remedy = "Run that command again to finish it, or remove the folder."
+        raise OutputExists(place.full_path(_MARK), found, expected="none, or one of the same samples", remedy=remedy)
+    if not before:
+        place.publish(place.stage_whole(_MARK, mark))
+    yield bool(before)
+    place.remove([_MARK])

@@ -1,0 +1,165 @@
+"""Samples of one shard become files again, one for each field. Runs in a worker, without NumPy or pyarrow.
+
+Strategy: payloads are read in the order in which they lie, some of them ahead, each is compared with the checksum that
+the index has for it, and only then written, under its own name, by one system call. One that is larger than the
+buffer is written block by block, and removed where its checksum is wrong. So a process that is killed leaves one file
+at most that is not whole, which has the first bytes of its payload: the next run knows it by these (`Tree.write`). A
+temporary name for each file, and its renaming, would cost a tenth of the time more and add nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_right
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from shardtool.errors import CorruptShard, SampleFailed, printable
+from shardtool.fingerprint import crc32c
+from shardtool.storage.staging import Tree
+from shardtool.values import INLINE, to_text
+from shardtool.write.packer import Packer, no_report, unreadable
+from shardtool.write.task import ShardTask, SourceFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shardtool.dataset.shard_file import PackedFile
+    from shardtool.storage.staging import IfThere
+    from shardtool.write.packer import Report
+
+_REPORTED = 64  # files after which the time is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackTask:
+    """Samples that lie in one shard; `task.samples.paths` are the names of their files below `task.folder`.
+
+    Attributes:
+        task: What to write, and where.
+        packed: Whether the shard is compressed.
+        there: What becomes of files that are there.
+    """
+
+    task: ShardTask
+    packed: bool
+    there: IfThere
+
+    @property
+    def name(self) -> str:
+        """The name of the shard."""
+        return self.task.name
+
+
+def unpack_samples(task: UnpackTask, report: Report) -> int:
+    """Write the files of samples; return how many were there already.
+
+    Args:
+        task: What to write.
+        report: Called now and then with the samples and bytes done since the last time.
+
+    Raises:
+        CorruptShard: A payload is not what its index says, or cannot be read; nothing of it is left.
+        OutputExists: A file is there that is not to be replaced.
+        OutputFailed: A file cannot be written.
+    """
+    with closing(Unpacker(task, report)) as unpacker:
+        unpacker.run()
+        unpacker.spans.check()
+    return unpacker.kept
+
+
+class Unpacker(Packer):
+    """The files of one task being written.
+
+    Attributes:
+        kept: How many were there already.
+    """
+
+    def __init__(self, task: UnpackTask, report: Report) -> None:
+        super().__init__(task.task, no_report, report, {})
+        self.kept, self._there = 0, task.there
+        self._tree = Tree(task.task.folder.path)
+        self._packed: PackedFile | None = None
+        if task.packed:
+            from shardtool.dataset.shard_file import PackedFile
+
+            self._packed = PackedFile(os.fsdecode(self.files[0].path))
+
+    def close(self) -> None:
+        """Close what was opened."""
+        super().close()
+        self._tree.close()
+        if self._packed is not None:
+            self._packed.__exit__()
+
+    def run(self) -> None:
+        """Write all files, in the order in which their payloads lie."""
+        paths, sizes, tree, limit = self.paths or [], self.sizes, self._tree, len(self.view)
+        ends = [*accumulate(self.counts)]
+        for done, row in enumerate(sorted(range(len(sizes)), key=self.offsets.__getitem__)):
+            size, path = sizes[row], paths[row]
+            try:
+                if size > limit:
+                    if self._packed is not None:
+                        self._packed.hold(self.offsets[row], size)  # for it may be read twice
+                    written = tree.write(path, partial(self._blocks, path, row), self._there)
+                else:
+                    payload = self.view[:size]
+                    self._fill(path, row, payload)
+                    written = tree.write(path, partial(tuple, (payload,)), self._there)
+            except SourceFailed as failed:
+                raise self._failure(bisect_right(ends, row), failed) from None
+            self.kept += not written
+            self.size += size
+            if not done % _REPORTED:
+                self.report_progress(bisect_right(ends, row))
+        self.report_progress(len(self.keys))
+
+    def _fill(self, path: bytes, row: int, payload: memoryview) -> None:
+        try:
+            self.read_payload(path, row, payload)
+        except OSError as error:
+            raise unreadable(self.path_of(row, path), error) from None
+        if self.expected:
+            self.check_crc(row, crc32c(payload))
+
+    def read_span(self, row: int, payload: memoryview, start: int = 0) -> None:
+        """Fill `payload` with a part of a row's bytes, of a compressed shard, too."""
+        offset = self.offsets[row] + start
+        if self._packed is None:
+            self.spans.fill(self.file_of_row[row], offset, payload)
+            return
+        found = self._packed.read(offset, len(payload))
+        if len(found) != len(payload):
+            raise OSError(errno.EIO, f"ends {len(payload) - len(found):,} bytes too early")
+        payload[:] = found
+
+    def _blocks(self, path: bytes, row: int) -> Iterator[bytes | memoryview]:
+        """Yield a payload block by block, and compare its checksum at the end."""
+        size, crc = self.sizes[row], 0
+        if self.kinds[row] == INLINE:
+            yield self.inline[row]
+            return
+        try:
+            for start in range(0, size, len(self.view)):
+                block = self.view[: min(len(self.view), size - start)]
+                self.read_span(row, block, start)
+                crc = crc32c(block, crc)
+                yield block
+        except OSError as error:
+            raise unreadable(self.path_of(row, path), error) from None
+        if self.expected:
+            self.check_crc(row, crc)
+
+    def _failure(self, sample: int, failed: SourceFailed) -> CorruptShard | SampleFailed:
+        """Return the error of a sample whose payload cannot be had."""
+        key, where = printable(self.keys[sample]), to_text(failed.path)
+        if failed.code == "changed":
+            return SampleFailed(where, failed.message, expected="a shard that stays as it was when the run began")
+        remedy = "Nothing of this field was written. `shardtool verify` shows what else is wrong there."
+        return CorruptShard(where, f"{key}: {failed.message}", remedy=remedy)

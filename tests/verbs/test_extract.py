@@ -1,0 +1,186 @@
+"""`extract`: files again, which make the same dataset; nothing else is touched, and a killed run is finished."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, ExtractOptions, InvalidRequest, create, extract
+from shardtool.names import Names
+from shardtool.verbs.extract import MANIFEST, check_names
+from tests.faults.helpers import settles, start
+from tests.helpers import PHOTOS, flip, read_tree, typed, write_tree
+from tests.verbs.test_inspect import HOSTILE, tar_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TREE = {
+    "cat/a.jpg": b"\xff\xd8", "cat/a.json": b'{"label": "cat"}', "dog/b c.jpg": b"", "dog/b c.txt": b"x" * 700_000,
+    "Ünï/Ï.d.jpg": b"3",
+}  # fmt: skip
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {name: data for name, data in read_tree(folder).items() if name != MANIFEST}
+
+
+@pytest.mark.parametrize("more", [
+    (), ("--label-from-folder",), ("--portable",), ("--dots", "last"), ("--hidden",),
+    ("--portable", "--label-from-folder"),
+])  # fmt: skip
+def test_create_makes_the_same_samples_of_what_was_extracted(
+    tmp_path: Path, ending: str, more: tuple[str, ...]
+) -> None:
+    """The files are those of the source, and by the options that are named the content is the same, to the bit."""
+    source = write_tree(tmp_path / "source", _TREE)
+    made = json.loads(typed("create", source, tmp_path / f"a-{{0..}}.{ending}", *more, "--json").out)
+    ran = typed("extract", tmp_path / "a.json", tmp_path / "x", "--workers", "2", "--json")
+    found = json.loads(ran.out)
+    assert (ran.code, found["samples"], found["files"], found["kept"]) == (0, 3, 5, 0)
+    assert _files(tmp_path / "x") == _TREE
+    again = create(tmp_path / "x", tmp_path / f"b-{{0..}}.{ending}", **found["create"])
+    assert again.fingerprint == made["fingerprint"]
+
+
+_NAMES = st.text("ab.-é", min_size=1, max_size=4).filter(lambda name: name.strip(".") == name)
+_TREES = st.dictionaries(st.tuples(_NAMES, _NAMES, st.sampled_from(["jpg", "txt", "x"])), st.binary(max_size=40))
+
+
+@given(files=_TREES.filter(bool), portable=st.booleans())
+def test_any_tree_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[str, ...], bytes], *, portable: bool
+) -> None:
+    """Whatever files `create` takes, `extract` gives back, wherever dots stand in their names."""
+    folder = tmp_path_factory.mktemp("any")
+    tree = {f"{top}/{name}.{field}": data for (top, name, field), data in files.items()}
+    made = create(write_tree(folder / "s", tree), folder / "o-{0..}.tar", CreateOptions(dots="last", portable=portable))
+    assert extract(made.dataset_file, folder / "x").files == len(tree)
+    assert _files(folder / "x") == tree
+    shutil.rmtree(folder)
+
+
+def test_samples_and_fields_that_are_asked_for(tmp_path: Path) -> None:
+    """A query, a file of keys and a list of fields choose; what no sample has is an error, and nothing is written."""
+    create(PHOTOS, tmp_path / "o-{0..}.tar", CreateOptions(label_from_folder=True))
+    data, keys = tmp_path / "o.json", tmp_path / "keys"
+    keys.write_text("cat/cat-0001\r\nbrick/brick-0001\n\n", encoding="utf-8")
+    assert typed("extract", data, tmp_path / "a", "--keys-from", keys, "--fields", "jpg,cls").code == 0
+    wanted = {f"{key}.jpg" for key in ("cat/cat-0001", "brick/brick-0001")}
+    assert {*_files(tmp_path / "a")} == wanted | {name.replace(".jpg", ".cls") for name in wanted}
+    ran = typed("extract", data, tmp_path / "b", "--where", "key < 'b'", "--dry-run")
+    assert (ran.code, ran.out.endswith("nothing was written\n"), (tmp_path / "b").exists()) == (0, True, False)
+    assert extract(data, tmp_path / "b", ExtractOptions(keys_from=["cat/cat-0001"])).samples == 1
+    keys.write_text("cat/cat-0001\nmouse\n", encoding="utf-8")
+    wrong = (("--keys-from", keys), ("--keys-from", tmp_path / "none"), ("--fields", "png"), ("--where", "key == ''"))
+    for words in wrong:
+        assert typed("extract", data, tmp_path / "c", *words).code == 2
+    assert not (tmp_path / "c").exists()
+
+
+def test_metadata_come_back_by_the_table(tmp_path: Path) -> None:
+    """The table beside has the metadata of each sample, and `create --join` takes them from there."""
+    create(PHOTOS, tmp_path / "o-{0..}.tar", CreateOptions(columns_from=("json",)))
+    extract(tmp_path / "o.json", tmp_path / "x", ExtractOptions(fields=("jpg",)))
+    table, before = pq.read_table(tmp_path / "x" / MANIFEST), pq.read_table(tmp_path / "o-0.index")
+    ran = typed("create", tmp_path / "x", tmp_path / "p-{0..}.tar", "--join", tmp_path / "x" / MANIFEST, "--on", "key")
+    after = pq.read_table(tmp_path / "p-0.index")
+    names = [name for name in before.column_names if not name.startswith("__")]
+    assert (ran.code, after.select(names).to_pylist()) == (0, before.select(names).to_pylist())
+    assert all((tmp_path / "x" / path).is_file() for path in table["path"].to_pylist())
+    ran = typed("create", tmp_path / "x" / MANIFEST, tmp_path / "q-{0..}.tar")
+    assert (ran.code, (tmp_path / "q.json").exists()) == (0, True)
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    """With other bytes it is an error, with the right ones it stays, and no link is followed."""
+    shard, into = tar_of(tmp_path / "x.tar", [("a/b.txt", b"new"), ("c.txt", b"1")]), tmp_path / "into"
+    outside = write_tree(tmp_path / "outside", {"kept": b"old"})
+    for there in ({"a/b.txt": b"older"}, {"a/b.txt": b"old"}):
+        write_tree(into, there)
+        ran = typed("extract", shard, into, "--json")
+        assert (ran.code, json.loads(ran.out)["error"]["code"]) == (5, "output-exists")
+        assert read_tree(into)["a/b.txt"] in (b"old", b"older")
+    shutil.rmtree(into)
+    into.mkdir()
+    (into / "a").symlink_to(outside)
+    assert typed("extract", shard, into).code == 5
+    assert typed("extract", shard, into, "--overwrite").code == 5
+    (into / "a").unlink()
+    write_tree(into, {"a/b.txt": b"old", "mine": b"mine"})
+    assert typed("extract", shard, into, "--overwrite").code == 0
+    assert json.loads(typed("extract", shard, into, "--json").out)["kept"] == 2
+    assert read_tree(outside) == {"kept": b"old"}
+    assert _files(into) == {"a/b.txt": b"new", "c.txt": b"1", "mine": b"mine"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    """A key that leads out of the folder, or is no file's name, is an error before anything is written."""
+    shard = tar_of(tmp_path / "x.tar", [("good.txt", b"good"), (f"{name}.txt", b"evil")])
+    before = read_tree(tmp_path)
+    ran = typed("extract", shard, tmp_path / "deep" / "into")
+    assert ran.code == 2
+    assert read_tree(tmp_path) == before
+
+
+def test_names_that_meet() -> None:
+    """Two fields that would be one file are an error; where a folder does not tell case apart, by these names, too."""
+    check_names(Names.of([b"a.jpg", b"A.jpg"]))
+    for names, folded in (([b"a.jpg", b"A.jpg"], True), ([b"a.b.c", b"a.b.c"], False)):
+        with pytest.raises(InvalidRequest):
+            check_names(Names.of(names), folded=folded)
+
+
+def test_the_address_of_a_store_is_no_folder(tmp_path: Path) -> None:
+    """Files are written to a file system only."""
+    shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
+    assert typed("extract", shard, "s3://bucket/x").code == 2
+
+
+@pytest.mark.parametrize("size", [3, 2_000_000])
+def test_damage_leaves_no_file(tmp_path: Path, size: int) -> None:
+    """A payload with another checksum than its index has is an error that names its sample; no file has its name."""
+    create(write_tree(tmp_path / "s", {"a.txt": b"x" * size, "b.txt": b"y"}), tmp_path / "o-{0..}.tar")
+    flip(tmp_path / "o-0.tar", 512 + size - 1)
+    ran = typed("extract", tmp_path / "o.json", tmp_path / "x")
+    assert (ran.code, "a: at 512" in ran.err, "txt" in read_tree(tmp_path / "x")) == (4, True, False)
+    flip(tmp_path / "o-0.tar", 512 + size - 1)
+    assert typed("extract", tmp_path / "o.json", tmp_path / "x").code == 0
+    assert _files(tmp_path / "x") == {"a.txt": b"x" * size, "b.txt": b"y"}
+
+
+def test_compressed_shards(tmp_path: Path) -> None:
+    """Of a compressed shard, small and large fields come out, whatever the order in which they lie; twice, too."""
+    files = [("a.txt", os.urandom(9)), ("a.bin", os.urandom(1_500_000)), ("b.bin", b""), ("b.a", b"1")]
+    shard = tar_of(tmp_path / "x.tar", files)
+    packed = tmp_path / "y.tar.gz"
+    packed.write_bytes(gzip.compress(shard.read_bytes(), 1))
+    assert [extract(packed, tmp_path / "x").kept for _ in range(2)] == [0, 4]
+    assert _files(tmp_path / "x") == dict(files)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
+    """SIGKILL leaves files and a mark; the same command finishes, and another one is refused; then there is no mark."""
+    tree = {f"{at % 7}/{at:05}.txt": b"%d" % at * (at % 500) for at in range(3000)} | {"z.bin": bytes(20_000_000)}
+    create(write_tree(tmp_path / "s", tree), tmp_path / "o-{0..}.tar", CreateOptions(max_count=500))
+    into, mark = tmp_path / "{x}", tmp_path / "{x}" / ".extract.unfinished"
+    run = start(tmp_path / "o.json", into, verb="extract")
+    assert settles(lambda: len([*into.glob("*/*")]) > 100, step_s=0.001)
+    run.signal(signal.SIGKILL, group=True)
+    assert run.end().code == -signal.SIGKILL
+    assert mark.exists()
+    (into / "0" / "00007.txt").write_bytes(b"7")  # as a kill between two writes of one file leaves it
+    assert typed("extract", tmp_path / "o.json", into, "--where", "key > '1'").code == 5
+    assert typed("extract", tmp_path / "o.json", into).code == 0
+    assert _files(into) == tree
