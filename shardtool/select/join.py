@@ -106,13 +106,15 @@ def join(entries: Entries, table: object, on: str) -> JoinedSamples:
     columns = read_columns(source, [on, *names], {on, *texts})
     for name in names:
         if not has_text(columns[name].type):
-            raise _no_metadata(source, [name], str(columns[name].type))
+            problem, expected = f"column {name!r}: {columns[name].type}", "text, numbers, times, or lists of these"
+            remedy = f"Leave it out: df.drop(columns=[{name!r}]) does."
+            raise InvalidRequest(source.where, problem, expected=expected, remedy=remedy)
     rows, keys = _row_keys(Rows(source.where, columns, None), on), _sample_keys(entries, on)
     del columns[on]
-    found, by_path = places_among(keys, rows), list[str]()
+    found, told = places_among(keys, rows), list[str]()
     if on not in had and _has_paths(entries) and not np.any(found >= 0):
         found = _places_by_path(entries, rows, source.where)
-        by_path = [f"column {on!r} holds paths of files, not keys: samples have the row of their file's path"]
+        told = [f"column {on!r} holds paths of files, not keys: samples have the row of their file's path"]
     lone = np.flatnonzero(found < 0)
     if len(lone) == len(keys):
         side = "keys" if on not in had else f"values of the samples' column {on!r}"
@@ -123,7 +125,9 @@ def join(entries: Entries, table: object, on: str) -> JoinedSamples:
     used[found] = True
     unused = np.flatnonzero(~used[:-1])
     entries, replaced = with_columns(entries, source, columns, found)
-    notes = (*by_path, *_notes(source.name, entries.keys, lone, rows, unused), *replaced)
+    if heavy := heavy_columns(source.schema):
+        told.append(f"columns of bytes in {source.name} left out: {listing(heavy)}")
+    notes = (*told, *_notes(source.name, entries.keys, lone, rows, unused), *replaced)
     return JoinedSamples(entries, source.name, len(lone), len(unused), notes)
 
 
@@ -188,20 +192,13 @@ def _check_columns(source: Table, on: str) -> list[str]:
     check_names(source.where, columns)
     if on not in columns:
         raise no_such("column", option("on"), on, columns)
-    names = [name for name in columns if name != on and not is_index(name)]
+    unread = {on, *heavy_columns(source.schema)}
+    names = [name for name in columns if name not in unread and not is_index(name)]
     check_sidecar_names(source.where, names, remedy="leave them out of the table")
-    heavy = [name for name in heavy_columns(source.schema) if name in names]
-    if heavy:
-        raise _no_metadata(source, heavy, "bytes")
     if not names:
-        raise InvalidRequest(source.where, f"no column but {on!r}", expected="columns to be joined")
+        expected = "columns to be joined, which hold no bytes"
+        raise InvalidRequest(source.where, f"no column but {on!r}", expected=expected)
     return names
-
-
-def _no_metadata(source: Table, names: list[str], holds: str) -> InvalidRequest:
-    found = f"column {listing([*map(repr, names)])}: {holds}"
-    remedy = f"Leave it out: df.drop(columns={names[:_SHOWN]}) does."
-    return InvalidRequest(source.where, found, expected="text, numbers, times, or lists of these", remedy=remedy)
 
 
 def _row_keys(rows: Rows, on: str) -> Names:

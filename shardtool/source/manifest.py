@@ -115,8 +115,9 @@ class ManifestSource(Source):
         self._roles = roles = choose(self._where, table.schema, options, self._first_ending)
         self.notes = roles.notes
         self._root = _root(options, table.folder)
-        is_typed = isinstance(source, str) and source == "-" and options.root is None
-        self._is_list = is_typed and table.schema.names == ["path"]
+        self._is_typed = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
+        is_own = self._is_typed or not isinstance(source, str | os.PathLike)  # no file says these paths: the user does
+        self._may_leave = is_own and options.root is None and not options.allow_outside
         heavy = {*heavy_columns(table.schema), *roles.columns_of("binary")}
         self._light = [name for name in table.schema.names if name not in heavy]
         if not options.stat and roles.paths() and (options.size is None or len(roles.paths()) > 1):
@@ -157,6 +158,8 @@ class ManifestSource(Source):
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Choose rows, check columns, and look at the files in the workers."""
         options, roles = self._options, self._roles
+        if self._is_typed and not is_place(self._root):
+            self._pass_over_folders()
         if options.where is not None:
             from shardtool.select.query import matching
 
@@ -261,10 +264,19 @@ class ManifestSource(Source):
         self._columns |= {name: shown_column(column) for name, column in zip(names, urls, strict=True)}
         return urls
 
+    def _pass_over_folders(self) -> None:
+        """Leave folders out of a list of paths: `find` prints them before what lies in them."""
+        paths, root = self._columns["path"].to_pylist(), os.fsdecode(self._root)
+        above = {os.path.dirname(path) for path in paths}
+        may_be = (at for at, path in enumerate(paths) if path.rstrip("/") in above or "." not in os.path.basename(path))
+        folders = [at for at in may_be if paths[at] and os.path.isdir(os.path.join(root, paths[at]))]
+        if folders:
+            self.keep(np.setdiff1d(np.arange(len(paths)), folders))
+
     def _find_paths(self, rows: Rows) -> tuple[list[pa.Array], Endings | None]:
         """Return the paths of files, a column each, as they count from the root, and the fields that they name."""
         roles, options = self._roles, self._options
-        if self._is_list and not options.allow_outside:
+        if self._may_leave and roles.paths():
             self._count_from_common_folder()
         found = [relative(self._columns[name], self._root) for name in roles.paths()]
         for name, paths in zip(roles.paths(), found, strict=True):
@@ -279,9 +291,11 @@ class ManifestSource(Source):
         return found, endings
 
     def _count_from_common_folder(self) -> None:
-        """Let typed paths that leave the current folder count from the one above all: they are the user's."""
-        if (found := from_common_folder(self._columns["path"], self._root)) is not None:
-            folder, self._columns["path"] = found
+        """Let the user's own paths that leave the current folder count from the one above all."""
+        names = self._roles.paths()
+        if (found := from_common_folder([self._columns[name] for name in names], self._root)) is not None:
+            folder, columns = found
+            self._columns |= dict(zip(names, columns, strict=True))
             self._root = os.fsencode(os.path.join(folder, ""))
             where = f"{printable(folder)}, their common folder ({option('root')} names another)"
             self.notes.append(f"paths count from {where}")
@@ -475,12 +489,15 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
         asked = {column for _, column in values}
         path = _usual("path", PATH_NAMES, [one.name for one in schema if is_text(one.type)], asked, notes)
         if path is None:
-            binary = _only_bytes(where, [one for one in heavy_columns(schema) if one not in asked], first_ending, notes)
+            some = [one.name for one in schema if is_bytes(one.type) or is_wrapped_bytes(one.type)]
+            some = [one for one in some if one not in asked]
+            binary = _only_bytes(where, some, first_ending, notes, needed=not values)
     payload = {path, *(column for _, column in (*files, *urls, *binary, *values))}
     key = options.key
     if key is None:
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
-    wanted = {*schema.names} - {key, *payload, *filter(is_index, schema.names)}
+    unasked = [one for one in heavy_columns(schema) if one not in payload]
+    wanted = {*schema.names} - {key, *payload, *unasked, *filter(is_index, schema.names)}
     if options.meta != "all":
         wanted = {*options.meta.split(",")} if options.meta != "none" else set()
     roles = Roles(
@@ -505,6 +522,9 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
         remedy = f"Name it: {named}, or {option('values', {'txt': 'COLUMN'})}."
         raise InvalidRequest(where, found, expected=expected, remedy=remedy)
     _note(roles, options)
+    if unasked := [one for one in unasked if one not in roles.meta]:
+        taken = option("binary", {"FIELD": "COLUMN"})
+        notes.append(f"columns of bytes left out: {listing(unasked)} ({taken} takes one)")
     return roles
 
 
@@ -542,16 +562,22 @@ def _usual(
 
 
 def _only_bytes(
-    name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str]
+    name: str, columns: list[str], first_ending: Callable[[str], str], notes: list[str], *, needed: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return the one column of bytes, with a field for it; none where there is not one."""
-    if not columns:
+    """Return the one column of bytes, with a field for it; none where there is not one, and no other payload needs it.
+
+    Raises:
+        InvalidRequest: Nothing says which of several columns is meant, or what kind of bytes one holds.
+    """
+    if not columns or (len(columns) > 1 and not needed):
         return ()
     if len(columns) > 1:
         remedy = f"Say which, and the fields that they become: {option('binary', {'jpg': columns[0]})}."
         raise InvalidRequest(name, f"{counted(len(columns), 'column of bytes')}: {listing(columns)}", remedy=remedy)
     column = columns[0]
     ending = column.casefold() if column.casefold() in _FORMATS else first_ending(column)
+    if not ending and not needed:
+        return ()
     if not ending:
         found = f"column {column!r} holds bytes, and nothing says of what kind"
         remedy = f"Name the field that they become: {option('binary', {'jpg': column})}."
@@ -860,20 +886,24 @@ def upward_places(paths: pa.Array) -> NDArray[np.int64]:
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
 
 
-def from_common_folder(paths: pa.Array, root: bytes) -> tuple[str, pa.Array] | None:
-    """Return the folder above all of these paths, and the paths absolute; None where none of them leaves `root`."""
-    paths = relative(paths, root)
-    away, up = absolute_places(paths), upward_places(paths)
-    if not len(away) and not len(up):
+def from_common_folder(columns: Sequence[pa.Array], root: bytes) -> tuple[str, list[pa.Array]] | None:
+    """Return the folder above all paths of some columns, and these absolute; None where none of them leaves `root`."""
+    columns = [relative(paths, root) for paths in columns]
+    leaving = [upward_places(paths) for paths in columns]
+    if not any(len(up) or len(absolute_places(paths)) for up, paths in zip(leaving, columns, strict=True)):
         return None
     top = os.path.join(os.path.realpath(os.fsdecode(root)), "")
     real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
-    texts = paths.to_pylist()
-    for at in up.tolist():
-        folder, name = os.path.split(texts[at])
-        texts[at] = os.path.join(real(folder), name)
-    texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, and empty ones are refused later
-    return os.path.commonpath({os.path.dirname(text) for text in texts if text}), arrow.texts(texts)
+    folders, found = set[str](), []
+    for paths, up in zip(columns, leaving, strict=True):
+        texts = paths.to_pylist()
+        for at in up.tolist():
+            folder, name = os.path.split(texts[at])
+            texts[at] = os.path.join(real(folder), name)
+        texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, empty ones are refused later
+        folders |= {os.path.dirname(text) for text in texts if text}
+        found.append(arrow.texts(texts))
+    return os.path.commonpath(folders), found
 
 
 def from_root(paths: pa.Array, root: bytes) -> pa.Array:

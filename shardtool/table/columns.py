@@ -35,8 +35,8 @@ _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index wit
 
 
 def heavy_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns that hold bytes, which are streamed."""
-    return [one.name for one in schema if is_bytes(one.type) or is_wrapped_bytes(one.type)]
+    """Return the columns that hold bytes, however deep: they are streamed, or never read."""
+    return [one.name for one in schema if any(is_bytes(kind) for kind, _ in _levels(one.type))]
 
 
 def is_bytes(kind: pa.DataType) -> bool:
@@ -143,7 +143,7 @@ def check_shape(where: str, schema: pa.Schema) -> None:
         raise too_many_columns(where, len(schema))
     for one in schema:
         left = MOST_COLUMNS
-        for level in _levels(one.type):
+        for _, level in _levels(one.type):
             if level > MOST_LEVELS:
                 raise too_deep(f"{where}, column {one.name!r}")
             left -= 1
@@ -152,12 +152,12 @@ def check_shape(where: str, schema: pa.Schema) -> None:
                 raise InvalidRequest(where, found, expected="fewer")
 
 
-def _levels(kind: pa.DataType) -> Iterator[int]:
-    """Yield the level of each type within a type, 1 for what lies in a column."""
+def _levels(kind: pa.DataType) -> Iterator[tuple[pa.DataType, int]]:
+    """Yield each type within a type and its level, 1 for what lies in a column."""
     stack = [(kind, 0)]
     while stack:
         one, level = stack.pop()
-        yield level
+        yield one, level
         if isinstance(one, pa.BaseExtensionType):
             stack.append((one.storage_type, level))
         elif pa.types.is_dictionary(one):

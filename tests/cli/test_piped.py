@@ -112,6 +112,19 @@ def test_typed_paths_lead_anywhere(lists: str, tmp_path: Path, monkeypatch: pyte
         assert [name for name, _ in members(tmp_path / "work/named/o-0.tar")] == [f"photos/{name}" for name in names]
 
 
+def test_folders_in_a_list_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`find FOLDER` prints folders, too: they are no samples, whatever they are called; what is missing stays one."""
+    write_tree(tmp_path, {"photos/v1.0/a.jpg": b"a", "photos/b/c.png": b"c", "work/x": b""})
+    (tmp_path / "photos" / "empty").mkdir()
+    lists = ["", "/v1.0", "/v1.0/a.jpg", "/b", "/b/c.png", "/empty"]
+    _stdin(monkeypatch, "".join(f"{tmp_path}/photos{path}\n" for path in lists).encode())
+    assert typed("create", "-", "out/o-{0..}.tar", "--workers", "1", cwd=tmp_path / "work").code == 0
+    assert members(tmp_path / "work/out/o-0.tar") == [("v1.0/a.jpg", b"a"), ("b/c.png", b"c")]
+    _stdin(monkeypatch, f"{tmp_path}/photos/gone\n{tmp_path}/photos/b/c.png\n".encode())
+    ran = typed("create", "-", "new/o-{0..}.tar", "--workers", "1", cwd=tmp_path / "work")
+    assert (ran.code, "a name without an ending" in ran.err) == (2, True)
+
+
 def test_paths_in_a_table_stay_below_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a table names may be another's: its paths leave the root where `--allow-outside` says so, piped or not."""
     write_tree(tmp_path, {"photos/1.jpg": b"x", "work/list.csv": b"path,label\n../photos/1.jpg,a\n"})

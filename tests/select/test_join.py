@@ -372,14 +372,7 @@ _NO_KEY = "column 'key': no key (empty, null or NaN) in "
         ),
         ({"key": [b"a"], "n": [1]}, ("Table: column 'key' (key) holds binary; expected text or whole numbers",)),
         ({"key": [True], "n": [1]}, ("Table: column 'key' (key) holds bool; expected text or whole numbers",)),
-        (
-            {"key": ["a"], "jpg": [b"x"], "n": [1], "png": [{"bytes": b"x"}]},
-            (
-                "Table: column 'jpg', 'png': bytes; expected text, numbers, times, or lists of these. ",
-                "Leave it out: df.drop(columns=['jpg', 'png']) does.",
-            ),
-        ),
-        ({"key": ["a"], "jpg": [[b"x"]]}, ("Table: column 'jpg': list<item: binary>; expected text, numbers, ",)),
+        ({"key": ["a"], "jpg": [[b"x"]]}, ("Table: no column but 'key'; expected columns to be joined, which",)),
         (
             {"key": ["a"], "__size__": [1]},
             (
@@ -394,6 +387,13 @@ def test_tables_that_cannot_be_joined(table: dict[str, Any], said: tuple[str, ..
     """What is wrong with a table is said with its rows, and what to do."""
     found = _error(join.join, _labelled(), pa.table(table), "key")
     assert all(one in found for one in said), found
+
+
+def test_bytes_are_not_joined() -> None:
+    """Columns of bytes are no metadata: they are left out, and a note names them."""
+    joined = join.join(_labelled(), pa.table({"key": ["a"], "jpg": [b"x"], "n": [1], "png": [{"bytes": b"x"}]}), "key")
+    assert "columns of bytes in Table left out: jpg, png" in joined.notes
+    assert not {"jpg", "png"} & {*metadata_of(joined.entries).column_names}
 
 
 def test_columns_of_one_name() -> None:

@@ -349,7 +349,7 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [True], "path": ["a.jpg"]}, {"key": "id"}, "column 'id' (key) holds bool; expected text or whole numbers"),
     ({"id": [1], "path": [3]}, {"path": "path"}, "column 'path' (path) holds int64; expected text"),
     ({"id": [1], "path": [b"a"]}, {"path": "path"}, "column 'path' (path) holds binary; expected text. binary takes"),
-    ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {},
+    ({"id": [1], "path": ["a.jpg"], "b": [b"x"]}, {"meta": "b"},
      "column 'b' (metadata) holds binary; expected what JSON has a form for. Make it a field (binary={'jpg': 'b'})"),
     ({"id": [1], "v": [2]}, {"binary": (("jpg", "v"),)}, "column 'v' (bytes) holds int64; expected bytes, or text"),
     ({"id": [1], "v": [b"x"]}, {"fields": (("jpg", "v"),)}, "column 'v' (field jpg) holds binary; expected"),
@@ -369,6 +369,41 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_what_columns_may_not_be(columns: dict[str, Any], options: dict[str, Any], said: str) -> None:
     """Types that cannot be what they are used for, nulls, and what cannot be written, are named with their rows."""
     assert said in _error(pa.table(columns), **options)
+
+
+def test_bytes_that_nobody_asks_for(tmp_path: Path) -> None:
+    """Columns of bytes, however deep, are left out of the metadata, with a note; one that is asked for is a field."""
+    write_tree(tmp_path, _FILES)
+    bytes_of = {"thumb": [b"t", b"u"], "crops": [[{"bytes": b"c", "path": None}], []], "mask": [b"m", b"n"]}
+    table = pa.table({"path": ["imgs/1.jpg", "imgs/3.jpg"], "n": [1, 2], **bytes_of})
+    found = _samples(table, root=str(tmp_path), path="path", binary=(("png", "mask"),))
+    assert found["imgs/1"] == {"jpg": b"one", "json": b'{"n":1}', "png": b"m"}
+    manifest, entries = _entries(table, root=str(tmp_path))
+    assert manifest.notes[-1] == "columns of bytes left out: thumb, crops, mask (binary={'FIELD': 'COLUMN'} takes one)"
+    assert metadata_of(entries).column_names == ["path", "n"]
+    for unclear in ({"blob": bytes_of["thumb"]}, bytes_of):
+        texts = _samples(pa.table({"id": [7, 8], "n": [1, 2], **unclear}), fields=(("txt", "n"),), meta="none")
+        assert texts == {"7": {"txt": b"1"}, "8": {"txt": b"2"}}
+
+
+def test_a_table_in_memory_names_files_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its absolute paths, of all columns, count from their common folder; from `root`, where that is named, or stay."""
+    write_tree(tmp_path / "data", _FILES)
+    write_tree(tmp_path / "here", {"own.png": b"own"})
+    monkeypatch.chdir(tmp_path / "here")
+    images, masks = [f"{tmp_path}/data/imgs/{name}" for name in ("1.jpg", "3.jpg")], [f"{tmp_path}/data/masks/1.png"]
+    frame = pd.DataFrame({"path": images, "mask": masks * 2})
+    options: dict[str, Any] = {"path": "path", "files": (("png", "mask"),)}
+    assert _samples(frame, **options) == {
+        "imgs/1": {"jpg": b"one", "png": b"m"}, "imgs/3": {"jpg": b"the third", "png": b"m"},
+    }  # fmt: skip
+    manifest, entries = _entries(frame, **options)
+    assert manifest.notes[-1].startswith(f"paths count from {tmp_path}/data, their common folder")
+    assert metadata_of(entries)["mask"].to_pylist() == ["masks/1.png"] * 2
+    assert _entries(pd.DataFrame({"path": images, "mask": ["own.png"] * 2}), **options)[1].key(0) == "data/imgs/1"
+    assert "a path that leaves the root" in _error(frame, root=str(tmp_path / "data" / "imgs"), **options)
+    frame.to_csv(tmp_path / "here" / "t.csv", index=False)
+    assert "a path that leaves the root" in _error(tmp_path / "here" / "t.csv", **options)
 
 
 def test_text_that_is_no_utf8(tmp_path: Path) -> None:
