@@ -10,7 +10,7 @@ CLIENT_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + len(os.sched_getaff
 PYTEST = -m pytest -q --dist worksteal --ignore=tests/clients -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench soak interop clean
+.PHONY: help demo docs test test-all lint bench soak interop clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -55,8 +55,11 @@ interop: export PATH := $(PATH):$(CURDIR)/.venv-clients/azurite/node_modules/.bi
 interop: .venv-clients/.installed .venv-clients/azurite/.installed  ## read our shards with other tools: tar, webdataset, wids, datasets, DuckDB, TensorFlow, DALI ...
 	.venv-clients/bin/python -m pytest -q -n $(CLIENT_WORKERS) --dist loadfile --no-loadscope-reorder -m clients --confcutdir=tests/clients tests/clients $(ARGS)
 
+docs: .venv-docs/.installed  ## build the documentation site into build/site; a broken link ends it
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+
 clean:  ## remove all that is made here, the environments too
-	rm -rf .venv .venv-clients benchmarks/.venv-wds benchmarks/.venv-tf demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-clients .venv-docs benchmarks/.venv-wds benchmarks/.venv-tf demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp stands in each environment for what was installed last; another pyproject.toml installs again.
@@ -68,6 +71,11 @@ clean:  ## remove all that is made here, the environments too
 
 .venv/.dev: .venv/.installed
 	.venv/bin/python $(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+.venv-docs/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python $(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 .venv/.bench: .venv/.installed
