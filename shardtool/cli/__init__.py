@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -49,6 +50,7 @@ _VERBS = {
     "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
     "extract": "Write samples to files again: all, or some, or some fields.",
     "cache": "Look at a cache of shards, check it, or empty it.",
+    "completion": "Print what bash, zsh or fish needs to complete by TAB.",
 }
 _LEAST_ROOM = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
 _GARBAGE = 50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
@@ -110,7 +112,7 @@ def cli() -> None:
       shardtool extract out.json ./files --where "label == 'dog'"
       shardtool cache status /fast/disk/cache
 
-    Tab completion: put `eval "$(_SHARDTOOL_COMPLETE=bash_source shardtool)"` into ~/.bashrc (zsh_source, fish_source).
+    Tab completion: put `eval "$(shardtool completion bash)"` into ~/.bashrc, or see `shardtool completion --help`.
     """
 
 
@@ -125,6 +127,8 @@ def main() -> NoReturn:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     withhold_pandas()
     gc.set_threshold(_GARBAGE)
+    if "_SHARDTOOL_COMPLETE" in os.environ:  # which shells have click look at
+        import_module("shardtool.cli.completion")
     arguments = sys.argv[1:]
     signals = Signals(lambda signum: _show(_interrupted(signum, arguments), arguments))
     signals.install()

@@ -28,7 +28,7 @@ from shardtool.request.options import (
     ReshardOptions,
     VerifyOptions,
 )
-from shardtool.request.settings import described, setting
+from shardtool.request.settings import Settings, described, setting
 from shardtool.values import BLOCK, counted, output_text
 
 if TYPE_CHECKING:
@@ -649,6 +649,27 @@ def cache(action: str, folder: str, how: Output) -> int:
     change = cache_verify(folder) if action == "verify" else cache_clear(folder)
     _print(how, change.to_json, lambda: change_text(change))
     return _FOUND if action == "verify" and (change.removed or change.held) else 0
+
+
+@verb((click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"])),), running=Settings)
+def completion(shell: str, _how: Settings) -> None:
+    """Print what SHELL needs to complete the command line by TAB.
+
+    Verbs, options and their values complete; files, datasets first where one is meant; columns of the tables and
+    datasets that stand on the line, and fields of these datasets.
+
+    \b
+      bash  put this into ~/.bashrc:  eval "$(shardtool completion bash)"
+      zsh   into ~/.zshrc, after compinit:  eval "$(shardtool completion zsh)"
+      fish  run once:  shardtool completion fish > ~/.config/fish/completions/shardtool.fish
+
+    \b
+    Examples:
+      shardtool completion bash
+    """
+    from shardtool.cli.completion import script
+
+    show(script(shell).rstrip("\n"))
 
 
 # `pipe:COMMAND`, and a tar on standard input: what a user types where a file is meant.

@@ -27,9 +27,10 @@ from shardtool.storage.remote.retry import use_retry_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+    from click.shell_completion import CompletionItem
+
     from shardtool.request.settings import Facts
 
-PLACE = click.Path(readable=False)  # shells complete it; what is there, or not, is for the verbs to say
 _SECTIONS = (
     "Options", "Shards", "Reading in another order", "Choosing and dividing", "Folders", "Manifests", "URLs",
     "Fields and metadata", "Changing samples", "Names and errors", "What is looked at", "The source", "What is done",
@@ -41,12 +42,41 @@ VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
 Function = TypeVar("Function", bound="Callable[..., int | None]")
 
 
+class _Place(click.Path):
+    """A file, folder or address: what is there, or not, is for the verbs to say."""
+
+    def shell_complete(self, _ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return what a shell completes."""
+        from shardtool.cli.completion import places
+
+        return places(param, incomplete)
+
+
+class _Text(click.types.StringParamType):
+    """A text, perhaps with names of columns or fields in it."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return what a shell completes."""
+        from shardtool.cli.completion import words
+
+        return words(ctx, param, incomplete)
+
+
+PLACE = _Place(readable=False)
+
+
 class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
     """A few texts with commas between them: `webdataset,dali`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return these texts with commas between them."""
         return ",".join(super(Words, self).convert(one.strip(), param, ctx) for one in value.split(","))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return what a shell completes: the last of them."""
+        before, comma, last = incomplete.rpartition(",")
+        found = super().shell_complete(ctx, param, last)
+        return [click.shell_completion.CompletionItem(f"{before}{comma}{one.value}") for one in found]
 
 
 class Option(click.Option):
@@ -119,7 +149,7 @@ class DryRunning(Running):
 def verb(
     arguments: str | tuple[click.Argument, ...],
     options: type[Any] | None = None,
-    running: type[Output] = Running,
+    running: type[Settings] = Running,
     without: Collection[str] = (),
 ) -> Callable[[Function], Function]:
     """Make a verb of a function, whose docstring is the help, once that verb is asked for.
@@ -204,7 +234,7 @@ def _type(kind: type[Any], name: str) -> Any:
     one, texts = facts(kind)[name], EXPORTS if name == "export" else choices(kind, name)
     if texts:
         return Words(texts) if one.commas else click.Choice([*texts])
-    return PLACE if one.form == "path" else click.STRING
+    return PLACE if one.form == "path" else _Text()
 
 
 def _use(one: Facts, _context: click.Context, param: click.Parameter, given: Any) -> Any:

@@ -14,16 +14,15 @@ from pathlib import Path
 import click
 import pytest
 
+from shardtool import create
 from shardtool.cli import cli
-from tests.helpers import write_tree
+from tests.helpers import typed, write_tree
 
 _LIMIT_S = 60.0  # for a shell on a busy machine
-_START = {
-    "bash": ("bash --norc --noprofile -i", 'eval "$(_SHARDTOOL_COMPLETE=bash_source shardtool)"'),
-    "zsh": (
-        "zsh -f -i",
-        'autoload -Uz compinit; compinit -u -D; eval "$(_SHARDTOOL_COMPLETE=zsh_source shardtool)"',
-    ),
+_START = {  # how each starts, and what `shardtool completion --help` has people put into its file
+    "bash": ("bash --norc --noprofile -i", 'eval "$(shardtool completion bash)"'),
+    "zsh": ("zsh -f -i", 'autoload -Uz compinit; compinit -u -D; eval "$(shardtool completion zsh)"'),
+    "fish": ("fish --no-config -i", "shardtool completion fish | source"),
 }
 _PLACES = ("FILE", "TABLE", "DIR", "FOLDER", "SOURCE", "DATASET", "OUTPUT")
 
@@ -49,36 +48,113 @@ def _typed(shell: str, lines: list[str], folder: Path) -> str:
     return shown.decode(errors="replace")
 
 
+def _completed(line: str, folder: Path, shell: str = "fish", **env: str) -> list[str]:
+    """Return what a shell gets for a line."""
+    env = {**os.environ, "COMP_LINE": line, "_SHARDTOOL_COMPLETE": f"{shell}_complete", **env}
+    command = [sys.executable, "-m", "shardtool"]
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert run.stderr == ""
+    return run.stdout.splitlines()
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """Return a folder with what completes: a folder, a table, a dataset."""
+    write_tree(
+        tmp_path, {"pictures/1.jpg": b"x", "pictures/1.json": b'{"width": 3}', "labels.csv": b"ident,tag\n1,a\n"}
+    )
+    write_tree(tmp_path, {"other.json": b"{}", "out of it.txt": b"x", "outer/x": b""})
+    create(tmp_path / "pictures", f"{tmp_path}/out-{{0..}}.tar", columns_from=["json"], workers=1)
+    return tmp_path
+
+
+_LINES = {  # what is typed before TAB, and the line that is there then
+    "shardtool create pict": "shardtool create pictures",
+    "shardtool create x --join lab": "shardtool create x --join labels.csv",
+    "shardtool copy x pict": "shardtool copy x pictures",
+    "shardtool verify o": "shardtool verify out",
+    "shardtool verify out.": "shardtool verify out.json",
+    "shardtool create labels.csv x --key id": "shardtool create labels.csv x --key ident",
+    "shardtool create labels.csv x --field cls=t": "shardtool create labels.csv x --field cls=tag",
+    "shardtool create x y --join labels.csv --on id": "shardtool create x y --join labels.csv --on ident",
+    "shardtool reshard out.json x --sort-by wi": "shardtool reshard out.json x --sort-by width",
+    "shardtool reshard out.json x --fields json,j": "shardtool reshard out.json x --fields json,jpg",
+    "shardtool verify out\\ ": "shardtool verify out of it.txt",
+    "shardtool resh": "shardtool reshard",
+    "shardtool reshard x y --equal-c": "shardtool reshard x y --equal-count",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", _START)
-def test_shells_complete_names_of_files(shell: str, tmp_path: Path) -> None:
-    """At a terminal, TAB completes the files that an argument or an option names."""
+def test_shells_complete(shell: str, there: Path) -> None:
+    """At a terminal, TAB completes files, datasets, columns, fields and names of options, as installed by the help."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell}")
-    write_tree(tmp_path, {"pictures/1.jpg": b"x", "labels.csv": b"x"})
-    lines = ["shardtool create pict", "shardtool create --join lab", "shardtool reshard pict", "shardtool copy x pict"]
-    typed = [f"{line}\t\x01echo " for line in lines]  # then, at the start of the line, what prints it
-    shown = _typed(shell, [_START[shell][1], *typed, "echo '<end>'"], tmp_path)
+    typed = [f"{line}\t\x01echo " for line in _LINES]  # then, at the start of the line, what prints it
+    shown = _typed(shell, [_START[shell][1], *typed, "echo '<end>'"], there)
     printed = [line.strip().rstrip("/") for line in shown.replace("\r", "\n").split("\n")]
-    for line in lines:
-        whole = line.replace("pict", "pictures").replace(" lab", " labels.csv")
-        assert whole in printed, shown
+    missing = [line for line in _LINES.values() if line not in printed]
+    assert missing == [], shown
 
 
-def test_fish_completes_names_of_files(tmp_path: Path) -> None:
-    """In fish, too, files complete where an argument or an option names one."""
-    if shutil.which("fish") is None:
-        pytest.skip("no fish")
-    write_tree(tmp_path, {"pictures/1.jpg": b"x", "labels.csv": b"x"})
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    for line, found in (
-        ("create pict", "pictures/"),
-        ("create --join lab", "labels.csv"),
-        ("reshard pict", "pictures/"),
-    ):
-        code = f'_SHARDTOOL_COMPLETE=fish_source shardtool | source; complete -C "shardtool {line}"'
-        run = subprocess.run(["fish", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-        assert run.stdout.split("\t")[0].split() == [found]
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("create labels.csv x --field=cls=", ["--field=cls=ident", "--field=cls=tag"]),
+        ("create pictures x --where 'size > 3 and ke", ["size > 3 and key"]),
+        ("reshard out.json x --field w", []),
+        ("reshard out.json x --field j", ["jpg=", "json="]),
+        ("reshard . x --group-by ", ["width"]),
+        ("reshard out.json x --for webdataset,da", ["webdataset,dali"]),
+        ("create x y --fetch timeout=3,per", ["timeout=3,per-host="]),
+        ("verify o", ["out.json", "outer/"]),
+        ("verify other", []),  # a file, which the shell completes
+        ("verify ./out", ["./out.json", "./outer/"]),
+        ("verify nowhere/", []),
+        ("create nothing.csv x --key ", []),
+        ("create s3://bucket/labels.csv x --key ", []),
+        ("verify s3://bucket/o", []),
+        ("create bad.parquet x --key ", []),
+        ("create bad.json x --sort-by ", []),
+        ("create 'labels", []),
+    ],
+)
+def test_what_completes(line: str, found: list[str], there: Path) -> None:
+    """Names of columns, fields and keys complete wherever one begins; where there are none, nothing is said."""
+    write_tree(there, {"bad.parquet": b"PAR1PAR1", "bad.json": b'{"__kind__": "wids-shard-index-v1"'})
+    texts = [one.partition("\t")[0] for one in _completed(f"shardtool {line}", there)]
+    assert [one.removeprefix("plain,") for one in texts if one.startswith("plain,")] == found
+
+
+def test_bash_gets_what_it_replaces(there: Path) -> None:
+    """Bash cuts words at = and :, and what it gets is quoted for it; inside of quotes it is not."""
+    write_tree(there, {"a b.csv": b"one two,it's\n"})
+    line = "shardtool create 'a b.csv' x --field cls="
+    assert _completed(line, there, "bash") == ["plain,one\\ two", "plain,it\\'s"]
+    assert _completed(line, there, "bash", COMP_WORDBREAKS=" ") == ["plain,cls=one\\ two", "plain,cls=it\\'s"]
+    assert _completed('shardtool create "a b.csv" x --field "cls=o', there, "bash") == ["plain,cls=one two"]
+
+
+def test_completion_is_quick(there: Path) -> None:
+    """Nothing that completes imports pandas; files and options import no NumPy and no pyarrow."""
+    for line, heavy in (("create lab", {"numpy", "pyarrow", "pandas"}), ("create labels.csv x --key ", {"pandas"})):
+        code = "import sys; from shardtool.cli import main; sys.argv = ['shardtool']; main()"
+        env = {**os.environ, "COMP_LINE": f"shardtool {line}", "_SHARDTOOL_COMPLETE": "fish_complete"}
+        run = [sys.executable, "-X", "importtime", "-c", code]
+        done = subprocess.run(run, cwd=there, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout != ""
+        assert not {one.rpartition("|")[2].strip() for one in done.stderr.splitlines()} & heavy
+
+
+def test_the_way_of_before_gives_the_same_script() -> None:
+    """What people have in their files from earlier versions completes as `shardtool completion` does."""
+    for shell in _START:
+        env = {**os.environ, "_SHARDTOOL_COMPLETE": f"{shell}_source"}
+        before = subprocess.run(
+            [sys.executable, "-m", "shardtool"], env=env, capture_output=True, text=True, check=True
+        )
+        assert before.stdout == typed("completion", shell).out
 
 
 def test_all_that_names_a_file_completes_files() -> None:
