@@ -23,7 +23,7 @@ from shardtool.request.settings import (
     setting,
     spelled,
 )
-from shardtool.request.texts import SplitOptions, pair, parse_shares, parts, pixels, share, shares_text
+from shardtool.request.texts import SplitOptions, TextForm, pair, parse_shares, parts, pixels, share, shares_text
 from shardtool.values import (
     Dots,
     IfExists,
@@ -284,6 +284,12 @@ class SelectingOptions(OutputOptions):
         None, "Column of `join` that holds keys, or paths of files.", metavar="COLUMN", such_as="key", of="folder",
         needs={"join": "no table"},
     )  # fmt: skip
+    delimiter: str | None = setting(
+        None, "Character between the values of a table that is text, of `join` or a manifest: ';', '|' or tab. With "
+        "'|', quotation marks are text.", form="delimiter", metavar="CHAR", such_as="|",
+        shown="a comma, of a .tsv a tab",
+    )  # fmt: skip
+    no_header: bool = setting(False, "Take the first row of such a table for values: its columns are called 1, 2, ...")
     values: Pairs = setting(
         (), "Field that is made of a column of metadata, or of a manifest.", typed="field", form="pairs",
         metavar="FIELD=COLUMN",
@@ -305,6 +311,20 @@ class SelectingOptions(OutputOptions):
         False, "Order samples from the largest value of `sort_by` to the smallest.", of="folder",
         within_family="sort-by -COLUMN", needs={"sort_by": "no column to sort by"},
     )  # fmt: skip
+
+    @property
+    def text_form(self) -> TextForm:
+        """How a table that is text is written, as far as its name does not say."""
+        return TextForm(self.delimiter or "", not self.no_header)
+
+    def check_joined_form(self) -> None:
+        """Refuse to be told how a table is written, of a source that is none, where none is joined.
+
+        Raises:
+            InvalidRequest: There is no table.
+        """
+        if given := self.first_given("" if self.join is not None else "delimiter|no_header"):
+            raise InvalidRequest(option(given), "no table", expected=f"a manifest, or {option('join', 'TABLE')}")
 
 
 def _fetching(default: Default, text: str, **facts: Any) -> Default:
@@ -456,6 +476,8 @@ class CreateOptions(SelectingOptions):
         Raises:
             InvalidRequest: There are such.
         """
+        if not manifest:
+            self.check_joined_form()
         found, other = ("manifest", "folder") if manifest else ("folder", "manifest")
         for name, one in facts(type(self)).items():
             if one.of == other and self.is_given(name):
@@ -536,6 +558,7 @@ class ReshardOptions(SelectingOptions):
 
     def __post_init__(self) -> None:
         SelectingOptions.__post_init__(self)
+        self.check_joined_form()
         if (memory := parse_size(self.memory)) < _LEAST_MEMORY:
             expected = f"{show_size(_LEAST_MEMORY)} or more"
             raise InvalidRequest(option("memory"), show_size(memory), expected=expected)

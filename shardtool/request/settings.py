@@ -29,6 +29,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
 from shardtool.request.texts import (
     SLURM,
+    delimiter,
     pair,
     pairs,
     parse_part,
@@ -50,7 +51,7 @@ Pairs = Mapping[str, str] | tuple[str, ...] | list[str]  # {"jpg": "path"}, or j
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
 Function = str | Callable[..., object]  # package.module:function, or the function
 Folder = str | os.PathLike[str]
-Form = Literal["", "size", "share", "pairs", "shares", "part", "pixels", "function", "path"]
+Form = Literal["", "size", "share", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"]
 
 _MOST = 2**63 - 1  # of a recorded number
 _CONTAINERS = (list, tuple, set, frozenset)
@@ -77,7 +78,7 @@ class Facts(NamedTuple):
         metavar: What stands for its value there; empty: what its type says.
         shown: The default as people read it, where it is no plain value.
         form: What its value means: `size` in bytes, `share` of all, `pairs`, `shares` of splits, `part` of a run,
-            `pixels`, `function`, or `path`: a place that a shell completes.
+            `pixels`, `function`, `path`: a place that a shell completes; or the `delimiter` of a text.
         such_as: An example of its value.
         within: The least and the most that a number can be.
         of: The sources that it is about, `folder` or `manifest`; empty: any.
@@ -341,6 +342,8 @@ class Settings:
             text = shares_text(value)
         elif form == "pairs" and isinstance(value, Mapping):
             text = tuple(pair(name, *both) for both in value.items())
+        elif form == "delimiter" and isinstance(value, str):
+            text = delimiter(name, value)
         elif isinstance(value, list) and is_several(type(self), name):
             text = (*value,)
         else:

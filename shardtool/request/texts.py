@@ -1,4 +1,4 @@
-"""What the texts of options mean: pairs, shares, splits, sizes of images, parts of a run."""
+"""What the texts of options mean: pairs, shares, splits, sizes of images, parts of a run, delimiters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.values import parse_size
@@ -71,6 +71,33 @@ def pair(name: str, one: str, other: str) -> str:
         found = f"{one!r}: {other!r}"
         raise InvalidRequest(option(name), found, expected="two texts, the first without an equals sign")
     return f"{one}={other}"
+
+
+def delimiter(name: str, text: str) -> str:
+    r"""Return the character that a text means: `tab` and `\t` are one.
+
+    Raises:
+        InvalidRequest: It is none that can stand between values.
+    """
+    found = "\t" if text in ("tab", r"\t") else text
+    if len(found) != 1 or not found.isascii() or found in '"\r\n\0':
+        raise InvalidRequest(option(name), repr(text[:20]), expected="one character, such as ; or |, or tab")
+    return found
+
+
+class TextForm(NamedTuple):
+    """How a table that is text is written, as far as its name does not say.
+
+    Attributes:
+        delimiter: What stands between values; empty: what the ending of its name says.
+        header: Whether its first row names the columns; else they are called 1, 2, ...
+    """
+
+    delimiter: str = ""
+    header: bool = True
+
+
+BY_NAME = TextForm()
 
 
 def size(name: str, text: str | int) -> int:

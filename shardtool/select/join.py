@@ -19,6 +19,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
+from shardtool.request.texts import BY_NAME
 from shardtool.select.fields import Field, paths_of, with_fields
 from shardtool.table.columns import (
     Rows,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
+    from shardtool.request.texts import TextForm
     from shardtool.table.open import Table
     from shardtool.values import Number
 
@@ -84,7 +86,7 @@ class JoinedSamples:
     notes: tuple[str, ...]
 
 
-def join(entries: Entries, table: object, on: str) -> JoinedSamples:
+def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> JoinedSamples:
     """Return the samples with the columns of a table as metadata.
 
     A sample's row is the one with its key, or, where the samples have a column of metadata called `on`, with what that
@@ -95,11 +97,12 @@ def join(entries: Entries, table: object, on: str) -> JoinedSamples:
         entries: The samples.
         table: See `open_table`.
         on: The table's column of keys.
+        form: How the table is written, where its name does not say it.
 
     Raises:
         InvalidRequest: The table cannot be read, its keys are no keys, no row matches, or a column cannot be joined.
     """
-    source = open_table(table, {on})
+    source = open_table(table, {on}, form)
     names = _check_columns(source, on)
     had = {} if entries.metadata is None else {one.name: one.type for one in entries.metadata.schema}
     texts = {name for name in names if name in had and is_text(had[name])}

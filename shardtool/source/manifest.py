@@ -110,7 +110,7 @@ class ManifestSource(Source):
 
     def __init__(self, source: object, options: CreateOptions) -> None:
         self._options, self._known = options, open_classes(options.classes_from)
-        self._table = table = open_table(source, {column for _, column in asked_columns(options)})
+        self._table = table = open_table(source, {column for _, column in asked_columns(options)}, options.text_form)
         self.name, self._where = table.name, table.where
         self._roles = roles = choose(self._where, table.schema, options, self._first_ending)
         self.notes = roles.notes

@@ -62,7 +62,7 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
         from shardtool.source.archive import ArchiveSource
 
         return ArchiveSource(*archive, options)
-    is_manifest = is_table(source)
+    is_manifest = is_table(source, options.text_form)
     options.check_for(manifest=is_manifest)
     if is_manifest:
         from shardtool.source.manifest import ManifestSource

@@ -151,7 +151,7 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
         stamp, place = _stamp(path), os.fsencode(path)
         file = SpanFile(place, *stamp, "zip" if path.lower().endswith(".zip") else "tar")
         return PlanRequest("archive", (_name(path), folder), (stamp,), archive=file, identity=identity(place))
-    if is_table(path):
+    if is_table(path, options.text_form):
         stamps = tuple(map(_stamp, parquet_files(path) if os.path.isdir(path) else [path]))
         root = os.fsencode(options.root or folder_of(path)).rstrip(b"/") + b"/"
         return PlanRequest("manifest", (_name(path),), stamps, root, outside=options.allow_outside)

@@ -83,7 +83,7 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     if options.join is not None:
         from shardtool.select.join import join
 
-        joined = join(listed.entries, options.join, options.on or "")
+        joined = join(listed.entries, options.join, options.on or "", options.text_form)
         recorded = {**listed.recorded, "join": joined.name}
         listed = replace(listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes))
     if (query := options.where) is not None:

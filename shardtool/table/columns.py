@@ -17,7 +17,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.values import NAME_LIMIT, counted
-from shardtool.wording import option
+from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -83,6 +83,8 @@ def no_such(thing: str, option: str, name: str, names: Sequence[str]) -> Invalid
     lower = {one.casefold(): one for one in names}
     near = [lower[one] for one in get_close_matches(name.casefold(), lower, n=3)]
     remedy = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    if name.isdigit() and thing == "column":
+        remedy = f"{flag('no_header')} calls columns of a text by their numbers."
     return InvalidRequest(option, f"no {thing} {name!r}", expected=f"one of {listing([*names], 100)}", remedy=remedy)
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from shardtool.pattern import format_of, is_shard_name
+from shardtool.request.texts import BY_NAME
 from shardtool.storage.places import (
     base_name,
     entries_in,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
     import pandas as pd
+
+    from shardtool.request.texts import TextForm
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -114,12 +117,15 @@ def archive_in(source: object) -> tuple[str, str] | None:
     return (path, folder) if is_named and os.path.isfile(path) else None
 
 
-def is_table(source: object) -> bool:
-    """Tell whether a source is a table: by the name of a file, or by what a folder holds; an object must be one."""
+def is_table(source: object, form: TextForm = BY_NAME) -> bool:
+    """Tell whether a source is a table: by the name of a file, or by what a folder holds; an object must be one.
+
+    A file is one in any case, where somebody says how it is written.
+    """
     if not isinstance(source, str | os.PathLike):
         return True
     path = os.fspath(source)
-    if path == "-" or (table_ending(path) and not os.path.isdir(path)):
+    if path == "-" or (table_ending(path) and not os.path.isdir(path)) or (form != BY_NAME and os.path.isfile(path)):
         return True
     if is_url(path):
         if is_web(path) or is_shard_name(base_name(path)) or path.lower().endswith(".zip"):

@@ -21,6 +21,7 @@ import os
 import re
 import sys
 from contextlib import contextmanager, suppress
+from shlex import quote
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -31,6 +32,7 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
+from shardtool.request.texts import BY_NAME
 from shardtool.storage import places
 from shardtool.storage.open_file import open_blob, open_object
 from shardtool.storage.places import file_fact
@@ -48,18 +50,29 @@ from shardtool.table.columns import (
     too_long,
     too_many_columns,
 )
-from shardtool.table.kinds import ARROW, JSON_LINES, PARQUET, SEPARATORS, is_frame, is_glob, parquet_files, table_ending
+from shardtool.table.kinds import (
+    ARROW,
+    JSON_LINES,
+    PARQUET,
+    SEPARATORS,
+    is_frame,
+    is_glob,
+    parquet_files,
+    table_ending,
+)
 from shardtool.values import counted, is_utf8
-from shardtool.wording import create_again, option
+from shardtool.wording import create_again, either, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-    from typing import BinaryIO
+    from typing import Any, BinaryIO, Literal
 
     import pandas as pd
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
     from pyarrow.csv import InvalidRow
+
+    from shardtool.request.texts import TextForm
 
     Opened = Callable[[], BinaryIO]
 
@@ -76,6 +89,8 @@ _ZEROS = r"^\s*[+-]?0[0-9]"
 _TAIL = 64  # bytes that surely hold what ends a file
 _EXACT = 2.0**53  # from here on a float holds not every whole number
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+_TAB = "\t"
+_UNQUOTED = "|"  # between values in which quotation marks are text, as in those of LJSpeech
 _MARKS = ((b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16"), (b"\x1f\x8b", "gzip"), (b"PK\x03\x04", "a ZIP file"))
 _UTF8 = b"\xef\xbb\xbf"
 _RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
@@ -126,12 +141,13 @@ class MemoryTable(Table):
 
 
 class DelimitedTable(Table):
-    """A CSV or TSV.
+    """A CSV or TSV, or another text with a delimiter.
 
     Args:
         where: What the user called it.
         opened: Opens it.
-        separator: Between values.
+        form: How it is written.
+        separator: Between values, where `form` does not say it.
         name: The file's name.
         folder: What relative paths in it count from.
 
@@ -142,13 +158,17 @@ class DelimitedTable(Table):
         InvalidRequest: No text, no header, or another separator.
     """
 
-    def __init__(self, where: str, opened: Opened, separator: str, *, name: str, folder: str) -> None:
+    def __init__(
+        self, where: str, opened: Opened, form: TextForm, separator: str = ",", *, name: str, folder: str
+    ) -> None:
         super().__init__(where, folder, name)
-        self._opened, self._separator = opened, separator
+        self._opened, self._separator = opened, form.delimiter or separator
+        self._header, self._quoted = form.header, self._separator != _UNQUOTED
         self._table: pa.Table | None = None
         with opened() as stream:
             head = stream.read(_HEAD)
-        names = _header(where, head, separator)
+        names = _first_row(where, head, self._separator, form)
+        names = names if form.header else [str(number) for number in range(1, len(names) + 1)]
         self.schema = pa.schema([(one, pa.string()) for one in names])
 
     def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
@@ -181,7 +201,7 @@ class DelimitedTable(Table):
 
     def _has_zeros(self) -> bool:
         """Tell whether there may be a value such as 007, which is no number: seen in the bytes."""
-        zeros, last = re.compile(rb'0(?<=[%b\n\r" +-]0)[0-9]' % self._separator.encode()), b"\n"
+        zeros, last = re.compile(rb'0(?<=[%b\n\r" +-]0)[0-9]' % re.escape(self._separator.encode())), b"\n"
         with self._opened() as stream:
             while data := stream.read(_BLOCK):
                 if zeros.search(last + data):
@@ -193,10 +213,10 @@ class DelimitedTable(Table):
         from pyarrow import csv as arrow_csv
 
         convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
-        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True)
+        parse = arrow_csv.ParseOptions(**self._parsing)
 
         def read(block: int) -> pa.Table:
-            options = arrow_csv.ReadOptions(block_size=block)
+            options = arrow_csv.ReadOptions(block_size=block, column_names=self._names)
             with self._opened() as stream:
                 return arrow_csv.read_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
 
@@ -211,8 +231,20 @@ class DelimitedTable(Table):
             if "CSV parse error: Expected" in said:
                 raise self._ragged() from None
             raise
-        self._check_end(table)
+        if self._quoted:
+            self._check_end(table)
         return table
+
+    @property
+    def _parsing(self) -> dict[str, Any]:
+        """The options of pyarrow's parser."""
+        quote = '"' if self._quoted else False
+        return {"delimiter": self._separator, "quote_char": quote, "newlines_in_values": self._quoted}
+
+    @property
+    def _names(self) -> list[str] | None:
+        """The columns that have no names in the file."""
+        return None if self._header else self.schema.names
 
     def _check_end(self, table: pa.Table) -> None:
         """Refuse a last value that goes on to the end of the file: pyarrow takes the rows after it for its text."""
@@ -247,28 +279,31 @@ class DelimitedTable(Table):
 
         names = self.schema.names[:1]
         convert = arrow_csv.ConvertOptions(include_columns=names, column_types={names[0]: pa.string()})
-        parse = arrow_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True, invalid_row_handler=note)
+        parse = arrow_csv.ParseOptions(**self._parsing, invalid_row_handler=note)
 
         def read(block: int) -> pa.Table:
             nonlocal count
             count = 0
             rows.clear()
-            options = arrow_csv.ReadOptions(use_threads=False, block_size=block)  # rows have numbers only without
+            # rows have numbers only without threads
+            options = arrow_csv.ReadOptions(use_threads=False, block_size=block, column_names=self._names)
             with self._opened() as stream:  # as Latin-1, which any bytes are: pyarrow prints a traceback of others
                 text = pa.transcoding_input_stream(stream, "latin-1", "utf-8")
                 return arrow_csv.read_csv(text, read_options=options, parse_options=parse, convert_options=convert)
 
         with suppress(pa.ArrowInvalid):
             _in_blocks(read)
+        whose = "the header" if self._header else "row 1"
         if not rows:
-            return InvalidRequest(self.where, "rows with more or fewer values than the header")
-        found = [f"row {row.number - 1} has {row.actual_columns}" for row in rows]
+            return InvalidRequest(self.where, f"rows with more or fewer values than {whose}")
+        before = int(self._header)
+        found = [f"row {row.number - before} has {row.actual_columns}" for row in rows]
         first = rows[0].text.encode("latin-1", "replace")
         shown = printable((first.splitlines() or [b""])[0][:60])
-        remedy = f"Row {rows[0].number - 1} begins with '{shown}'."
-        if '"' in shown and b"\n" in first:
+        remedy = f"Row {rows[0].number - before} begins with '{shown}'."
+        if self._quoted and '"' in shown and b"\n" in first:
             remedy += " Is a quotation mark not closed there?"
-        what = f"{counted(count, 'row')} with more or fewer values than the header: {listing(found, total=count)}"
+        what = f"{counted(count, 'row')} with more or fewer values than {whose}: {listing(found, total=count)}"
         return InvalidRequest(self.where, what, expected=f"{rows[0].expected_columns}", remedy=remedy)
 
 
@@ -375,24 +410,29 @@ def read_list(name: str, data: bytes, column: str) -> pa.Table:
     return pa.table({column: arrow.texts([line.decode() for line in lines])})
 
 
-def _header(name: str, head: bytes, separator: str) -> list[str]:
-    """Return the names of the columns."""
+def _first_row(name: str, head: bytes, separator: str, form: TextForm) -> list[str]:
+    """Return the values of the first row, which are the names of the columns where it is the header."""
     text = _check_text(name, head).decode("utf-8", "surrogateescape")
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if separator == _UNQUOTED else csv.QUOTE_MINIMAL
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, quoting=quoting)
+    expected = "a first row that names the columns" if form.header else "a row for each sample"
     try:
         names = next((row for row in rows if row), [])
     except csv.Error as error:
-        raise InvalidRequest(name, f"no header: {error}", expected="a first row that names the columns") from None
+        raise InvalidRequest(name, f"no first row: {error}", expected=expected) from None
     if not names:
-        raise InvalidRequest(name, "empty", expected="a first row that names the columns")
+        raise InvalidRequest(name, "empty", expected=expected)
+    if not form.header and form.delimiter:  # one column may hold anything
+        return names
     if len(names) == 1:
         other = next((one for one in _SEPARATORS if one != separator and one in names[0]), None)
         if other:
-            ending = {",": ".csv", "\t": ".tsv"}.get(other)
-            remedy = f"Call it {ending}." if ending else "Write it with commas, or as Parquet."
+            called = other.replace(_TAB, "tab")
+            remedy = either(f"delimiter={called!r} reads it.", f"--delimiter {quote(called)} reads it.")
             found = f"one column, '{printable(names[0])}': {_SEPARATORS[other]} between the values"
-            raise InvalidRequest(name, found, expected=_SEPARATORS[separator], remedy=remedy)
-    if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+            expected = _SEPARATORS.get(separator, repr(separator))
+            raise InvalidRequest(name, found, expected=expected, remedy=remedy)
+    if form.header and any("\udc80" <= char <= "\udcff" for char in "".join(names)):
         raise InvalidRequest(name, "a header that is no UTF-8", expected="text in UTF-8", remedy=_RECODE)
     return names
 
@@ -814,26 +854,32 @@ _PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _NESTED = ("list", "dict", "tuple", "ndarray")
 
 
-def open_table(source: object, named: Collection[str]) -> Table:
+def open_table(source: object, named: Collection[str], form: TextForm = BY_NAME) -> Table:
     """Return the table that `source` is.
 
     Args:
         source: See `is_table`.
         named: The columns that the request names: where there are any, standard input is a table.
+        form: How it is written, where its name does not say it.
 
     Raises:
-        InvalidRequest: There is none, it cannot be read, or it has too many columns, or one that is nested too deep.
+        InvalidRequest: There is none, it cannot be read, it is no text where it should be, or it has too many columns,
+            or one that is nested too deep.
     """
-    table = _in_memory(source) if not isinstance(source, str | os.PathLike) else _open_path(os.fspath(source), named)
+    path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+    table = _in_memory(source) if path is None else _open_path(path, named, form)
+    if form != BY_NAME and not isinstance(table, DelimitedTable):
+        given = option("delimiter" if form.delimiter else "no_header")
+        raise InvalidRequest(table.where, f"used with {given}", expected="a CSV, or other text with delimiters")
     with readable(table.where):  # names may be no UTF-8
         check_names(table.where, table.schema.names)
         check_shape(table.where, table.schema)
     return table
 
 
-def _open_path(path: str, named: Collection[str]) -> Table:
+def _open_path(path: str, named: Collection[str], form: TextForm) -> Table:
     if path == "-":
-        return _standard_input(sys.stdin.buffer.read(), named)
+        return _standard_input(sys.stdin.buffer.read(), named, form)
     is_remote = places.is_url(path)
     if is_glob(path) and (files := parquet_files(path)):
         return ParquetTable(path, files)
@@ -841,25 +887,26 @@ def _open_path(path: str, named: Collection[str]) -> Table:
         raise InvalidRequest(path, "no such file or folder", expected="a table")
     if table_ending(path) if is_remote else not os.path.isdir(path):
         with readable(path):
-            return _open_file(path)
+            return _open_file(path, form)
     files = parquet_files(path)
     if not files:
         raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
     return ParquetTable(path, files)
 
 
-def _open_file(path: str) -> Table:
+def _open_file(path: str, form: TextForm) -> Table:
     ending = table_ending(path)
     if ending == PARQUET:
         return ParquetTable(path, [path])
     if ending in ARROW:
         return ArrowTable(path)
-    if ending in SEPARATORS:
-        separator, folder = SEPARATORS[ending], folder_of(path)
-        return DelimitedTable(path, _opener(path), separator, name=base_name(path), folder=folder)
+    if ending in SEPARATORS or (form.delimiter and ending not in JSON_LINES):
+        separator, folder = SEPARATORS.get(ending, ""), folder_of(path)
+        return DelimitedTable(path, _opener(path), form, separator, name=base_name(path), folder=folder)
     if ending in JSON_LINES:
         return MemoryTable(path, folder_of(path), read_json_lines(path, _opener(path)), base_name(path))
-    raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON lines, Parquet or Feather")
+    remedy = f"Of a text, {option('delimiter')} says what stands between the values."
+    raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON lines, Parquet or Feather", remedy=remedy)
 
 
 def _opener(path: str) -> Callable[[], BinaryIO]:
@@ -895,7 +942,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
     return columns
 
 
-def _standard_input(data: bytes, named: Collection[str]) -> Table:
+def _standard_input(data: bytes, named: Collection[str], form: TextForm) -> Table:
     """Return the table of what came in: paths, a line each, or a CSV or TSV with a header that can only be one."""
     name = "standard input"
     line, _, rest = data.partition(b"\n")
@@ -903,9 +950,9 @@ def _standard_input(data: bytes, named: Collection[str]) -> Table:
     separator = "\t" if "\t" in header else ","
     cells = {cell.strip('"') for cell in header.split(separator)}
     usual = {cell.casefold() for cell in cells} & set(PATH_NAMES)
-    if b"\0" not in data and (cells & set(named) or (usual and len(cells) > 1)):
+    if b"\0" not in data and (form != BY_NAME or cells & set(named) or (usual and len(cells) > 1)):
         with readable(name):
-            return DelimitedTable(name, lambda: io.BytesIO(data), separator, name=_STDIN, folder=".")
+            return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, name=_STDIN, folder=".")
     if usual and b"\0" not in data:  # a column of paths with its header
         data = rest
     return MemoryTable(name, ".", read_list(name, data, "path"), _STDIN)

@@ -72,6 +72,20 @@ def _annotation(image: int, nth: int) -> dict[str, object]:
     return {"id": image * 10 + nth, "image_id": image, "category_id": 18 if nth else 1, "segmentation": shape, **box}
 
 
+TRANSCRIPTS = {
+    "LJ001-0001": ('"Yes," he said, on p. 2', '"Yes," he said, on page two'),
+    "LJ001-0002": ('in being comparatively "modern."', 'in being comparatively "modern."'),
+    **{f"LJ002-{number:04}": (f"{number}", f"number {number}, in words") for number in range(1, 19)},
+}
+
+
+def ljspeech(root: Path) -> None:
+    """Write clips, and what is said in them: with quotation marks that quote nothing."""
+    rows = "".join(f"{name}|{said}|{spelled}\n" for name, (said, spelled) in TRANSCRIPTS.items())
+    clips = {f"wavs/{name}.wav": b"RIFF" + name.encode() for name in TRANSCRIPTS}
+    write_tree(root / "LJSpeech-1.1", {"metadata.csv": rows.encode(), **clips})
+
+
 def partition(root: Path) -> None:
     """Write arrays, and the two dicts that name them."""
     names = [f"id-{number}" for number in range(1, 25)]

@@ -128,6 +128,20 @@ def test_coco(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ljspeech(tmp_path: Path) -> None:
+    """Each clip is in one split, with what is said in it, to the letter."""
+    inputs.ljspeech(tmp_path)
+    ran = run("ljspeech.sh", tmp_path)
+    assert ran.code == 0, ran
+    train, val = (samples(*tmp_path.glob(f"shards/{split}-*.tar")) for split in ("train", "val"))
+    assert len(train) > len(val) > 0
+    assert sorted([*train, *val]) == sorted(inputs.TRANSCRIPTS)
+    for name, sample in (train | val).items():
+        wav = (tmp_path / f"LJSpeech-1.1/wavs/{name}.wav").read_bytes()
+        assert sample == {"txt": inputs.TRANSCRIPTS[name][1].encode(), "wav": wav}
+
+
+@pytest.mark.slow
 def test_data_frame(tmp_path: Path) -> None:
     """Each row of the frame is in one split, with its image and the numbers of both labels, in the shares asked for."""
     shutil.copytree(REPO / "sample_data", tmp_path / "sample_data")

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed
+from shardtool.request.texts import TextForm
 from shardtool.source.manifest import ManifestSource
 from shardtool.table import open as textfile
 from shardtool.table.kinds import is_table
@@ -96,6 +97,65 @@ def test_one_table_in_every_format(name: str, tmp_path: Path) -> None:
     assert is_table(path)
     assert is_table(str(path))
     assert _read(path).to_pylist() == _ROWS
+
+
+_LJSPEECH = """LJ1|"Yes," he said, No. 2|007
+LJ2|in being comparatively "modern."|
+LJ3|"open at the end|1
+"""
+
+
+@pytest.mark.parametrize("form", [TextForm("|", header=False), TextForm("|"), TextForm(";", header=False)])
+def test_texts_with_other_delimiters(form: TextForm, tmp_path: Path) -> None:
+    """Columns without names are numbers from 1 on; between bars, quotation marks are text, elsewhere they quote."""
+    rows, quoted = _LJSPEECH, form.delimiter != "|"
+    if quoted:
+        rows = 'LJ1;"""Yes,"" he said; No. 2";007\n"LJ2";in being comparatively "modern.";\nLJ3;"a\nb";1\n'
+    (tmp_path / "t.txt").write_text(("" if not form.header else "1|2|3\n") + rows)
+    read = open_table(tmp_path / "t.txt", (), form)
+    found = read.read(read.schema.names, ("1",)).to_pydict()
+    assert found["1"] == ["LJ1", "LJ2", "LJ3"]
+    assert found["2"] == (
+        ['"Yes," he said; No. 2', 'in being comparatively "modern."', "a\nb"]
+        if quoted
+        else ['"Yes," he said, No. 2', 'in being comparatively "modern."', '"open at the end']
+    )
+    assert found["3"] == ["007", "", "1"]
+
+
+def test_rows_without_a_header_count_from_the_first(tmp_path: Path) -> None:
+    """A row with another number of values is named by its number in the file, which has no header."""
+    path = tmp_path / "t.csv"
+    path.write_text("a;b\nc;d;e\n")
+    with pytest.raises(InvalidRequest, match="1 row with more or fewer values than row 1: row 2 has 3; expected 2"):
+        open_table(path, (), TextForm(";", header=False)).read(["1"], ())
+    path.write_text("one\ntwo, or three\n")
+    assert open_table(path, (), TextForm("|", header=False)).read(["1"], ()).to_pydict() == {
+        "1": ["one", "two, or three"]
+    }
+
+
+@pytest.mark.parametrize("source", ["t.parquet", "t.jsonl", _TABLE])
+def test_what_is_no_text_has_no_delimiter(source: Any, tmp_path: Path) -> None:
+    """How a text is written is said of no other table."""
+    source = _write(tmp_path / source, _TABLE) if isinstance(source, str) else source
+    for form, name in ((TextForm("|"), "delimiter"), (TextForm(header=False), "no_header")):
+        with pytest.raises(InvalidRequest, match=f"used with {name}; expected a CSV"):
+            open_table(source, (), form)
+
+
+@pytest.mark.parametrize(("given", "kept"), [("tab", "\t"), ("\\t", "\t"), ("\t", "\t"), ("|", "|"), (" ", " ")])
+def test_delimiters(given: str, kept: str) -> None:
+    """A tab has a name, and what means the same is recorded as the same."""
+    assert CreateOptions(delimiter=given).text_form == TextForm(kept)
+    assert CreateOptions(delimiter=given, no_header=True).recorded() == {"delimiter": kept, "no_header": True}
+
+
+@pytest.mark.parametrize("given", ["", ";;", '"', "\n", "§"])
+def test_what_no_delimiter_is(given: str) -> None:
+    """One character of ASCII that can stand between values is asked for."""
+    with pytest.raises(InvalidRequest, match="expected one character, such as"):
+        CreateOptions(delimiter=given)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +268,8 @@ def test_a_table_that_changes(name: str, tmp_path: Path) -> None:
     [
         ("t.csv", b"", "t.csv: empty; expected a first row that names the columns"),
         ("t.csv", b"a;b\n1;2\n", "one column, 'a;b': semicolons between the values; expected commas"),
-        ("t.csv", b"a\tb\n1\t2\n", "tabs between the values; expected commas. Call it .tsv."),
-        ("t.tsv", b"a,b\n1,2\n", "commas between the values; expected tabs. Call it .csv."),
+        ("t.csv", b"a\tb\n1\t2\n", "tabs between the values; expected commas. delimiter='tab' reads it."),
+        ("t.tsv", b"a,b\n1,2\n", "commas between the values; expected tabs. delimiter=',' reads it."),
         ("t.csv", "a,b\n1,2\n".encode("utf-16"), "UTF-16; expected text in UTF-8"),
         ("t.csv", "a,b\n1,2\n".encode("utf-16-le"), "bytes that are no text"),
         ("t.csv", gzip.compress(b"a,b\n1,2\n", mtime=0), "gzip; expected text in UTF-8"),
@@ -218,7 +278,7 @@ def test_a_table_that_changes(name: str, tmp_path: Path) -> None:
         ("t.csv", b"a,b\n1,2\n3\n4,5\n6,7,8\n", "; expected 2. Row 2 begins with '3'."),
         ("t.csv", b'a,b\n1,2\n3,"x\n4,5,6\n7\n', "row 2: a quotation mark that is not closed"),
         ("t.csv", b'a,b\n"1,2\n3,4\n', "Is a quotation mark not closed there?"),
-        ("t.csv", b"x" * 200_000, "no header: field larger than field limit"),
+        ("t.csv", b"x" * 200_000, "no first row: field larger than field limit"),
         ("t.csv.gz", b"a,b\n", "cannot be read"),
         ("t.jsonl", b"", "empty; expected one JSON object a line"),
         ("t.jsonl", b'[{"a":1}]', "row 1: a JSON list; expected one JSON object a line. `jq -c '.[]'`"),

@@ -331,7 +331,7 @@ TAKEN_AGAIN = frozenset({
     "key", "path", "files", "binary", "values", "classes", "meta", "size", "urls", "robots", "require",
     "max_file_size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
-    "columns_from", "select_fields", "drop_fields", "rename_fields", "on",
+    "columns_from", "select_fields", "drop_fields", "rename_fields", "on", "delimiter", "no_header",
     "sample", "on_duplicate", "sort_by", "descending", "head",
 })  # fmt: skip
 _CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
@@ -400,7 +400,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     if table == "":
         return found, {}
     values = found.pop("values", ())
-    for name in ("on", "classes", *(() if "head" in found else ("sort_by", "descending"))):
+    for name in ("on", "delimiter", "no_header", "classes", *(() if "head" in found else ("sort_by", "descending"))):
         found.pop(name, None)
     choose = [name for name in _CHOOSE if name in found and (name != "head" or "sort_by" in found)]
     if choose:

@@ -1,0 +1,8 @@
+# LJSpeech: clips, and a text with bars between the name of each, what was said, and the same with numbers in words.
+set -e
+
+shardtool create LJSpeech-1.1/wavs 'shards/{split}-{000000..}.tar' --join LJSpeech-1.1/metadata.csv \
+    --delimiter '|' --no-header --on 1 --field txt=3 --split train=0.9,val=0.1 --shuffle
+
+shardtool verify shards/train.json --source LJSpeech-1.1/wavs --quiet
+shardtool verify shards/val.json --source LJSpeech-1.1/wavs --quiet
