@@ -24,7 +24,7 @@ import pytest
 
 from shardtool import errors
 from shardtool.cli import cli
-from shardtool.cli.options import Option
+from shardtool.cli.help import Option
 from tests import warm
 
 if TYPE_CHECKING:

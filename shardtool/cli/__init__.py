@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _VERBS = {
-    "create": "Pack a folder or manifest of samples into shards.",
+    "create": "Pack a folder or table of samples into shards.",
     "inspect": "Show what is in a dataset.",
     "verify": "Prove that a dataset is whole, or say what is wrong with it.",
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
@@ -51,6 +51,7 @@ _VERBS = {
     "extract": "Write samples to files again: all, or some, or some fields.",
     "cache": "Look at a cache of shards, check it, or empty it.",
     "completion": "Print what bash, zsh or fish needs to complete by TAB.",
+    "help": "Show help: of a verb, or of one of its topics.",
 }
 _LEAST_ROOM = 300_000_000  # bytes of address space: with less, OpenBLAS and glibc were seen to abort
 _GARBAGE = 50_000  # objects between two looks for garbage: imports make many that all stay, and samples are columns
@@ -77,9 +78,21 @@ class _Verbs(click.Group):
 
         return VERBS[cmd_name]()
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(_VERBS.items()))
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb that is asked for; one that there is not is refused with what may be meant."""
+        if args[0] not in _VERBS and args[0][:1] != "-":
+            from shardtool.cli.suggest import meant_verb
+
+            raise click.UsageError(f"No such verb {args[0]!r}. {meant_verb(args[0], _VERBS)}".rstrip(), ctx)
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return the help: one screen."""
+        from shardtool.cli.help import overview
+
+        return overview(self, ctx, _VERBS)
 
 
 def _show_version(context: click.Context, _param: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
@@ -90,7 +103,7 @@ def _show_version(context: click.Context, _param: click.Parameter, asked: bool) 
         context.exit()
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=_Verbs, subcommand_metavar="VERB ...", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
     help="Show the version and exit.",
@@ -103,7 +116,7 @@ def cli() -> None:
       shardtool create ./imgs 'out-{000000..}.tar'
       shardtool create ./imgs 'out-<000000..000999>.tar' --shuffle --seed 1
       shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
-      shardtool create table.parquet '{split}-{000000..}.tfrecord' --split train=0.9,val=0.1 --resize 256
+      shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1
       shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --shuffle --seed 1
       shardtool inspect out.json --html report.html
       shardtool verify out.json --source ./imgs
@@ -111,8 +124,10 @@ def cli() -> None:
       shardtool copy out.json /mnt/backup/out
       shardtool extract out.json ./files --where "label == 'dog'"
       shardtool cache status /fast/disk/cache
+      shardtool help create urls
 
-    Tab completion: put `eval "$(shardtool completion bash)"` into ~/.bashrc, or see `shardtool completion --help`.
+    More: shardtool VERB -h (a screen), shardtool VERB --help (all), shardtool help VERB TOPIC, shardtool --version.
+    Tab completion: put `eval "$(shardtool completion bash)"` into ~/.bashrc, or see `shardtool completion -h`.
     """
 
 

@@ -56,21 +56,16 @@ _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})(\.[^/0-9]*)", re.DOTALL)
 
 @verb("SOURCE... OUTPUT", CreateOptions, DryRunning)
 def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryRunning) -> None:
-    """Pack SOURCE into shards called OUTPUT.
+    """Pack SOURCE, a folder or a table of samples, into shards called OUTPUT.
 
     SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
-    and json of the sample cat/0001. Or it is a manifest, a row per sample: CSV, TSV, JSON lines, Parquet, Feather,
-    or - for paths on standard input, where files that share a key are one sample, too.
-
-    Or it is a zip or tar of files, read in place; photos.zip/train is a folder in it.
-
-    Several folders make samples together: images/a.jpg + masks/a.png are the fields jpg and png of the sample a.
-    Where endings are alike, fields are called by their folders, too: images.png and masks.png.
+    and json of the sample cat/0001. Or several folders, a zip, or a tar. Or a table, a row for each sample: CSV, TSV,
+    JSON lines, Parquet, Feather, or - for paths on standard input.
 
     OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
 
     \b
-      out-{000000..}.tar        as many shards as the bound needs (1 GB each, or --max-size, --max-count)
+      out-{000000..}.tar        as many shards as the bound needs (1 GB each, or --max-size)
       out-<000000..000999>.tar  exactly 1,000 shards, filled evenly; with a bound, or with fewer
                                 samples, at most 1,000; --shards N makes N under any pattern
       out-%06d.tar              the same as out-{000000..}.tar
@@ -82,23 +77,22 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
     Examples:
       shardtool create ./imgs 'out-{000000..}.tar'
       shardtool create ./imgs 'out-{000000..}.tar' --label-from-folder --shuffle --seed 1
-      shardtool create ./data 'out/{split}-{000000..}.tar' --split-by folder --label-from-folder --shuffle
-      shardtool create images/ masks/ 'out-{000000..}.tar'
-      shardtool create photos.zip 'out-{000000..}.tar'
+      shardtool create ./data 'out/{split}-{000000..}.tar' --split-by folder --label-from-folder
+      shardtool create images/ masks/ 'out-{000000..}.tar' --max-size 500MB --dry-run
+      shardtool create table.parquet 'out-{000000..}.tar' --path path --field cls=bi --classes cls
+      shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi
+      shardtool create photos.zip 'out-{000000..}.tar' --shards 64
       find imgs -name '*.jpg' | shardtool create - 'out-{000000..}.tar'
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
-      shardtool create ./imgs 'out-{000000..}.tar' --max-size 500MB --dry-run
-      shardtool create ./imgs 'out-{000000..}.tar' --shards 64
       shardtool create ./imgs 'out-{000000..}.tar' --resume
       shardtool create ./imgs 'out-{000000..}.tar' --plan plan.parquet --part 3/64
       shardtool create ./imgs 'out-{000000..}.tar' --append --on-duplicate first --resume
       shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
-      shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label --classes cls
-      shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256" --fields JPEG=jpg
-      shardtool create table.parquet 'out-{000000..}.tar' --key object_id --path path --field cls=bi --classes cls
-      shardtool create urls.parquet 'out-{000000..}.tar' --url jpg=url --fetch require=image,per-host=4
-      shardtool create table.csv '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify bi --where "width > 256"
+      shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label
+      shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256"
+      shardtool create ./imgs 'out-{000000..}.tar' --fields JPEG=jpg,jpeg=jpg,-txt
+      shardtool create urls.csv 'out-{000000..}.tar' --url jpg=url --fetch require=image,per-host=4
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
     from shardtool.verbs.create.create import create as run
@@ -123,13 +117,15 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
     \b
     Examples:
       shardtool reshard out.json 'big-{000000..}.tar' --max-size 5GB
-      shardtool reshard out.json 'out-{000000..}.tfrecord' --shards 64
-      shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
-      shardtool reshard out.json 'mixed-{000000..}.tar' --shuffle --seed 1 --memory 2GB
-      shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
+      shardtool reshard out.json 'mixed-{000000..}.tar' --shuffle --seed 1
       shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --fields -json
-      shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label --classes cls
-      shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --where "width > 256" --sort-by width
+      shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
+      shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
+      shardtool reshard out.json 'out-{000000..}.tfrecord' --shards 64
+      shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label
+      shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --sort-by -width
+      shardtool reshard out.json 'few-{000000..}.tar' --sample 1%
+      shardtool reshard out.json 'scattered-{000000..}.tar' --shuffle --method scatter --memory 2GB
       shardtool reshard more.json 'out-{000000..}.tar' --append
       shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip
     """
@@ -248,7 +244,7 @@ class _Reporting(Running):
     """How `verify` tells what it found."""
 
     style: Literal["text", "json", "junit", "github"] = setting(
-        "text", "How findings are printed.", section="What is done", typed="format"
+        "text", "How findings are printed.", section="output", typed="report", old="format", common=True
     )
 
 
@@ -266,13 +262,13 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
     \b
     Examples:
       shardtool verify out.json
-      shardtool verify out/
-      shardtool verify 'out/{split}.json' --format junit > report.xml
       shardtool verify out.json --quick
-      shardtool verify out.json --sample 10% --seed $(date +%j)
-      shardtool verify 'downloaded/train-{000000..000127}.tar' --decode
       shardtool verify out.json --source ./imgs
       shardtool verify out.json --repair --source ./imgs
+      shardtool verify 'out/{split}.json' --report junit > report.xml
+      shardtool verify out.json --sample 10% --seed $(date +%j)
+      shardtool verify out/
+      shardtool verify 'downloaded/train-{000000..000127}.tar' --decode
       shardtool verify out.json --source list.csv --root ./imgs
       shardtool verify all.json --source crawl1/ --source crawl2/
     """
@@ -327,10 +323,11 @@ def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: Running)
 
 @verb("DATASET... DIR", ExtractOptions, without=("start_method",))
 def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Running) -> None:
-    """Write the samples of DATASET to files in the folder DIR: cat/0001.jpg is the field jpg of cat/0001.
+    """Write the samples of DATASET to files in the folder DIR.
 
-    DATASET is a dataset file, a pattern, a glob, a folder, or shards, of any tool, here or at an address. `create`
-    makes the same samples of DIR, with the options that are printed at the end.
+    The field jpg of the sample cat/0001 becomes the file cat/0001.jpg. DATASET is a dataset file, a pattern, a glob, a
+    folder, or shards, of any tool, here or at an address. `create` makes the same samples of DIR, with the options that
+    are printed at the end.
 
     Each payload is compared with its checksum before it is written. Nothing is written outside of DIR, and no file that
     is there is replaced unless --overwrite is given; one that has the right bytes stays. A run that was killed is
@@ -359,16 +356,19 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
 class _Making(IndexOptions):
     """What `index` makes beside sidecars and a dataset file."""
 
-    export: tuple[str, ...] = setting((), "Other tools whose indexes are written, too.", section="Options")
+    export: tuple[str, ...] = setting(
+        (), "Tool whose index is written, too.", section="indexes", metavar="TOOL", common=True
+    )
     merge: bool = setting(
-        False, "Make one dataset of the parts that runs with --part, or writers of a program, have made.",
+        False, "Make one dataset of parts. These are what runs with --part, or writers of a program, have made.",
+        common=True,
         apart=("output", "overwrite", "checksum", "dots"),
     )  # fmt: skip
 
 
 @verb("DATASET...", _Making, without=("start_method",))
 def index(names: tuple[str, ...], asked: Callable[[], _Making], how: Running) -> None:
-    """Make the sidecars and the dataset file of shards that any tool made, and the indexes of other tools.
+    """Make the sidecars and the dataset file of shards of any tool, and the indexes of other tools.
 
     DATASET is a dataset file, a folder, a shard pattern, a glob, or shards. Headers are read, payloads are not, shards
     are never touched. A sidecar that is right stays, with what only it knows; one that is missing is written; one that
@@ -378,7 +378,7 @@ def index(names: tuple[str, ...], asked: Callable[[], _Making], how: Running) ->
     \b
       dali-webdataset  out-000000.idx      for fn.readers.webdataset of NVIDIA DALI
       energon          out-000000.tar.idx  and .nv-meta, for Megatron-Energon
-      huggingface      out-000000.json     for the Hugging Face Hub (reads the shards, for hashes)
+      huggingface      out-000000.json     for the Hugging Face Hub (reads the shards)
       timm             _info.json          splits, shards and their samples, for timm
       open-clip        sizes.json          the samples of each shard, for open_clip
       wids             nothing             out.json is what wids wants
@@ -450,42 +450,56 @@ class _Looking(InspectOptions):
     """What `inspect` shows in place of a summary."""
 
     samples: tuple[str, ...] = setting(
-        (), "Sample to show: its key, or its number from 0.", section="Options", typed="sample", metavar="KEY|N",
+        (), "Sample to show: its key, or its number from 0.", section="samples", typed="show", old="sample",
+        metavar="KEY|N", common=True,
         apart=("head", "keys", "table", *_PICTURES, "read_speed", "where"),
     )  # fmt: skip
     head: int | None = setting(
-        None, "Number of the first samples to show, a line each.", within=(1, 10**15),
+        None, "Number of the first samples to show, a line each.", within=(1, 10**15), common=True,
         apart=("keys", "table", *_PICTURES, "read_speed"),
     )  # fmt: skip
-    keys: bool = setting(False, "Print all keys, one per line.", apart=("table", *_PICTURES, "read_speed", "extract"))
+    keys: bool = setting(
+        False, "Print all keys, one per line.", apart=("table", *_PICTURES, "read_speed", "extract"), common=True
+    )
     extract: str | None = setting(
-        None, "Folder for the fields of samples, as files KEY.FIELD.", form="path", metavar="DIR",
+        None, "Folder for the fields of samples, as files KEY.FIELD.", form="path", metavar="DIR", common=True,
         needs={"samples|head|where": "no samples to write"},
     )  # fmt: skip
     field: str | None = setting(
-        None, "Field of one sample whose bytes are written to stdout, as they are.", metavar="FIELD",
-        needs={"samples": "no sample to take it of"}, apart=("extract",),
+        None, "Field of one sample whose bytes are written to stdout, as they are.", typed="raw", old="field",
+        metavar="FIELD", common=True, needs={"samples": "no sample to take it of"}, apart=("extract",),
     )  # fmt: skip
     table: str | None = setting(
-        None, "Table to write, with a row for each sample: out.parquet, or out.csv.", form="path", metavar="FILE",
+        None, "Table to write, with a row for each sample: out.parquet, or out.csv.", section="pages", form="path",
+        metavar="FILE", common=True,
         apart=(*_PICTURES, "read_speed", "extract"),
     )  # fmt: skip
     where: str | None = setting(
-        None, "Query that takes samples, as `reshard --where` has it.", metavar="QUERY",
+        None, "Query that takes samples, as `reshard --where` has it.", section="samples", metavar="QUERY", common=True,
         needs={"head|keys|extract|table": "nothing to choose for"},
     )  # fmt: skip
     overwrite: bool = setting(
-        False, "Replace files that are there.", needs={"extract|table|html|contact_sheet": "nothing is written"}
+        False,
+        "Replace files that are there.",
+        section="pages",
+        typed="overwrite/f",
+        common=True,
+        needs={"extract|table|html|contact_sheet": "nothing is written"},
     )
     html: str | None = setting(
-        None, "Page to write: one file, no network.", form="path", metavar="FILE", apart=("read_speed", "extract")
+        None,
+        "Page to write: one file, no network.",
+        form="path",
+        metavar="FILE",
+        common=True,
+        apart=("read_speed", "extract"),
     )
     contact_sheet: str | None = setting(
-        None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE",
+        None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE", common=True,
         apart=("read_speed", "extract"),
     )  # fmt: skip
     read_speed: bool = setting(
-        False, "Read for some seconds, as training does, and say how fast it was.", apart=("extract",)
+        False, "Read for some seconds, as training does, and say how fast it was.", apart=("extract",), common=True
     )
     decode: bool = setting(False, "Decode images and other fields, too.", needs={"read_speed": "nothing is read"})
 
@@ -508,21 +522,21 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
     \b
     Examples:
       shardtool inspect out.json
-      shardtool inspect out.json --sample cat/0001
-      shardtool inspect out.json --sample 17 --extract ./look
+      shardtool inspect out.json --show cat/0001
+      shardtool inspect out.json --show cat/0001 --raw jpg > cat.jpg
       shardtool inspect 'shards/train-{0000..0127}.tar' --head 20
-      shardtool inspect out.json --sample cat/0001 --field jpg > cat.jpg
-      shardtool inspect out.json --where "width < 64" --extract ./small
-      shardtool inspect out.json --table out.parquet
-      shardtool inspect 'out/{split}.json' --keys | grep cat/
       shardtool inspect out.json --html report.html --contact-sheet sheet.png
+      shardtool inspect out.json --table out.parquet
+      shardtool inspect out.json --show 17 --extract ./look
+      shardtool inspect out.json --where "width < 64" --extract ./small
+      shardtool inspect 'out/{split}.json' --keys | grep cat/
       shardtool inspect out.json --read-speed --decode
     """
     from shardtool.cli.text import encodable, read_speed_text, summary_text, width
 
     options = asked()
     if options.field is not None and (how.as_json or len(options.samples) > 1):
-        raise InvalidRequest("--field", "used with --json" if how.as_json else "several samples", expected="one sample")
+        raise InvalidRequest("--raw", "used with --json" if how.as_json else "several samples", expected="one sample")
     dataset = in_files(names)
     if options.summary:
         from shardtool.verbs.inspect.inspect import inspect as run
@@ -670,6 +684,34 @@ def completion(shell: str, _how: Settings) -> None:
     from shardtool.cli.completion import script
 
     show(script(shell).rstrip("\n"))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]")
+@click.pass_context
+def help_(context: click.Context, names: tuple[str, ...]) -> None:
+    """Show help: of all verbs, of a VERB, or of a TOPIC, a group of its options with what is to be known of it.
+
+    \b
+    Examples:
+      shardtool help
+      shardtool help create
+      shardtool help create urls
+    """
+    from shardtool.cli.help import Verb, about
+
+    above = context.parent
+    if above is None or not isinstance(above.command, click.Group) or not names:
+        show((above or context).get_help())
+        return
+    _, command, _ = above.command.resolve_command(above, [names[0]])
+    if not isinstance(command, click.Command):
+        return
+    with click.Context(command, info_name=names[0], parent=above) as asked:
+        show(about(command, asked, *names[1:]) if isinstance(command, Verb) and names[1:] else command.get_help(asked))
+
+
+VERBS["help"] = lambda: help_
 
 
 # `pipe:COMMAND`, and a tar on standard input: what a user types where a file is meant.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
+from shardtool.cli.help import TOPICS, Option, Verb, brief
+from shardtool.cli.output import show
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import EXPORTS
 from shardtool.request.settings import (
@@ -31,11 +33,7 @@ if TYPE_CHECKING:
 
     from shardtool.request.settings import Facts
 
-_SECTIONS = (
-    "Options", "Shards", "Reading in another order", "Choosing and dividing", "Folders", "Manifests", "URLs",
-    "Fields and metadata", "Changing samples", "Names and errors", "What is looked at", "The source", "What is done",
-    "Running",
-)  # fmt: skip
+_SHORT = {"overwrite": ["-f"]}  # of flags that stand for values
 
 
 VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
@@ -79,40 +77,13 @@ class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic fr
         return [click.shell_completion.CompletionItem(f"{before}{comma}{one.value}") for one in found]
 
 
-class Option(click.Option):
-    """An option, the section of the help in which it stands, and what it was called."""
-
-    section = ""
-    old: tuple[str, ...] = ()
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return what the help says of it, without what it was called."""
-        names, self.opts = self.opts, [one for one in self.opts if one not in self.old]
-        record, self.opts = super().get_help_record(ctx), names
-        return record
-
-
-class Verb(click.Command):
-    """A command whose help shows its options in sections."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, a section at a time."""
-        records: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
-                records.setdefault(getattr(param, "section", _SECTIONS[-1]), []).append(record)
-        for title, written in records.items():
-            with formatter.section(title):
-                formatter.write_dl(written)
-
-
 @described
 @dataclass(frozen=True, slots=True)
 class Output(Settings):
     """What is printed, and how."""
 
-    as_json: bool = setting(False, "Print one JSON document on stdout.", section="Running", typed="json")
-    quiet: bool = setting(False, "Print errors and what was asked for, and nothing else.")
+    as_json: bool = setting(False, "Print one JSON document on stdout.", section="output", typed="json")
+    quiet: bool = setting(False, "Print errors and what was asked for, and nothing else.", typed="quiet/q")
 
 
 @described
@@ -126,7 +97,7 @@ class Running(Output):
     verbose: bool = setting(False, "Print a line for every shard.", typed="verbose/v")
     endpoint: str | None = setting(
         None, "Server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://.", metavar="URL",
-        shown="as the cloud's own tools say", use=use_endpoint,
+        shown="as the cloud's own tools say", section="machines", use=use_endpoint,
     )  # fmt: skip
     header: tuple[str, ...] = setting(
         (), "Header that is sent to servers of the web (https://).", metavar="'NAME: VALUE'",
@@ -143,7 +114,9 @@ class Running(Output):
 class DryRunning(Running):
     """What can be asked of a verb that plans before it writes, too."""
 
-    dry_run: bool = setting(False, "Print the plan, to the byte; write nothing.")
+    dry_run: bool = setting(
+        False, "Print the plan, to the byte; write nothing.", section="output", typed="dry-run/n", common=True
+    )
 
 
 def verb(
@@ -172,22 +145,30 @@ def verb(
         kinds = [running] if options is None else [options, running]
         known = {kind: [name for name in facts(kind) if name not in without] for kind in kinds}
         params = [one for kind, names in known.items() for name in names for one in _options(kind, name)]
-        params.sort(key=lambda one: _SECTIONS.index(one.section))
+        params.sort(key=lambda one: [*TOPICS].index(one.section))
+        first = Option(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
+        first.hidden = True
+        params.append(first)
 
         def run(**given: Any) -> int | None:
             words = [given[one.name or ""] for one in typed]
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
             return function(*words, *asked[:-1], asked[-1]())
 
-        return Verb(
-            function.__name__, params=[*typed, *params], callback=run, help=function.__doc__, no_args_is_help=True
-        )
+        return Verb(function.__name__, params=[*typed, *params], callback=run, help=function.__doc__)
 
     def register(function: Function) -> Function:
         VERBS[function.__name__] = partial(made, function)
         return function
 
     return register
+
+
+def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
+    """Show the help of one screen."""
+    if asked and isinstance(context.command, Verb):
+        show(brief(context.command, context))
+        context.exit()
 
 
 def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:
@@ -202,7 +183,10 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
     old = [f"--{word}" for word in one.old.split("/") if word]
     names, text = [*spellings(kind, name), *old, name], typed_text(one.text)
     if one.flags:
-        found = [Option([f"--{flag}", flag], is_flag=True, help=typed_text(said)) for flag, said in one.flags.items()]
+        found = [
+            Option([f"--{flag}", *_SHORT.get(flag, ()), flag], is_flag=True, help=typed_text(said))
+            for flag, said in one.flags.items()
+        ]
     elif default is False:
         found = [Option(names, is_flag=True, help=text)]
     elif default is True:
@@ -216,16 +200,16 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
             type=_type(kind, name),
             multiple=multiple,
             metavar=one.metavar or ("N" if one.within else "SIZE" if one.form == "size" else None),
-            help=f"{text} [default: {shown}]" if shown != "" else text,
+            help=f"{text} [default: {typed_text(str(shown))}]" if shown != "" else text,
             callback=partial(_use, one),
         )
         found = [option]
     known = [*facts(kind)]
     sections = [facts(kind)[other].section for other in known[: known.index(name) + 1]]
     for option in found:
-        option.hidden = bool(one.within_family)
-        option.old = tuple(old)
-        option.section = next(filter(None, reversed(sections)), _SECTIONS[0])
+        option.hidden, option.family, option.old = bool(one.within_family), one.within_family, tuple(old)
+        option.common, option.rare = one.common, one.rare
+        option.section = next(filter(None, reversed(sections)))
         yield option
 
 

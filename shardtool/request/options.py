@@ -94,8 +94,9 @@ class WorkerOptions(Settings):
     """The options of every verb that starts workers."""
 
     workers: int | None = setting(
-        None, "Number of tasks that run at once.", section="Running", within=_WORKERS, shown="the cores", recorded=False
-    )
+        None, "Number of tasks that run at once.", section="machines", typed="workers/j", within=_WORKERS,
+        shown="the cores", common=True, recorded=False,
+    )  # fmt: skip
     start_method: StartMethod = setting("auto", "How worker processes start.", recorded=False, rare=True)
     executor: Literal["local", "ray"] = setting(
         "local", "Where tasks run: on this machine, or on the nodes of a Ray cluster.", recorded=False
@@ -113,12 +114,13 @@ class OutputOptions(WorkerOptions):
     """The options of every verb that writes shards; options on the command line have the same names."""
 
     max_size: str | int | None = setting(
-        None, "Maximum size of a shard in bytes: 500MB, 1GiB.", section="Shards", form="size", shown="1GB"
+        None, "Maximum size of a shard in bytes: 500MB, 1GiB.", section="shards", form="size", shown="1GB", common=True
     )
     max_count: int | None = setting(None, "Maximum number of samples in a shard.", within=_COUNT)
     shards: int | None = setting(
-        None, "Number of shards, exactly: of each split, and with `if_exists='append'` of the new ones.", within=_COUNT
-    )
+        None, "Number of shards, exactly. With splits, that of each; with `if_exists='append'`, that of the new ones.",
+        within=_COUNT, common=True,
+    )  # fmt: skip
     equal_count: bool = setting(False, "Put equally many samples into each shard, give or take one.")
     shards_multiple_of: int = setting(
         1, "Make the number of shards a multiple of this, so that ranks x workers divide it.", within=(1, 10**6)
@@ -130,23 +132,25 @@ class OutputOptions(WorkerOptions):
         "order", "What decides in which shard a sample lies: the order of samples, or the hash of its key, so that "
         "one sample more or less changes one shard.", apart=("equal_count", "oversize=alone"),
     )  # fmt: skip
-    shuffle: bool = setting(False, "Put all samples into one random order; with `place='hash'`, those of each shard.")
-    seed: int = setting(0, "Seed of `shuffle` and `split`.", within=_SEED)
+    shuffle: bool = setting(
+        False, "Put all samples into one random order. With `place='hash'`, those of each shard.", common=True
+    )
+    seed: int = setting(0, "Seed of `shuffle` and `split`.", within=_SEED, common=True)
     where: str | None = setting(
         None, "Query that takes samples: \"label == 'dog' and width > 256\". It knows the columns of a manifest, of "
         "indexes, of `join` and `columns_from`, and: of files key, path, folder and size; of datasets key, shard, size "
-        "and fields.", section="Choosing and dividing", metavar="QUERY",
+        "and fields.", section="choosing", metavar="QUERY", common=True,
     )  # fmt: skip
     split: Shares | None = setting(
         None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each becomes a dataset; its name takes the place of "
-        "{split} in the output.", form="shares", metavar="SHARES", such_as="train=0.8,val=0.2",
+        "{split} in the output.", form="shares", metavar="SHARES", such_as="train=0.8,val=0.2", common=True,
     )  # fmt: skip
     split_by: str | None = setting(
-        None, "Column that names the split of each sample; or folder: the top folder of a source names it.",
-        metavar="COLUMN", recorded=False, divide=_of_split_by,
+        None, "Column of the splits.", metavar="COLUMN",
+        common=True, recorded=False, divide=_of_split_by,
     )  # fmt: skip
     split_column: str | None = setting(
-        None, "Column that names the split of each sample.", metavar="COLUMN",
+        None, "Column of the splits.", metavar="COLUMN",
         within_family="split-by {}", apart=("split", "stratify", "group_by"),
     )  # fmt: skip
     stratify: str | None = setting(
@@ -158,24 +162,24 @@ class OutputOptions(WorkerOptions):
         apart=("stratify, and groups that stay whole cannot keep the shares of every label",),
     )  # fmt: skip
     portable: bool = setting(
-        False, "Make names safe for every reader; the sidecars keep the originals.", section="Names and errors"
+        False, "Make names safe for every reader; the sidecars keep the originals.", section="fields"
     )
     target: tuple[Target, ...] = setting(
-        (), "Readers that the notes are about: webdataset,dali.", typed="for", old="target", metavar="READERS",
-        shown=",".join(get_args(Target)), commas=True, recorded=False,
+        (), "Readers that the notes are about: webdataset,dali.", section="output", typed="for", old="target",
+        metavar="READERS", shown=",".join(get_args(Target)), commas=True, recorded=False,
     )  # fmt: skip
-    export: Texts = setting((), "Other tools whose indexes are written, too.", section="Running", recorded=False)
+    export: Texts = setting((), "Tool whose index is written, too.", section="output", metavar="TOOL", recorded=False)
     on_error: OnError = setting(
-        "stop", "What happens at a sample that cannot be read: stop, or leave it out and list it in NAME.skipped.",
-        section="Names and errors", recorded=False,
+        "stop", "What happens at a sample that cannot be read. The run stops, or leaves it out and lists it in "
+        "NAME.skipped.", section="rerun", recorded=False, common=True,
     )  # fmt: skip
     if_exists: IfExists = setting(
         "error", "What happens where a dataset is there: an error; append adds new shards to it, resume finishes an "
         "earlier run, overwrite replaces it. With resume-overwrite, what is right is kept, and all else replaced.",
-        section="Running", recorded=False, flags={
-            "append": "Add new shards to the dataset that is there; nothing of it is rewritten.",
+        section="rerun", recorded=False, common=True, flags={
+            "append": "Add new shards to the dataset that is there. Nothing of it is rewritten.",
             "resume": "Finish an earlier run; what is done and unchanged is kept.",
-            "overwrite": "Replace an earlier dataset, once the new one is complete; with `if_exists='resume'`, what "
+            "overwrite": "Replace an earlier dataset, once the new one is complete. With `if_exists='resume'`, what "
             "must change of it.",
         },
     )  # fmt: skip
@@ -192,7 +196,7 @@ class OutputOptions(WorkerOptions):
     )  # fmt: skip
     part: str | None = setting(
         None, "Part of N runs side by side whose shards are written: 3/64, or slurm for this task of an array.",
-        form="part", metavar="K/N", recorded=False,
+        section="machines", form="part", metavar="K/N", recorded=False,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -258,12 +262,12 @@ class SelectingOptions(OutputOptions):
     """
 
     columns_from: Texts = setting(
-        (), "JSON field whose top-level values become the samples' metadata.", section="Fields and metadata",
+        (), "JSON field whose top-level values become the samples' metadata.", section="fields",
         metavar="FIELD", of="folder",
     )  # fmt: skip
     fields: str | Texts | Mapping[str, str] = setting(
-        (), "Fields to keep: jpg,cls. Or to leave out: -json. Or their new names: JPEG=jpg; beside fields to keep, "
-        "these are kept, too.", metavar="FIELDS", commas=True, of="folder", recorded=False,
+        (), "Fields to keep (jpg,cls), leave out (-json), or rename (JPEG=jpg). Beside fields to keep, those with new "
+        "names are kept, too.", metavar="FIELDS", commas=True, of="folder", recorded=False, common=True,
         divide=_of_fields,
     )  # fmt: skip
     select_fields: Texts = setting(
@@ -291,8 +295,8 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     no_header: bool = setting(False, "Take the first row of such a table for values: its columns are called 1, 2, ...")
     values: Pairs = setting(
-        (), "Field that is made of a column of metadata, or of a manifest.", typed="field", form="pairs",
-        metavar="FIELD=COLUMN",
+        (), "Field that is made of a column of metadata.", typed="field", form="pairs",
+        metavar="FIELD=COLUMN", common=True,
     )  # fmt: skip
     field: Pairs | None = spelled("values")
     classes: Texts = setting((), "Field of `values` whose labels are numbered.", metavar="FIELD")
@@ -303,7 +307,7 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     sort_by: str | None = setting(
         None, "Column that orders the samples; from the largest value on: -COLUMN. Those without a value come last.",
-        section="Shards", metavar="COLUMN", of="folder",
+        section="shards", metavar="COLUMN", of="folder",
         apart=("shuffle", "place, by which samples stand in the order of their keys"),
         divide=_of_sort_by,
     )  # fmt: skip
@@ -337,8 +341,17 @@ def _fetching(default: Default, text: str, **facts: Any) -> Default:
 class CreateOptions(SelectingOptions):
     """The options of `create`; each has an option on the command line, of the same name where no other is given."""
 
+    split_by: str | None = setting(
+        None, "Column of the splits; or folder: the top folder is the split.", metavar="COLUMN", recorded=False,
+        common=True, divide=_of_split_by,
+    )  # fmt: skip
     include: Texts = setting(
-        (), "Pattern of the files to take: '*.jpg', 'train/*'.", section="Folders", metavar="GLOB", of="folder"
+        (),
+        "Pattern of the files to take: '*.jpg', 'train/*'.",
+        section="folders",
+        metavar="GLOB",
+        of="folder",
+        common=True,
     )
     exclude: Texts = setting((), "Pattern of files and folders to leave out.", metavar="GLOB", of="folder")
     hidden: bool = setting(False, "Take files whose names start with a dot, Thumbs.db and the like, too.", of="folder")
@@ -352,14 +365,16 @@ class CreateOptions(SelectingOptions):
         None, "Dot of a name at which its key ends: the first (WebDataset's rule) or the last.",
         shown="first; an error where that would tear names apart",
     )  # fmt: skip
-    label_from_folder: bool = setting(False, "Add the number of the top folder as the field cls.", of="folder")
+    label_from_folder: bool = setting(
+        False, "Add the number of the top folder as the field cls.", of="folder", common=True
+    )
     split_from_folder: bool = setting(
         False, "Take the top folder as the name of the split, and labels from the folders below; the name takes the "
         "place of {split} in the output.", within_family="split-by folder", of="folder",
         apart=("split", "split_column"),
     )  # fmt: skip
     key: str | None = setting(
-        None, "Column of keys.", section="Manifests", metavar="COLUMN", shown="a column called key, id ...",
+        None, "Column of keys.", section="tables", metavar="COLUMN", shown="a column called key, id ...",
         of="manifest",
     )  # fmt: skip
     path: str | None = setting(
@@ -378,11 +393,11 @@ class CreateOptions(SelectingOptions):
     bytes: Pairs | None = spelled("binary")
     urls: Pairs = setting(
         (), "Column of URLs (http, https) whose files are this field.", typed="url", form="pairs",
-        metavar="FIELD=COLUMN", such_as="jpg=url", of="manifest",
+        section="urls", metavar="FIELD=COLUMN", such_as="jpg=url", of="manifest",
     )  # fmt: skip
     url: Pairs | None = spelled("urls")
     fetch: str | Texts | Mapping[str, object] = setting(
-        (), "How files are fetched: per-host=4,timeout=20.", section="URLs", metavar="KEY=VALUE", commas=True,
+        (), "How files are fetched: per-host=4,timeout=20.", metavar="KEY=VALUE", commas=True,
         needs=_FETCHES, recorded=False, divide=lambda kind, value: by_key(kind, "fetch", value),
     )  # fmt: skip
     connections: int = _fetching(256, "Number of files that each worker fetches at once.", within=(1, 4096))
@@ -407,7 +422,7 @@ class CreateOptions(SelectingOptions):
     )
     meta: str = setting(
         "all", "Columns that go into the field json and the sidecars: all others, none, or these (a,b,c).",
-        section="Manifests", metavar="COLUMNS", of="manifest",
+        section="tables", metavar="COLUMNS", of="manifest",
     )  # fmt: skip
     root: Folder | None = setting(
         None, "Folder that relative paths count from.", form="path", metavar="FOLDER", shown="the manifest's",
@@ -424,8 +439,8 @@ class CreateOptions(SelectingOptions):
         off="Look at no file: a plan then goes by `size`.", rare=True, of="manifest", recorded=False,
     )  # fmt: skip
     resize: str | int | tuple[int, int] | None = setting(
-        None, "Size of images in pixels; see `resize_mode`.", section="Changing samples", form="pixels",
-        metavar="N|WxH",
+        None, "Size of images in pixels; see `resize_mode`.", section="images", form="pixels",
+        metavar="N|WxH", common=True,
     )  # fmt: skip
     resize_mode: ResizeMode = setting(
         "shorter", "What that is: the shorter side, the longer one, both, or a frame that images fill and are cropped "
@@ -453,12 +468,12 @@ class CreateOptions(SelectingOptions):
     )  # fmt: skip
     on_duplicate: Literal["error", "first"] = setting(
         "error", "What becomes of a sample whose key the dataset has: an error, or the first one stays.",
-        section="Running", needs={"if_exists=append": "no dataset to compare keys with"},
+        section="rerun", needs={"if_exists=append": "no dataset to compare keys with"},
         apart=("map, which makes keys",),
     )  # fmt: skip
     plan: Folder | None = setting(
         None, "File with the plan of an equal run, which parts go by, too: the source is not listed again.",
-        form="path", metavar="FILE", apart=("urls",), recorded=False,
+        section="machines", form="path", metavar="FILE", apart=("urls",), recorded=False,
     )  # fmt: skip
     plan_only: Folder | None = setting(
         None, "File that the plan is written to, for `plan`; no shards are written.", form="path", metavar="FILE",
@@ -537,16 +552,16 @@ class ReshardOptions(SelectingOptions):
     """
 
     sample: str | float | None = setting(
-        None, "Share of the samples, by the hash of the key: 0.01 or 1%.", section="Choosing and dividing",
-        form="share", metavar="SHARE",
+        None, "Share of the samples, by the hash of the key: 0.01 or 1%.", section="choosing",
+        form="share", metavar="SHARE", common=True,
     )  # fmt: skip
     on_duplicate: OnDuplicate = setting(
         "error", "What becomes of samples with one key: an error, new names (KEY-2), or only one stays."
     )
-    head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT)
+    head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
     method: ReadMethod = setting(
         "auto", "How samples in another order are read: each at its place (gather), or in two passes of large reads "
-        "and writes (scatter).", section="Reading in another order", recorded=False,
+        "and writes (scatter).", section="machines", recorded=False,
     )  # fmt: skip
     memory: str | int = setting(
         "2GB", "Memory that scatter may take, over all workers: 16MB or more.", form="size", recorded=False
@@ -574,38 +589,42 @@ class VerifyOptions(WorkerOptions):
     """The options of `verify`."""
 
     quick: bool = setting(
-        False, "Read no shards, but names, sizes, sidecars and numbering only; the report says so.",
-        section="What is looked at",
+        False, "Read no shards: names, sizes, sidecars and numbering only. The report says so.",
+        section="checks", common=True,
     )  # fmt: skip
     decode: bool = setting(
-        False, "Decode every image and JSON field, too, and check that labels are numbers.", apart=("quick",)
+        False,
+        "Decode images and JSON fields, too, and check that labels are numbers.",
+        apart=("quick",),
+        common=True,
     )
     source: object = setting(
-        None, "What the dataset was made from, to be compared by key: folders, a manifest, or datasets.", form="path",
-        metavar="PATH", apart=("quick", "sample, which reads only a part"),
+        None, "What the dataset was made from, to be compared by key. Folders, a manifest, or datasets.", form="path",
+        section="source", common=True, metavar="PATH", apart=("quick", "sample, which reads only a part"),
     )  # fmt: skip
     target: tuple[Target, ...] = setting(
-        (), "Readers that must get names right: " + ", ".join(get_args(Target)) + ".", section="The source",
+        (), "Readers that must get names right: webdataset,dali. Known are " + ", ".join(get_args(Target)) + ".",
+        section="checks", common=True,
         typed="for", old="target", metavar="READERS", commas=True, apart=("quick",),
     )  # fmt: skip
     sample: float | str | None = setting(
-        None, "Share of the shards that are read, 10%: others with each `seed`.", section="What is looked at",
-        form="share", metavar="SHARE", apart=("quick",),
+        None, "Share of the shards that are read: 10%. Each `seed` takes others.", form="share", common=True,
+        metavar="SHARE", apart=("quick",),
     )  # fmt: skip
     seed: int | None = setting(
         None, "Seed of `sample`: ten in a row of 10% read all.", within=_SEED, shown="0",
         needs={"sample": "nothing to choose"},
     )  # fmt: skip
     repair: bool = setting(
-        False, "Mend what can be mended without guessing: sidecars and dataset file; with `source`, shards too.",
-        section="What is done", apart=("quick", "sample, which reads only a part"),
+        False, "Mend what can be mended without guessing. Sidecars and dataset file; with `source`, shards, too.",
+        section="source", common=True, apart=("quick", "sample, which reads only a part"),
     )  # fmt: skip
     map: Function | None = setting(
         None, "Function of yours that made the samples, which `repair` calls again. It is code that you must trust.",
         form="function", metavar="MODULE:FUNCTION", needs={**_COMPARES, "repair": "nothing to make again"},
     )  # fmt: skip
     root: Folder | None = setting(
-        None, "Folder that relative paths of a manifest count from.", section="The source", form="path",
+        None, "Folder that relative paths of a manifest count from.", form="path",
         metavar="FOLDER", shown="the manifest's", needs=_COMPARES,
     )  # fmt: skip
     allow_outside: bool = setting(False, "Let paths of a manifest leave the root.", needs=_COMPARES)
@@ -625,17 +644,23 @@ class IndexOptions(WorkerOptions):
     """The options of `index`."""
 
     checksum: bool = setting(
-        False, "Read the payloads, too: for their checksums and the content fingerprint.", section="Options"
+        False,
+        "Read the payloads, too: for their checksums and the content fingerprint.",
+        section="indexes",
+        common=True,
     )
     output: Folder | None = setting(
-        None, "Folder that is written to: one above that of the shards; of exports alone, any.", form="path",
-        metavar="DIR", shown="beside the shards",
+        None, "Folder that is written to. It is above that of the shards; of exports alone, any.", form="path",
+        metavar="DIR", shown="beside the shards", common=True,
     )  # fmt: skip
     dots: Dots | None = setting(
         None, "Dot of a member's name at which its key ends: the first or the last.",
         shown="as the dataset file says, or first",
     )  # fmt: skip
-    overwrite: bool = setting(False, "Replace what is wrong: sidecars, the dataset file, indexes of other tools.")
+    overwrite: bool = setting(
+        False, "Replace what is wrong: sidecars, the dataset file, indexes of other tools.", typed="overwrite/f",
+        common=True,
+    )  # fmt: skip
 
 
 @described
@@ -655,13 +680,18 @@ class CopyOptions(Settings):
     """How to copy a dataset."""
 
     overwrite: bool = setting(
-        False, "Replace another dataset of the same name, and files of its names. What is right stays."
+        False, "Replace another dataset of the same name, and files of its names. What is right stays.",
+        section="copying", typed="overwrite/f", common=True,
+    )  # fmt: skip
+    dry_run: bool = setting(
+        False, "Compare, and say what would be copied; write nothing.", typed="dry-run/n", common=True
     )
-    dry_run: bool = setting(False, "Compare, and say what would be copied; write nothing.")
-    workers: int | None = setting(None, "Number of shards that are copied at once.", within=_WORKERS, shown="4")
+    workers: int | None = setting(
+        None, "Number of shards that are copied at once.", typed="workers/j", within=_WORKERS, shown="4", common=True
+    )
     trust: Trust | None = setting(
-        None, "How shards that are there, beside their sidecars, are known without reading them: by times (folder to "
-        "folder), or by sizes.",
+        None, "How shards that are there are known without being read. By times (folder to folder), or by sizes, "
+        "where their sidecars are there, too.", common=True,
     )  # fmt: skip
 
 
@@ -670,7 +700,9 @@ class CopyOptions(Settings):
 class InspectOptions(Settings):
     """How to look at a dataset."""
 
-    full: bool = setting(False, "Read the index of every shard, above four million samples, too.", rare=True)
+    full: bool = setting(
+        False, "Read the index of every shard, above four million samples, too.", section="pages", rare=True
+    )
     looks: int = setting(
         256, "Number of samples that are opened for their images and labels.", within=(0, 10**6), rare=True
     )
@@ -683,13 +715,15 @@ class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 
     where: str | None = setting(
-        None, "Query that takes samples, as that of `reshard`.", section="Options", metavar="QUERY", common=True
+        None, "Query that takes samples, as that of reshard.", section="choosing", metavar="QUERY", common=True
     )
     keys_from: object = setting(
         None, "File with the key of a sample a line, or - for standard input.", form="path", metavar="FILE",
         apart=("where",), common=True,
     )  # fmt: skip
-    dry_run: bool = setting(False, "Say what would be done; write nothing.", common=True)
+    dry_run: bool = setting(
+        False, "Say what would be done; write nothing.", section="output", typed="dry-run/n", common=True
+    )
 
 
 @described
@@ -698,11 +732,13 @@ class ExtractOptions(ChoosingOptions):
     """The options of `extract`."""
 
     fields: str | tuple[str, ...] | Mapping[str, str] = setting(
-        (), "Fields to write: jpg,cls. Or to leave out: -json. Or other names for them: JPEG=jpg.", section="Options",
+        (), "Fields to write (jpg,cls), leave out (-json), or rename (JPEG=jpg).", section="files",
         metavar="FIELDS", word=True, common=True, shown="all, but for the cls that `label_from_folder` made",
     )  # fmt: skip
     by_key: bool = setting(False, "Call files by keys, where `portable` has made these of other names.")
-    overwrite: bool = setting(False, "Replace files of these names that are there with other bytes.", common=True)
+    overwrite: bool = setting(
+        False, "Replace files of these names that are there with other bytes.", typed="overwrite/f", common=True
+    )
 
 
 @described

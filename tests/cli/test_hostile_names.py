@@ -58,8 +58,8 @@ def hostile(tmp_path: Path, shown: Shown) -> Path:
 @pytest.mark.parametrize("words", [
     ("verify", "{}", "-v"),
     ("verify", "{}", "-v", "--target", "dali"),
-    ("verify", "{}", "--format", "github"),
-    ("verify", "{}", "--format", "junit"),
+    ("verify", "{}", "--report", "github"),
+    ("verify", "{}", "--report", "junit"),
     ("verify", "{}", "--json"),
     ("inspect", "{}", "-v"),
     ("inspect", "{}", "--json"),

@@ -2,4 +2,4 @@
 set -e
 
 shardtool create inbox 'shards/train-{000000..}.tar' --append --on-duplicate first --resume --on-error skip --quiet
-shardtool verify shards/train.json --source inbox --format junit > report.xml
+shardtool verify shards/train.json --source inbox --report junit > report.xml

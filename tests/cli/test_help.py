@@ -1,0 +1,219 @@
+"""Laws of the help, a screen, all of it, and topics; and of what is said where people type what there is not."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from shardtool.cli import cli
+from shardtool.cli.help import TOPICS, Verb, said
+from shardtool.cli.suggest import _OPTIONS, _VERBS
+from tests.helpers import typed
+
+if TYPE_CHECKING:
+    from shardtool.cli.help import Option
+
+_CONTEXT = click.Context(cli)
+_LINES, _COLUMNS, _GROUP, _MOST = 40, 100, 12, 88
+
+
+def _verbs() -> dict[str, Verb]:
+    found = {name: cli.get_command(_CONTEXT, name) for name in cli.list_commands(_CONTEXT)}
+    return {name: verb for name, verb in found.items() if isinstance(verb, Verb)}
+
+
+VERBS = _verbs()
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def _shown(text: str) -> set[str]:
+    """Return the options that a help lists."""
+    return {
+        word for line in text.splitlines() for word in re.findall(r"(?<=^  |, )--[a-z-]+", line.partition("   ")[0])
+    }
+
+
+def _words(options: list[Option]) -> set[str]:
+    return {word for one in options for word in one.opts if word.startswith("--") and word not in one.old}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_first_help_is_one_screen(verb: str) -> None:
+    """`-h`, and the verb alone, are the same 40 lines of 100 columns: the usage, examples, an option a line."""
+    ran = typed(verb, "-h")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0].startswith(f"Usage: shardtool {verb} ")
+    assert len(lines) <= _LINES, lines
+    assert max(map(len, lines)) <= _COLUMNS
+    common = [one for one in VERBS[verb].options() if one.common]
+    assert _shown(ran.out) == _words(common)
+    rows = ran.out.partition("Common options:\n")[2].partition("\n\n")[0].splitlines()
+    assert not [row for row, more in pairwise(rows) if more.startswith("   ") and "  " in row.strip()]
+    assert f"shardtool {verb} " in ran.out.partition("Examples:\n")[2].partition("\n\n")[0]
+    alone = typed(verb)
+    assert (alone.code, alone.out, alone.err) == (2, "", ran.out)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_whole_help(verb: str) -> None:
+    """`--help`, and `shardtool help VERB`, list all options but those of topics only, a dozen a group at most."""
+    ran = typed(verb, "--help")
+    assert (ran.code, ran.err, typed("help", verb).out) == (0, "", ran.out)
+    assert max(map(len, ran.out.splitlines())) <= _COLUMNS
+    assert _shown(ran.out) == _words(VERBS[verb].options()) | {"--help" for _ in VERBS[verb].topics()}
+    for topic in VERBS[verb].topics():
+        here = [one for one in VERBS[verb].options() if one.section == topic]
+        assert len(here) <= _GROUP, (topic, [one.name for one in here])
+        names = [one.common for one in here]
+        assert names == sorted(names, reverse=True)
+
+
+def test_no_verb_gets_wider() -> None:
+    """`create`, which has the most options, shows 88 at most: for each new one, an old one goes."""
+    assert max(len(verb.options(rare=True)) for verb in VERBS.values()) <= _MOST
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_topic_is_one_of_the_help(verb: str) -> None:
+    """`shardtool help VERB TOPIC` lists the options of its section, rare ones too, and says what is to be known."""
+    topics = VERBS[verb].topics()
+    shown: set[str] = set()
+    for topic in topics:
+        ran = typed("help", verb, topic)
+        assert (ran.code, ran.err) == (0, "")
+        assert max(map(len, ran.out.splitlines())) <= _COLUMNS
+        assert all(
+            " ".join(sentence.split())[:40] in " ".join(ran.out.split()) for sentence in said(VERBS[verb], topic)
+        )
+        shown |= _shown(ran.out)
+    assert shown == _words(VERBS[verb].options(rare=True))
+    wrong = typed("help", verb, "nothing")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert all(topic in wrong.err for topic in topics)
+
+
+def test_every_topic_belongs_to_a_verb() -> None:
+    """No topic is without options, and none that is said of it names an option that no verb has."""
+    used = {topic for verb in VERBS.values() for topic in verb.topics()}
+    assert used == {*TOPICS}
+    for topic in TOPICS:
+        told = {sentence for verb in VERBS.values() if topic in verb.topics() for sentence in said(verb, topic)}
+        assert len(told) == len([one for one in re.split(r"(?<=\.)\n", TOPICS[topic].prose) if one.strip()])
+
+
+def test_a_family_has_its_keys_in_its_topic() -> None:
+    """What `--fetch` takes stands in its topic, with each key's own text and default."""
+    ran = typed("help", "create", "urls")
+    assert "  per-host=N          Number of files that all workers fetch at once of one host. [default: 16]" in ran.out
+    assert "  robots=obey|ignore  " in ran.out
+
+
+def test_help_of_all() -> None:
+    """`shardtool`, `-h`, `--help` and `shardtool help` are one screen with every verb; only the first is no success."""
+    ran = typed("--help")
+    assert len(ran.out.splitlines()) <= _LINES
+    assert all(f"\n  {verb} " in ran.out for verb in cli.list_commands(_CONTEXT))
+    assert typed("help").out == typed("-h").out == ran.out
+    assert typed("help", "--help").code == 0
+    alone = typed()
+    assert (alone.code, alone.err) == (2, ran.out)
+
+
+def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns no line is longer, but for examples, which are there to be copied."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = typed("create", "--help").out.splitlines()
+    assert [line for line in lines if len(line) > 80 and "shardtool create " not in line and line[:4].strip()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("create a b --force", "Did you mean --overwrite?"),
+        ("create a b --num-workers 4", "Did you mean --workers?"),
+        ("create a --output b", "OUTPUT is the last argument."),
+        ("copy a --output b", "DEST is the last argument."),
+        ("verify a --output b", "It is an option of `shardtool index`."),
+        ("create a b --max_size 4", "Did you mean --max-size?"),
+        ("create a b --maxsize 4", "Did you mean --max-size?"),
+        ("create a b --worker 4", "Did you mean --workers?"),
+        ("create a b --shufle", "Did you mean --shuffle?"),
+        ("create a b --format tar", "The ending of OUTPUT picks the format: .tar or .tfrecord."),
+        ("verify a --exclude x", "It is an option of `shardtool create`."),
+        ("copy a b --where x", "It is an option of `shardtool"),
+        ("inspect a --dry-run", "It is an option of `shardtool"),
+        ("create a b --ignore-errors", "Did you mean --on-error skip?"),
+        ("reshard a b --filter x", "Did you mean --where?"),
+        ("create a b --splits train=1", "Did you mean --split?"),
+    ],
+)
+def test_what_may_be_meant(words: str, said: str) -> None:
+    """An option that a verb does not have is refused with one that is meant, what to do, or which verb has it."""
+    ran = typed(*words.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert f"No such option {next(word for word in words.split() if word[:2] == '--')}. {said}" in ran.err
+
+
+@pytest.mark.parametrize("word", ["--zzz", "--a", "--frobnicate", "--x-y-z"])
+def test_nothing_far_off_is_suggested(word: str) -> None:
+    """Where nothing is near, nothing is suggested."""
+    err = typed("create", "a", "b", word).err
+    assert err.rstrip().endswith(f"Error: No such option {word}.")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("merge", "`shardtool reshard A B OUTPUT, or index --merge for parts of a run`"),
+        ("convert", "`shardtool reshard`"),
+        ("ls", "`shardtool inspect DATASET --keys`"), ("info", "`shardtool inspect`"), ("pack", "`shardtool create`"),
+        ("unpack", "`shardtool extract`"), ("creat", "`shardtool create`"), ("verfy", "`shardtool verify`"),
+        ("validate", "`shardtool verify`"), ("version", "`shardtool --version`"),
+    ],
+)  # fmt: skip
+def test_verbs_that_people_guess(word: str, said: str) -> None:
+    """A verb that there is not is refused with the one that does it."""
+    ran = typed(word, "x")
+    assert (ran.code, ran.out) == (2, "")
+    assert f"No such verb {word!r}. Did you mean {said}?" in ran.err
+    assert "Did you mean" not in typed("qqqq").err
+
+
+def test_what_is_suggested_is_there() -> None:
+    """Each suggestion names options and verbs that there are, and no word that is one."""
+    known = {word for verb in VERBS.values() for word in verb.shown()}
+    for words, meant in _OPTIONS:
+        assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
+        assert words.split()
+    verbs = {*cli.list_commands(_CONTEXT), "remove", "diff"}
+    for words, meant in _VERBS:
+        assert not verbs & {*words.split()}
+        assert meant.startswith("-") or meant.replace(",", "").split()[0] in verbs, meant
+
+
+def test_short_options() -> None:
+    """`-j`, `-n`, `-q`, `-f` and `-v` are what they are in other tools, in every verb that has the long one."""
+    short = {"--workers": "-j", "--dry-run": "-n", "--quiet": "-q", "--overwrite": "-f", "--verbose": "-v"}
+    for verb in VERBS.values():
+        for one in verb.options(rare=True):
+            found = {word for word in one.opts if not word.startswith("--")}
+            assert found == {short[word] for word in one.opts if word in short}, (verb.name, one.name)
+
+
+def test_one_word_has_one_meaning() -> None:
+    """An option of several verbs takes the same kind of value in each."""
+    kinds: dict[str, set[str]] = {}
+    for verb in VERBS.values():
+        for one in verb.options(rare=True):
+            for word in _words([one]):
+                kinds.setdefault(word, set()).add("flag" if one.is_flag else one.metavar or "CHOICE")
+    assert {word: found for word, found in kinds.items() if len(found) > 1} == {}
