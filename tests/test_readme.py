@@ -2,7 +2,8 @@
 
 In a document, a block marked `sh` or `python` runs, in order, in a folder that holds `sample_data`. A block marked
 `text` or `json` right behind it is what it prints on stdout; `...` there stands for anything. Blocks marked `bash` do
-not run (they set up an environment), nor do `python webdataset` and its like where that tool is not installed.
+not run (they set up an environment), nor do `python webdataset` and its like where that tool is not installed. A
+comment that begins with such a mark runs, too: it makes what the reader of a page is said to have.
 """
 
 from __future__ import annotations
@@ -33,16 +34,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     "README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/caching.md", "docs/training.md",
-    "docs/urls.md", "docs/writing.md",
+    "docs/tutorial.md", "docs/urls.md", "docs/writing.md",
+    *(f"docs/have/{path.name}" for path in sorted((ROOT / "docs/have").iterdir()) if path.name != "bucket.md"),
 ]  # fmt: skip
-OTHERS = ["CHANGELOG.md", "docs/findings.md", "docs/ray.md", "benchmarks/README.md"]
+OTHERS = ["CHANGELOG.md", "docs/have/bucket.md", "docs/findings.md", "docs/ray.md", "benchmarks/README.md"]
 LINKED = [*DOCUMENTS, *OTHERS, *(f"docs/decisions/{path.name}" for path in (ROOT / "docs/decisions").iterdir())]
 
-_BLOCK = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^(?:```|<!-- )(\w[^\n]*)\n(.*?)^(?:```|-->)$", re.MULTILINE | re.DOTALL)
 _FOR_READERS = re.compile(r"^to read it with webdataset:\n(?:  wds\..*\n)+", re.MULTILINE)  # may be left out
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 _RUNS = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}
-for tool in ("duckdb", "webdataset", "wids", "torch", "tensorflow", "nvidia.dali"):
+for tool in ("duckdb", "webdataset", "wids", "torch", "tensorflow", "nvidia.dali", "lightning", "accelerate"):
     with suppress(ModuleNotFoundError):  # of the package that it lies in
         if find_spec(tool):
             _RUNS[f"python {tool}"] = [sys.executable, "-c"]

@@ -19,11 +19,14 @@ from tests.test_readme import blocks, read
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.servers.processes import Server
+
 pytestmark = pytest.mark.clients
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 _ACCURACY = re.compile(r"accuracy (\d\.\d+).*, chance 0\.12")
 _ABOVE_CHANCE = 0.3
+_TRAINERS = ("accelerate", "dali", "keras", "lightning", "pytorch")
 _LOSS = re.compile(r"epoch \d+ step (\d+) loss (\d+\.\d+)")
 _NEEDS = {"train_keras.py": "tensorflow", "train_dali.py": "nvidia.dali", "train_webdataset.py": "webdataset"}
 
@@ -123,14 +126,28 @@ def _losses(printed: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in _LOSS.findall(printed)}
 
 
-def test_the_code_of_the_document_runs(tmp_path: Path) -> None:
-    """Whoever types the code of docs/training.md, in order, sees what it shows, with every library at hand."""
+@pytest.mark.parametrize("document", ["docs/training.md", *(f"docs/have/{name}.md" for name in _TRAINERS)])
+def test_the_code_of_a_document_runs(document: str, tmp_path: Path) -> None:
+    """Whoever types the code of a document, in order, sees what it shows, with every library at hand."""
     shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
     ran = 0
-    for block in blocks(read("docs/training.md")):
+    for block in blocks(read(document)):
         done = _run(block.command, tmp_path)
-        where = f"docs/training.md:{block.line}\n{done.stdout}\n{done.stderr}"
+        where = f"{document}:{block.line}\n{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, where
         assert block.printed is None or OutputChecker().check_output(block.printed, done.stdout, ELLIPSIS), where
         ran += 1
     assert ran > 1
+
+
+def test_the_page_of_buckets_runs(moto: Server, tmp_path: Path) -> None:
+    """Whoever types the code of docs/have/bucket.md, with a bucket of another name, sees what it shows."""
+    shutil.copytree(ROOT / "sample_data", tmp_path / "sample_data")
+    text = read("docs/have/bucket.md").replace("s3://my-bucket", moto.new_prefix())
+    environment = {**moto.environment, "SHARDTOOL_ENDPOINT": moto.environment["AWS_ENDPOINT_URL"]}
+    ran = [*blocks(text.replace("```sh store", "```sh").replace("```python store", "```python"))]
+    assert len(ran) == 3
+    for block in ran:
+        done = _run(block.command, tmp_path, **environment)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        assert block.printed is None or OutputChecker().check_output(block.printed, done.stdout, ELLIPSIS), done.stdout
