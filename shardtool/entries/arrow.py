@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -96,6 +96,44 @@ def with_column(columns: pa.Table | None, name: str, values: pa.Array) -> pa.Tab
     if name in columns.column_names:
         return columns.set_column(columns.column_names.index(name), field, values)
     return columns.append_column(field, values)
+
+
+def with_columns(columns: pa.Table | None, more: Mapping[str, pa.Array | None]) -> pa.Table | None:
+    """Return a table with the columns that number fields are; None is none, nor is one of a sidecar's own names.
+
+    A column of that name that holds no numbers, such as the names of classes, stays.
+    """
+    for name, values in more.items():
+        if values is None or name.startswith("__"):
+            continue
+        if columns is None or name not in columns.column_names or is_number(columns.schema.field(name).type):
+            columns = with_column(columns, name, values)
+    return columns
+
+
+def without_numbers(columns: pa.Table, names: Collection[str]) -> pa.Table | None:
+    """Return a table without those of some columns that hold numbers; None where none is left."""
+    left = [one.name for one in columns.schema if one.name not in names or not is_number(one.type)]
+    return columns.select(left) if left else None
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Tell whether a type is one of numbers or truths, or of nothing but nulls."""
+    tests = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null
+    return any(test(kind) for test in tests)
+
+
+def class_names(column: pa.ChunkedArray, names: Sequence[str]) -> pa.ChunkedArray:
+    """Return the names of classes, of which a column has the numbers; it stays as it is where it holds anything else.
+
+    So what is divided by labels is divided alike, whatever their numbers, and messages have their names.
+    """
+    if not names or not pa.types.is_integer(column.type):
+        return column
+    codes = numbers(one_chunk(column))
+    if column.null_count or (len(codes) and (codes.min() < 0 or codes.max() >= len(names))):
+        return column
+    return pa.chunked_array([texts([*names]).take(number_array(codes))])
 
 
 def with_split(columns: pa.Table | None, names: tuple[str, ...], number: NDArray[np.int16]) -> pa.Table:

@@ -347,7 +347,8 @@ def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbe
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.places(chosen)[0]).tolist()
     for shard in shards:
         part = _part(catalog.shards[shard])
-        found.append(matching(asked_table(catalog.shards[shard], part, columns), query) + catalog.firsts[shard])
+        table = asked_table(catalog.shards[shard], part, columns)
+        found.append(matching(table, query, catalog.classes) + catalog.firsts[shard])
     taken = np.concatenate(found)
     return taken if chosen is None else chosen[np.isin(chosen, taken)]
 

@@ -257,6 +257,7 @@ class Field:
         given: bool[samples]: which samples get it; all others keep what they have.
         number: What the values stand for, where they are numbers.
         labels: The names of the numbers; None: they are no labels.
+        column: The numbers as a column of metadata, which takes the place of one of that name; None: they become none.
     """
 
     name: str
@@ -264,6 +265,7 @@ class Field:
     given: NDArray[np.bool_]
     number: Number | None = None
     labels: list[str] | None = None
+    column: pa.Array | None = None
 
 
 def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
@@ -328,6 +330,7 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
             classes=_of(old, values.classes) | {one.name: one.labels for one in made if one.labels is not None},
         ),
         spans=spans,
+        metadata=arrow.with_columns(entries.metadata, {one.name: one.column for one in made}),
     )
 
 

@@ -385,7 +385,8 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
         values, labels = numbered(values, name, known)
     given = np.ones(len(entries), bool)
     given[missing] = False
-    return Field(name, column_texts(pa.table({name: values}), render_values), given, number, labels)
+    texts = column_texts(pa.table({name: values}), render_values)
+    return Field(name, texts, given, number, labels, None if number is None else values)
 
 
 def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:

@@ -7,6 +7,8 @@ rows, and do nothing else.
 A row is judged by itself (there is no `mean()`), so rows are read a block at a time. A null is unequal to everything:
 what compares with it is false, and `!=` and `not` turn that round. (`DataFrame.query` does so for text and NumPy's
 floats; for an `Int64` it does not, and for integers with nulls read as floats it rounds.)
+
+Here alone a name of a class becomes its number: `cls == 'cat'`, `cls in ('cat', 'dog')`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ast
 import operator
 import re
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import reduce
@@ -24,16 +27,18 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.frames import pandas
+from shardtool.table.columns import no_such
 from shardtool.values import counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from datetime import tzinfo
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
+Classes = Mapping[str, Sequence[str]]
 Kind = Literal["a number", "text", "true or false", "a time", "a list", "empty", "of another type"]
 
 _BLOCK = 2**16  # rows at a time: what pandas makes of them stays small
@@ -87,6 +92,7 @@ _TEXT_METHODS: Mapping[str, _TextMethod] = {
 }
 
 _NO_NAMES: Mapping[str, Kind] = {}
+_NO_CLASSES: Classes = {}
 
 _TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?P<name>[^`]*)`|(?P<bad>[@#`])|[&|\s]""")
 _SPELLED = {"&": " and ", "|": " or "}
@@ -100,21 +106,24 @@ _TIME = re.compile(  # no `now`, `12:30` or `EST`: the same rows on every day an
 )
 
 
-def matching(table: pa.Table, query: str) -> NDArray[np.int64]:
+def matching(table: pa.Table, query: str, classes: Classes = _NO_CLASSES) -> NDArray[np.int64]:
     """Return the rows of `table` that `query` takes, in order; that there are none is no error.
 
     Args:
         table: Only the columns that the query names are read.
         query: A comparison, or several with `and`, `or`, `not`; names with blanks stand in backticks.
+        classes: Column to the names of the classes whose numbers it holds: a text that it is compared with, by ==, !=
+            or in, is one of them.
 
     Raises:
-        InvalidRequest: A query outside of the language, a column that does not exist, types that do not compare.
+        InvalidRequest: A query outside of the language, a column or class that does not exist, types that do not
+            compare.
     """
     where = option("where")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # \d in quotes, a pattern with groups, a division by zero
-            return _chosen(table, _parse(query, where))
+            return _chosen(table, _parse(query, where, classes))
     except RecursionError:
         raise InvalidRequest(where, f"{_short(query)}: nested too deeply") from None
 
@@ -144,22 +153,28 @@ class _Query:
         tree: What it says, with stand-ins for names in backticks.
         names: Stand-in to column.
         where: What a message calls the query.
+        classes: Column to the names of the classes whose numbers it holds.
     """
 
     tree: ast.expr
     names: Mapping[str, str]
     where: str
+    classes: Classes
 
     def show(self, node: ast.AST) -> str:
         """Return a part of the query, nearly as it was written."""
         return _short(_restored(ast.unparse(node), self.names))
+
+    def column(self, node: ast.expr) -> str:
+        """Return the column that a part of the query names; empty: it names none."""
+        return self.names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
     def refusal(self, node: ast.AST, found: str, *, expected: str = "", remedy: str = "") -> InvalidRequest:
         """Return the error that refuses a part of the query."""
         return InvalidRequest(self.where, f"{self.show(node)}: {found}", expected=expected, remedy=remedy)
 
 
-def _parse(text: str, where: str) -> _Query:
+def _parse(text: str, where: str, classes: Classes) -> _Query:
     """Return a query as Python's syntax tree, `&` and `|` read as pandas does: like `and` and `or`."""
     stand_in = "_column"
     while stand_in in text:
@@ -189,7 +204,7 @@ def _parse(text: str, where: str) -> _Query:
         raise InvalidRequest(where, problem, expected=expected, remedy=cure) from None
     except (ValueError, MemoryError) as error:  # a NUL, before Python 3.12; signs without end
         raise InvalidRequest(where, f"{_short(text)}: {str(error) or 'nested too deeply'}") from None
-    return _Query(tree, names, where)
+    return _Query(tree, names, where, classes)
 
 
 def _restored(text: str, names: Mapping[str, str]) -> str:
@@ -280,7 +295,7 @@ class _Rows:
         return self._query.refusal(node, "not in the language of queries", expected=_LANGUAGE)
 
     def _column(self, node: ast.Name) -> _Value:
-        name = self._query.names.get(node.id, node.id)
+        name = self._query.column(node)
         if name not in self._columns:
             at = self._table.schema.get_all_field_indices(name)
             if not at:
@@ -297,6 +312,8 @@ class _Rows:
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
         expected = f"one of {listing(self._table.column_names, _NAMED)}"
         remedy = f"{meant}Text stands in quotes: '{_short(name)}'."
+        if name in self._query.classes:
+            remedy = f"{option('columns_from', (name,))} makes a column of the field."
         return self._query.refusal(node, "no such column", expected=expected, remedy=remedy)
 
     def _constant(self, node: ast.Constant | ast.List | ast.Tuple) -> _Value:
@@ -332,6 +349,8 @@ class _Rows:
             raise self._query.refusal(node, "no comparison of values", expected="==, !=, <, <=, >, >=, in or not in")
         if left.constant:
             self._check_varies(right)
+        if op in (ast.Eq, ast.NotEq):
+            left, right = self._by_class(left, right), self._by_class(right, left)
         one, two = self._alike(left, right)
         return _filled(_COMPARE[op](one, two), missing=op is ast.NotEq)
 
@@ -340,7 +359,7 @@ class _Rows:
         self._check_varies(value)
         if items.kind != "a list":
             raise self._query.refusal(items.node, items.described, expected="a list such as ['cat', 'dog']")
-        pairs = [self._alike(value, item) for item in items.data]
+        pairs = [self._alike(value, self._by_class(item, value)) for item in items.data]
         if value.kind == "empty":
             return np.zeros(self._table.num_rows, np.bool_)
         return _filled(pd.Series(value.data).isin([constant for _, constant in pairs]), missing=False)
@@ -358,6 +377,20 @@ class _Rows:
         if kinds == {"a time"} and (_zone(one.data) is None) != (_zone(two.data) is None):
             raise self._query.refusal(right.node, "only one of two times has a time zone")
         return one.data, two.data
+
+    def _by_class(self, text: _Value, labels: _Value) -> _Value:
+        """Return a text that is compared with numbers of classes as the number of that class."""
+        if not (text.constant and text.kind == "text" and labels.kind == "a number" and not labels.constant):
+            return text
+        column = self._query.column(labels.node)
+        if not (names := self._query.classes.get(column)):
+            return text
+        if text.data not in names:
+            raise no_such("class", self._query.where, text.data, names)
+        if not labels.data.dropna().between(0, len(names) - 1).all():
+            expected = f"numbers of {len(names):,} classes; or a number to compare it with"
+            raise self._query.refusal(labels.node, "numbers that are of no class", expected=expected)
+        return _Value("a number", names.index(text.data), text.node, constant=True)
 
     def _of_other(self, value: _Value, other: _Value) -> _Value:
         """Return a column of nulls, or the text of a time, as a value of the kind that it is compared with."""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from shardtool.dataset.shard_file import ShardFile, open_shard
@@ -60,6 +60,8 @@ class Listing:
         digest: The content fingerprint that all samples together must have; None if it is unknown.
         shards: The names of the shards that hold the samples; empty if they lie in files or a table.
         compressed: Whether a shard is compressed, so that it can only be read in sequence.
+        dropped: Fields that samples no longer have: a column of the numbers of one goes, too, once they are divided.
+        classes: What the numbers of labels stand for in the source, fields that are not taken among them.
     """
 
     entries: Entries
@@ -70,6 +72,22 @@ class Listing:
     digest: int | None = None
     shards: tuple[str, ...] = ()
     compressed: bool = False
+    dropped: tuple[str, ...] = ()
+    classes: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def all_classes(self) -> dict[str, list[str]]:
+        """What the numbers of labels stand for, by field: in the source, and of those that were numbered."""
+        return {**self.classes, **self.entries.values.classes}
+
+    def without_dropped(self) -> Listing:
+        """Return the same without the columns of fields that were dropped, which no sidecar is to have."""
+        columns = self.entries.metadata
+        if columns is None or not self.dropped:
+            return self
+        from shardtool.entries.arrow import without_numbers
+
+        return replace(self, entries=replace(self.entries, metadata=without_numbers(columns, self.dropped)))
 
 
 class Writable(Protocol):
@@ -106,9 +124,15 @@ class Source(ABC):
         """
         return listed
 
+    def labels(self, listed: Listing, name: str) -> pa.ChunkedArray:
+        """Return a column to divide by, with a value for each sample: of labels, the names of their classes."""
+        from shardtool.entries.arrow import class_names
+
+        return class_names(self.column(listed, name), listed.all_classes.get(name, ()))
+
     @abstractmethod
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
-        """Return a column to divide by, with a value for each sample."""
+        """Return a column, with a value for each sample."""
 
     def write_binary(self, file: Writable) -> None:
         """Write the payloads of all SPAN rows of a table, each to its offset. No other source has such rows."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries, FieldRows
 from shardtool.errors import InvalidRequest, listing, printable
@@ -155,7 +156,8 @@ def label_from_folder(
     number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
     label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])
     labels = Names.of(b"%d" % at for at in range(len(names))).take(label)
-    return with_fields(entries, [Field("cls", labels, np.ones(len(entries), bool), "int64", names)])
+    every = np.ones(len(entries), bool)
+    return with_fields(entries, [Field("cls", labels, every, "int64", names, number_array(label))])
 
 
 def split_folders(keys: Names, *, in_order: bool = True) -> pa.ChunkedArray:
@@ -170,7 +172,7 @@ def split_folders(keys: Names, *, in_order: bool = True) -> pa.ChunkedArray:
     """
     import pyarrow as pa
 
-    from shardtool.entries.arrow import number_array, strings
+    from shardtool.entries.arrow import strings
 
     if not in_order:
         order = keys.sorted_order()
@@ -244,7 +246,7 @@ def table_of(entries: Entries) -> pa.Table:
     """
     import pyarrow as pa
 
-    from shardtool.entries.arrow import number_array, string_array
+    from shardtool.entries.arrow import string_array
 
     keys, chunks, kinds = entries.keys, [], entries.rows.kind
     files = np.append(np.flatnonzero(kinds != INLINE), len(kinds))

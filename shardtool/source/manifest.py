@@ -33,6 +33,7 @@ from shardtool.select.names import find_groups, grouped
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.scan import ALWAYS, ListedTask, stat_listed
+from shardtool.source.selecting import with_names
 from shardtool.storage.open_file import is_place
 from shardtool.storage.places import is_url, parse_address, source_root
 from shardtool.table.columns import (
@@ -127,6 +128,8 @@ class ManifestSource(Source):
                 expected=f"{option('size', 'COLUMN')}, one file a row",
             )
         self._columns: dict[str, pa.Array] = {}  # those that were needed so far, as the rows that are left
+        self._labels: dict[str, pa.Array] = {}  # the numbers of their classes, by field
+        self._classes: dict[str, list[str]] = {}
         self._numbers: NDArray[np.int64] | None = None  # of the rows that are left; None: all are
         self._read(*{*roles.meta, *roles.texts(), *roles.columns_of("values"), options.size} & {*self._light})
         self._count = len(next(iter(self._columns.values()))) if self._columns else table.count()
@@ -144,14 +147,25 @@ class ManifestSource(Source):
         Raises:
             InvalidRequest: There is no such column.
         """
+        if (labels := self._numbers_of(name)) is not None:
+            return pa.chunked_array([labels])
         if name not in self._light:
             raise no_such("column", self._where, name, self._light)
         self._read(name)
         return pa.chunked_array([self._columns[name]])
 
+    def _numbers_of(self, field: str) -> pa.Array | None:
+        """Return what a number field is as a column of metadata; None where it is no such field, or names it has."""
+        column, had = dict(self._roles.values).get(field), self._columns.get(field)
+        if column is None or (had is not None and not arrow.is_number(had.type)):
+            return None
+        values = self._labels.get(field, self._columns[column])
+        return None if number_of(values.type) is None else values
+
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep only some of the rows that are left; `rows` are their places."""
-        self._columns = {name: column.take(number_array(rows)) for name, column in self._columns.items()}
+        for columns in (self._columns, self._labels):
+            columns.update({name: column.take(number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
         self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
 
@@ -163,7 +177,7 @@ class ManifestSource(Source):
         if options.where is not None:
             from shardtool.select.query import matching
 
-            self.keep(matching(self.table, options.where))
+            self.keep(matching(with_names(self.table, roles.values), options.where))
         if not self._count:
             found = "no rows" if self._numbers is None else "no row is left"
             raise InvalidRequest(self._where, found, expected="a row per sample")
@@ -171,6 +185,10 @@ class ManifestSource(Source):
         check_types(rows, roles, options.classes, self._table.schema)
         check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         check_values(rows, roles)
+        for name in options.classes:  # also of samples that are left out, so that labels keep their numbers
+            self._labels[name], self._classes[name] = numbered(
+                self._columns[dict(roles.values)[name]], name, self._known
+            )
         urls = self._take_urls()
         sizes: _OneOrEach = _GUESSED
         if options.size is not None and (urls or (roles.paths() and not options.stat)):
@@ -203,7 +221,10 @@ class ManifestSource(Source):
             fields=layout.fields,
             rows=layout.rows(columns, [*paths, *urls], self._count),
             values=values,
-            metadata=pa.table({name: self._columns[name] for name in sidecar}) if sidecar else None,
+            metadata=arrow.with_columns(
+                pa.table({name: self._columns[name] for name in sidecar}) if sidecar else None,
+                {name: self._numbers_of(name) for name, _ in roles.values},
+            ),
         )
         if groups is not None:
             entries = grouped(entries, groups)
@@ -347,17 +368,14 @@ class ManifestSource(Source):
         """Return the fields that are texts, and what numbers they stand for."""
         texts: dict[str, ArrowTexts] = {}
         numbers: dict[str, Number] = {}
-        classes: dict[str, list[str]] = {}
         for name, column in self._roles.values:
-            values = self._columns[column]
-            if name in self._options.classes:  # also of samples that are left out, so that labels keep their numbers
-                values, classes[name] = numbered(values, name, self._known)
+            values = self._labels.get(name, self._columns[column])
             if (number := number_of(values.type)) is not None:
                 numbers[name] = number
             texts[name] = column_texts(pa.table({name: values}), render_values)
         if self._roles.meta:
             texts[META] = column_texts(pa.table({name: self._columns[name] for name in self._roles.meta}), render_rows)
-        return texts, FieldValues(inline=texts, numbers=numbers, classes=classes)
+        return texts, FieldValues(inline=texts, numbers=numbers, classes=self._classes)
 
     def _without_lost(
         self, entries: Entries, groups: Groups | None, problems: list[Problem], problem: NDArray[np.int64]

@@ -32,7 +32,7 @@ from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -71,7 +71,24 @@ def with_fields(listed: Listing, options: SelectingOptions, pool: Pool, to_forma
     if renames and not listed.shards:
         entries = replace(entries, rows=replace(entries.rows, paths=paths_of(entries)))
     entries, empty = select_fields(entries, options.select_fields, options.drop_fields, renames, to_format=to_format)
-    return replace(listed, entries=entries, skipped=listed.skipped + empty)
+    entries, dropped = _with_labels(listed.entries.fields, entries, dict(renames), options.columns_from)
+    return replace(listed, entries=entries, skipped=listed.skipped + empty, dropped=dropped)
+
+
+def _with_labels(
+    before: Sequence[str], entries: Entries, renames: Mapping[str, str], kept: Sequence[str]
+) -> tuple[Entries, tuple[str, ...]]:
+    """Return samples with the columns of number fields under the new names, too, and those whose fields are gone."""
+    from shardtool.entries.arrow import is_number, with_columns
+
+    columns = entries.metadata
+    if columns is None:
+        return entries, ()
+    gone = {*before}.difference(entries.fields, kept)
+    labels = [one.name for one in columns.schema if one.name in gone and is_number(one.type)]
+    again = {renames[name]: columns.column(name) for name in labels if name in renames}
+    free = {name: values for name, values in again.items() if name not in columns.column_names}
+    return replace(entries, metadata=with_columns(columns, free)), tuple(labels)
 
 
 def chosen(listed: Listing, options: SelectingOptions) -> Listing:
@@ -89,7 +106,9 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     if (query := options.where) is not None:
         from shardtool.select.query import matching
 
-        listed = take_some(listed, matching(table_of(listed), query), option("where"), f"no sample for which {query}")
+        asked = with_names(table_of(listed), pairs("values", options.values))
+        taken = matching(asked, query, listed.all_classes)
+        listed = take_some(listed, taken, option("where"), f"no sample for which {query}")
     values = pairs("values", options.values)
     if not (values or options.classes):
         return listed
@@ -98,6 +117,14 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
 
     entries, notes = set_fields(listed.entries, values, options.classes, open_classes(options.classes_from))
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
+
+
+def with_names(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
+    """Return a table with the columns that fields are to be made of under the names of these, too."""
+    for name, column in values:
+        if name not in table.column_names and column in table.column_names:
+            table = table.append_column(name, table.column(column))
+    return table
 
 
 def in_order(listed: Listing, options: SelectingOptions) -> Listing:

@@ -142,6 +142,7 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         digest=joined_digest(datasets),
         shards=tuple(shard.name for shard in shards),
         compressed=any(is_packed(shard.path) for shard in shards),
+        classes=_known_classes(datasets),
     )
 
 
@@ -537,6 +538,14 @@ def joined_classes(
             known_of = f"the classes of {name!r} are those of the datasets that name them"
             notes.append(f"{known_of}: {listing(others)} does not")
     return found, notes
+
+
+def _known_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
+    """Return what the numbers of labels stand for in all datasets that say it, where that is the same."""
+    found: dict[str, list[str]] = {}
+    for name, names in ((name, names) for one in datasets if one.file for name, names in one.file.classes.items()):
+        found[name] = names if found.setdefault(name, names) == names else []
+    return {name: names for name, names in found.items() if names}
 
 
 def joined_columns(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:

@@ -280,7 +280,7 @@ def number_of(kind: pa.DataType) -> Number | None:
 
 
 def numbered(labels: pa.ChunkedArray, field: str, known: Classes | None = None) -> tuple[pa.Array, list[str]]:
-    """Return labels, none of them null, as the numbers of their names, and these.
+    """Return labels, none of them null, as the numbers of their names, int64, and these.
 
     Args:
         labels: One per sample.
@@ -294,5 +294,5 @@ def numbered(labels: pa.ChunkedArray, field: str, known: Classes | None = None) 
     texts = column_texts(pa.table({"": found.dictionary}), render_values)
     shown = texts.span(0, len(texts)).split(b"\0")[:-1]
     place, names = number_classes(set(shown), field, known)
-    numbers = np.array([place[label] for label in shown], np.int32)[arrow.numbers(found.indices)]
+    numbers = np.array([place[label] for label in shown], np.int64)[arrow.numbers(found.indices)]
     return number_array(numbers), names

@@ -150,7 +150,7 @@ def test_every_role(tmp_path: Path) -> None:
     manifest, entries = _entries(table, **options)
     assert entries.values.classes == {"cls": ["cat", "dog"]}
     assert entries.values.numbers == {"cls": "int64", "score": "float"}
-    assert metadata_of(entries).column_names == ["label", "height"]
+    assert metadata_of(entries).column_names == ["label", "height", "cls", "score"]
     assert manifest.notes == []
     assert manifest.column(None, "width").to_pylist() == [3, 4]
 

@@ -94,7 +94,10 @@ def test_a_folder_and_a_table(source: Path, tmp_path: Path, *, on_keys: bool) ->
     made = _create(
         source, tmp_path / "o", join=table, on="id", where="label.notna()", values=("cls=label",), classes=("cls",)
     )
-    assert _metadata(tmp_path / "o") == {"a/1": {"label": "one", "n": 1}, "b/3": {"label": "two", "n": 3}}
+    assert _metadata(tmp_path / "o") == {
+        "a/1": {"label": "one", "n": 1, "cls": 0},
+        "b/3": {"label": "two", "n": 3, "cls": 1},
+    }
     found = dict(members(*shards(tmp_path / "o")))
     assert (found["a/1.cls"], found["b/3.cls"]) == (b"0", b"1")
     assert ("paths of files" in " ".join(made.notes)) is not on_keys
@@ -143,9 +146,9 @@ def test_columns_of_json_files(source: Path, tmp_path: Path) -> None:
         values=("txt=width",), rename_fields=("JPEG=jpg",),
     )  # fmt: skip
     assert _metadata(tmp_path / "o") == {
-        "a/2": {"kind": "dog", "width": 100, "ratio": 0.5, "good": False},
-        "b/3": {"kind": "cat", "width": 200, "ratio": 1.0, "good": True},
-        "b/4": {"kind": None, "width": 300, "ratio": 1.5, "good": True},
+        "a/2": {"kind": "dog", "width": 100, "ratio": 0.5, "good": False, "txt": 100},
+        "b/3": {"kind": "cat", "width": 200, "ratio": 1.0, "good": True, "txt": 200},
+        "b/4": {"kind": None, "width": 300, "ratio": 1.5, "good": True, "txt": 300},
     }
     assert {name.partition(".")[2] for name, _ in members(*shards(tmp_path / "o"))} == {"jpg", "txt"}
     assert _sound(tmp_path / "o", source) == ()

@@ -602,7 +602,8 @@ def test_probe_tells_of_what_is_written(whole: Path) -> None:
     for samples in sound(whole / "out.json"):
         for sample in samples:
             image = Image.open(BytesIO(sample.content["png"]))
-            assert sample.columns == {"width": image.width, "height": image.height, "mode": image.mode}
+            known = {"width": image.width, "height": image.height, "mode": image.mode}
+            assert sample.columns == {**known, "cls": int(sample.content["cls"])}
 
 
 def test_labels_stay_numbers(whole: Path, ending: str) -> None:

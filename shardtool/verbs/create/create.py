@@ -195,6 +195,9 @@ def _list_samples(run: Run, source: Source) -> None:
         run.listed = replace(run.listed, entries=entries)
     elif run.format == "tar":
         check_case(run.entries)
+    run.listed = run.listed.without_dropped()
+    if run.asked is not None:
+        run.chosen = run.chosen.without_dropped()
 
 
 def _taken_keys(run: Run) -> Names | None:
@@ -229,7 +232,7 @@ def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
     from shardtool.select.splits import divide
 
     entries = run.entries
-    values = source.column(run.listed, dividing.reads[1]) if dividing.reads else None
+    values = source.labels(run.listed, dividing.reads[1]) if dividing.reads else None
     run.divides = None if run.asked is None else values
     splits = divide(entries.keys, dividing, values)
     run.notes.add(*splits.notes)

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardtool.dataset import sidecar
 from shardtool.dataset.shard_index import MadeFact, ShardFact, types_of, with_shard
-from shardtool.entries.arrow import number_array, with_column, with_images
+from shardtool.entries.arrow import number_array, with_column, with_images, without_numbers
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
 from shardtool.fetch import shown_bytes
 from shardtool.interop.readers import misread_keys
@@ -299,6 +299,9 @@ class Packing:
                 columns = with_column(columns, "source_paths", sidecar.string_lists(paths[:-1].split(b"\0"), counts))
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
+            if columns is not None and self.run.makes_keys:  # whose function may have changed labels
+                values = plan.entries.values
+                columns = without_numbers(columns, {*values.numbers, *values.classes})
             if made.images or (self.run.transform and self.run.transform.probes):
                 columns = with_images(columns, made.images)
             left_out = tuple(one for _, one in result.skipped) if self.run.fetches else ()

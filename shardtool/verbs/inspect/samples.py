@@ -103,7 +103,10 @@ def pieces(datasets: Sequence[StoredDataset], where: str | None = None, *, metad
     for dataset in datasets:
         for shard in dataset.shards:
             part = shard.index(metadata=metadata or where is not None)
-            rows = np.arange(len(part)) if where is None else matching(asked_table(shard, part, columns), where)
+            rows = np.arange(len(part))
+            if where is not None:
+                classes = dataset.file.classes if dataset.file else {}
+                rows = matching(asked_table(shard, part, columns), where, classes)
             yield Piece(dataset, shard, part, first, rows)
             first, found = first + len(part), found + len(rows)
     if where is not None and not found:

@@ -479,7 +479,7 @@ def listed_again(run: RecordedRun, source: Source, file: DatasetFile | None, poo
     if dividing is not None and file is not None:
         from shardtool.select.splits import divide
 
-        values = source.column(listed, dividing.reads[1]) if dividing.reads else None
+        values = source.labels(listed, dividing.reads[1]) if dividing.reads else None
         splits = divide(entries.keys, dividing, values)
         name = file.made.split
         if name not in splits.names:
