@@ -53,7 +53,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "map-failed": "the function of --map raised, or returned no sample",
     "field-clash": "two images of a sample get the same name by --encode",
     "no-number": "what was a number is none after --map, in TFRecord",
-    "bad-json": "a field of --columns-from that is no JSON object, or holds what no column can",
+    "bad-json": "a field of --columns-from that is no JSON object, number or short text, or holds what no column can",
     "bad-value": "a value that a program gave to ShardWriter.write, and that no field or column can hold",
     "bad-url": "no http or https URL with a host",
     "http-404": "the web server answered with this status: 404 if the file is not there, 403 if it is not for us, and "

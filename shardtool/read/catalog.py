@@ -36,7 +36,7 @@ from shardtool.values import counted
 from shardtool.wording import made_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow.dataset as pads
     from numpy.typing import NDArray
@@ -298,16 +298,18 @@ def _hash(*texts: str) -> str:
 # What a query can ask of samples that lie in shards: the columns of sidecars, and a few that follow from them.
 
 
-def asked_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str]) -> pa.Table:
+def asked_table(shard: StoredShard, part: ShardIndex, columns: Iterable[str], labels: Collection[str] = ()) -> pa.Table:
     """Return what can be asked of a shard's samples, as of those of `reshard` (`select.order.table_of`).
 
     Args:
         shard: The shard.
         part: Its index, with metadata.
         columns: Those of other shards, too: where this one lacks them, they are null.
+        labels: Those of labels: they are not null, but unknown, where the shard has such a field and no column.
     """
     there = {name: part.metadata.column(name) for name in part.metadata.column_names}
-    lacking = dict.fromkeys(sorted({*columns}.difference(there)), pa.nulls(len(part)))
+    unknown = {*labels}.intersection(part.names)
+    lacking = dict.fromkeys(sorted({*columns}.difference(there, unknown)), pa.nulls(len(part)))
     own = {
         "key": string_array(bytes(part.keys), part.key_sizes),
         "shard": pa.array([printable(shard.file_name)] * len(part), pa.string()),
@@ -347,7 +349,7 @@ def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbe
     shards = range(len(catalog.shards)) if chosen is None else np.unique(catalog.places(chosen)[0]).tolist()
     for shard in shards:
         part = _part(catalog.shards[shard])
-        table = asked_table(catalog.shards[shard], part, columns)
+        table = asked_table(catalog.shards[shard], part, columns, catalog.classes)
         found.append(matching(table, query, catalog.classes) + catalog.firsts[shard])
     taken = np.concatenate(found)
     return taken if chosen is None else chosen[np.isin(chosen, taken)]

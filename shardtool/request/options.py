@@ -262,8 +262,8 @@ class SelectingOptions(OutputOptions):
     """
 
     columns_from: Texts = setting(
-        (), "JSON field whose top-level values become the samples' metadata.", section="fields",
-        metavar="FIELD", of="folder",
+        (), "Field whose values become the samples' metadata: those at the top of JSON, or a plain number or text.",
+        section="fields", metavar="FIELD", of="folder",
     )  # fmt: skip
     fields: str | Texts | Mapping[str, str] = setting(
         (), "Fields to keep (jpg,cls), leave out (-json), or rename (JPEG=jpg). Beside fields to keep, those with new "

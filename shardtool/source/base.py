@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
 from array import array
@@ -87,7 +88,8 @@ class Listing:
             return self
         from shardtool.entries.arrow import without_numbers
 
-        return replace(self, entries=replace(self.entries, metadata=without_numbers(columns, self.dropped)))
+        left = without_numbers(columns, {*self.dropped}.difference(self.entries.fields))
+        return replace(self, entries=replace(self.entries, metadata=left))
 
 
 class Writable(Protocol):
@@ -285,14 +287,17 @@ def reads_at_once(file_s: float, workers: int) -> int:
     return 1 if file_s < _SLOW_S else max(1, min(_READS, _ALL_READS // workers))
 
 
-# The top-level texts, numbers and truths of JSON payloads, read in workers: `selecting` makes columns of them.
+# The top-level texts, numbers and truths of JSON payloads, and payloads that are a plain number or a short text.
 #
+# They are read in workers: `selecting` makes columns of them.
 # What comes back is lines of JSON, which a reader of tables takes as they are.
 
 
 Scalar = str | int | float | bool | None
 _MOST, _MOST_SCALARS = 2**24, 2**20  # bytes of a payload, and of what is taken of it
 LONG_TEXT = 2**15  # letters: longer texts are no metadata, such as the images that labelme keeps in its JSON
+_SHORT = 2**10  # bytes of a payload that is no JSON object and becomes one value
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)  # JSON's, so that 007 stays text
 _WHOLE = 2**63  # whole numbers beyond fit into no column
 _KINDS = {str: "text", int: "number", float: "number", bool: "truth", list: "list"}
 
@@ -316,21 +321,34 @@ class Scalars:
     failed: tuple[tuple[int, SkipCode, str], ...]
 
 
-def read_scalars(task: Files | Spans) -> Scalars:
+@dataclass(frozen=True, slots=True)
+class ScalarTask:
+    """The payloads of a field to read."""
+
+    field: str
+    payloads: Files | Spans
+
+
+def read_scalars(task: ScalarTask) -> Scalars:
     """Return the scalars of payloads. Runs in a worker.
 
     Raises:
         CorruptShard: A shard cannot be read.
     """
+    return scalars_of(task.field, _payloads(task.payloads))
+
+
+def scalars_of(field: str, payloads: Iterable[bytes | OSError]) -> Scalars:
+    """Return the scalars of a field's payloads, or of why they cannot be read."""
     lines, kinds, long, crcs = [], dict[str, Counter[str]](), Counter[str](), array("I")
     failed = list[tuple[int, SkipCode, str]]()
-    for at, payload in enumerate(_payloads(task)):
+    for at, payload in enumerate(payloads):
         line, scalars = b"{}", dict[str, Scalar]()
         if isinstance(payload, OSError):
             failed.append((at, "unreadable", reason(payload)))
         else:
             try:
-                line, scalars = _scalars(payload, long)
+                line, scalars = _scalars(field, payload, long)
             except (TypeError, ValueError, RecursionError) as error:
                 failed.append((at, "bad-json", _problem(error)))
         for name, value in scalars.items():
@@ -341,17 +359,19 @@ def read_scalars(task: Files | Spans) -> Scalars:
     return Scalars(b"\n".join([*lines, b""]), kinds, long, crcs.tobytes(), tuple(failed))
 
 
-def _scalars(payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
+def _scalars(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
     """Return the values at the top of a JSON object that are no lists or objects, as a line of JSON too.
 
-    What JSON has no number for is null. `long` counts the texts that are left out.
+    What JSON has no number for is null. `long` counts the texts that are left out. A payload that is no object is a
+    number or a text by the name of the field, unless that says that it is JSON.
 
     Raises:
         TypeError: It is no object.
         ValueError: It is no JSON, or holds what no column can, or too much of it.
         RecursionError: It is nested too deep.
     """
-    found = json.loads(payload)
+    is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
+    found = json.loads(payload) if is_json else {field: _plain(payload)}
     if not isinstance(found, dict):
         message = f"a JSON {_KINDS.get(type(found), 'null')}, not an object"
         raise TypeError(message)
@@ -369,6 +389,24 @@ def _scalars(payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scala
         message = f"{len(line):,} bytes of texts and numbers at its top, more than {_MOST_SCALARS:,}"
         raise ValueError(message)
     return line, scalars
+
+
+def _plain(payload: bytes) -> Scalar:
+    """Return what a payload is that is one value; nothing where it is empty.
+
+    Raises:
+        ValueError: It is no plain number or short text.
+    """
+    if len(payload) > _SHORT:
+        message = f"{len(payload):,} bytes: no JSON object, and no number or text of at most {_SHORT:,}"
+        raise ValueError(message)
+    text = payload.decode().strip()
+    if any(ord(letter) < ord(" ") and letter not in "\t\r\n" for letter in text):
+        message = "control characters: no JSON object, number or text"
+        raise ValueError(message)
+    value = json.loads(text) if _NUMBER.fullmatch(text) else text
+    is_text = isinstance(value, int) and not -_WHOLE <= value < _WHOLE
+    return (text if is_text else value) if text else None
 
 
 def _problem(error: Exception) -> str:

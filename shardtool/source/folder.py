@@ -104,7 +104,7 @@ class FolderSource(Source):
         if name == TOP_FOLDER or labelled:
             return folder.split_folders(listed.entries.keys, in_order=self.by_key)
         if name not in table.column_names:
-            remedy = f"{option('join')} adds a table's columns, {option('columns_from')} those of JSON fields."
+            remedy = f"{option('join')} adds a table's columns, {option('columns_from')} those of fields."
             expected = f"one of {listing(table.column_names, 100)}"
             raise InvalidRequest(name, "no such column", expected=expected, remedy=remedy)
         return table.column(name)

@@ -185,10 +185,7 @@ class ManifestSource(Source):
         check_types(rows, roles, options.classes, self._table.schema)
         check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         check_values(rows, roles)
-        for name in options.classes:  # also of samples that are left out, so that labels keep their numbers
-            self._labels[name], self._classes[name] = numbered(
-                self._columns[dict(roles.values)[name]], name, self._known
-            )
+        self._number_labels()
         urls = self._take_urls()
         sizes: _OneOrEach = _GUESSED
         if options.size is not None and (urls or (roles.paths() and not options.stat)):
@@ -355,6 +352,12 @@ class ManifestSource(Source):
             expected = "bytes in each row; a path beside them is not followed"
             remedy = f"{option('files')} takes a column of paths; {option('where')} can leave such rows out."
             rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
+
+    def _number_labels(self) -> None:
+        """Number the labels, also of samples that are left out, so that they keep their numbers."""
+        columns = dict(self._roles.values)
+        for name in self._options.classes:
+            self._labels[name], self._classes[name] = numbered(self._columns[columns[name]], name, self._known)
 
     def _tasks(self, paths: list[pa.Array]) -> Iterator[ListedTask]:
         """Yield about `TASKS` tasks, in which workers look at files."""

@@ -22,9 +22,11 @@ from shardtool.source.base import (
     LONG_TEXT,
     TASKS,
     Listing,
+    ScalarTask,
     check_skipped,
     file_tasks,
     read_scalars,
+    scalars_of,
     span_tasks,
 )
 from shardtool.storage.places import read_small
@@ -32,7 +34,7 @@ from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -84,11 +86,11 @@ def _with_labels(
     columns = entries.metadata
     if columns is None:
         return entries, ()
-    gone = {*before}.difference(entries.fields, kept)
-    labels = [one.name for one in columns.schema if one.name in gone and is_number(one.type)]
-    again = {renames[name]: columns.column(name) for name in labels if name in renames}
-    free = {name: values for name, values in again.items() if name not in columns.column_names}
-    return replace(entries, metadata=with_columns(columns, free)), tuple(labels)
+    labels = [one.name for one in columns.schema if one.name in before and is_number(one.type)]
+    moved = {renames[name]: columns.column(name) for name in labels if name in renames}
+    moved = {name: values for name, values in moved.items() if name in renames or name not in columns.column_names}
+    gone = tuple(name for name in labels if name not in (*entries.fields, *kept))
+    return replace(entries, metadata=with_columns(columns, moved)), gone
 
 
 def chosen(listed: Listing, options: SelectingOptions) -> Listing:
@@ -210,7 +212,8 @@ def _given_keys(given: object) -> list[bytes]:
     raise InvalidRequest(option("keys_from"), type(given).__name__, expected="a file with a key a line, or keys")
 
 
-# `--columns-from`: the top-level texts, numbers and truths of each sample's JSON field become columns of metadata.
+# `--columns-from`: the top-level texts, numbers and truths of each sample's JSON field become columns of metadata, or a
+# column of a field that is a plain number or a short text.
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +249,6 @@ def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
         from shardtool.table.columns import no_such
 
         raise no_such("field", option("columns_from"), field, entries.fields)
-    if np.any(entries.rows.kind[rows] == INLINE):
-        raise InvalidRequest(option("columns_from"), f"field {field!r} holds numbers", expected="JSON objects")
     if entries.spans is not None and not entries.spans.files:
         problem = "an archive that can only be read in sequence"
         raise InvalidRequest(
@@ -265,14 +266,19 @@ def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
 def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> _Found:
     """Return what workers find in a field's payloads."""
     entries = listed.entries
-    spans, places = entries.rows.kind[rows] == SPAN, np.arange(len(rows))
+    spans, inline, places = entries.rows.kind[rows] == SPAN, entries.rows.kind[rows] == INLINE, np.arange(len(rows))
     most = min(len(rows) // TASKS + 1, FILES_A_TASK)
-    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, places[~spans], most=most)]
+    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, places[~spans & ~inline], most=most)]
     if spans.any():
         tasks += span_tasks(entries, rows, places[spans])
-    done = dict(pool.map(read_scalars, [task for _, task in tasks]))
+    done = dict(pool.map(read_scalars, [ScalarTask(field, task) for _, task in tasks]))
+    parts = [which for which, _ in tasks]
+    if inline.any():
+        texts = entries.values.inline[field].gather(entries.owners(rows[inline])).split(b"\0")[:-1]
+        done[len(parts)] = scalars_of(field, texts)
+        parts.append(places[inline])
     kinds, long, failed = dict[str, Counter[str]](), Counter[str](), dict[int, Skipped]()
-    for number, (which, _) in enumerate(tasks):
+    for number, which in enumerate(parts):
         long.update(done[number].long)
         for name, counts in done[number].kinds.items():
             kinds.setdefault(name, Counter()).update(counts)
@@ -280,8 +286,8 @@ def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> _Found:
             row = int(rows[which[at]])
             sample = int(entries.owners(row))
             failed[sample] = Skipped(entries.key(sample), _path(listed, row), code, f"field {field!r}: {message}")
-    lines = b"".join([done.pop(number).lines for number in range(len(tasks))])
-    return _Found(lines, rows[np.concatenate([which for which, _ in tasks])], kinds, long, failed)
+    lines = b"".join([done.pop(number).lines for number in range(len(parts))])
+    return _Found(lines, rows[np.concatenate(parts)], kinds, long, failed)
 
 
 def _failures(entries: Entries, rows: Rows, scalars: Scalars) -> Iterator[tuple[int, SkipCode, str]]:
@@ -324,7 +330,7 @@ def _with_table(entries: Entries, field: str, found: _Found) -> tuple[Entries, l
     names = table.schema.names
     if not names:
         expected = 'objects such as {"label": "dog", "width": 640}'
-        raise InvalidRequest(where, "no text, number or truth at the top of any", expected=expected)
+        raise InvalidRequest(where, "no text, number or truth in any", expected=f"plain values, or {expected}")
     check_names(where, names)
     check_sidecar_names(where, names, remedy=f"make no columns of it ({option('columns_from')})")
     places = np.full(len(entries), -1, np.int64)

@@ -115,7 +115,9 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     classes, more = joined_classes(datasets, parts, wanted)
     numbers = find_numbers(parts, wanted, to_format, pool.map, salvage=salvage)
     columns = joined_columns(parts, datasets)
-    notes += more
+    classes_known = _known_classes(datasets)
+    columns, lacking = _without_partial(columns, parts, classes_known)
+    notes += [*more, *lacking]
     for part in parts:
         if part.joined:
             notes.append(f"{part.name}: {counted(part.joined, 'sample')} put together of fields that lie apart")
@@ -142,7 +144,7 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         digest=joined_digest(datasets),
         shards=tuple(shard.name for shard in shards),
         compressed=any(is_packed(shard.path) for shard in shards),
-        classes=_known_classes(datasets),
+        classes=classes_known,
     )
 
 
@@ -379,7 +381,12 @@ class ShardSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
-        return order.column_of(table_of(listed), name, listed.name)
+        try:
+            return order.column_of(table_of(listed), name, listed.name)
+        except InvalidRequest as error:
+            if name in listed.entries.fields:
+                error.remedy = f"{option('columns_from', (name,))} makes a column of the field."
+            raise
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         before, asked = listed.entries, self._options.on_duplicate
@@ -546,6 +553,21 @@ def _known_classes(datasets: Sequence[StoredDataset]) -> dict[str, list[str]]:
     for name, names in ((name, names) for one in datasets if one.file for name, names in one.file.classes.items()):
         found[name] = names if found.setdefault(name, names) == names else []
     return {name: names for name, names in found.items() if names}
+
+
+def _without_partial(
+    columns: pa.Table | None, parts: Sequence[SourceShard], labels: Collection[str]
+) -> tuple[pa.Table | None, list[str]]:
+    """Return metadata without columns of labels that only some of the samples with such a field have, and notes."""
+    notes = []
+    for name in sorted({*labels}.intersection(() if columns is None else columns.column_names)):
+        lacking = [one for one in parts if name in one.index.names and name not in one.index.metadata.column_names]
+        if lacking and columns is not None:
+            left = [one for one in columns.column_names if one != name]
+            columns = columns.select(left) if left else None
+            what = f"column {name!r} left out: {counted(len(lacking), 'shard')} of field {name!r} lack it"
+            notes.append(f"{what} ({option('columns_from', (name,))} makes it of the field, for all)")
+    return columns, notes
 
 
 def joined_columns(parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> pa.Table | None:

@@ -520,8 +520,8 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
     new = after.metadata.column_names[before.metadata.num_columns :]
     assert {*new} == {*classes, *of_values}, "a number field is a column, too"
     for name in new:
-        texts = [str(int(one) if isinstance(one, bool) else one) for one in after.metadata.column(name).to_pylist()]
-        assert texts == [expected[key][name].decode() for key in keys if name in expected[key]]
+        shown = [str(int(one) if isinstance(one, bool) else one) for one in after.metadata.column(name).to_pylist()]
+        assert shown == [expected[key][name].decode() for key in keys if name in expected[key]]
 
 
 def test_the_fields_of_a_manifest() -> None:

@@ -244,7 +244,7 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     assert _metadata(tmp_path / "q") == {"0": {"label": "x"}}
     assert "1 text of more than 32,768 letters left out: 'imageData' of field 'json'" in made.notes
     lists = write_tree(tmp_path / "lists", {"0.json": b'{"box": [1]}'})
-    with pytest.raises(InvalidRequest, match="no text, number or truth at the top of any"):
+    with pytest.raises(InvalidRequest, match="no text, number or truth in any"):
         _create(lists, tmp_path / "p", columns_from=("json",))
 
 

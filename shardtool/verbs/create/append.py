@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from shardtool.dataset.dataset_file import Feature, features_of, numbers_in
 from shardtool.dataset.shard_index import SCHEMA, SHARD, types_of
+from shardtool.entries.arrow import without_numbers
 from shardtool.entries.classes import joined_classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
@@ -72,6 +73,7 @@ def begin_append(run: Run) -> None:
         InvalidRequest: A key is taken, in any of the datasets, or `--dots` is not as it was.
         CorruptShard: A sidecar of a dataset is damaged.
     """
+    _pass_labels(run)
     new, entries = [], run.entries
     for output in run.outputs:
         destination, found, made = output.destination, output.destination.append, run.record(output)
@@ -93,6 +95,19 @@ def begin_append(run: Run) -> None:
             taken = existing_keys(output.destination.folder, old.shards)
             for keys in new:
                 check_new_keys(keys, taken, output.destination.dataset_file)
+
+
+def _pass_labels(run: Run) -> None:
+    """Make no columns of labels that the dataset has as fields alone: a query would take some of its samples for all.
+
+    Versions before had no such columns. Other columns, and those that are asked for, become new ones.
+    """
+    entries, there = run.entries, [output.destination.old for output in run.outputs if output.destination.old]
+    labels = {*entries.values.numbers, *entries.values.classes}.difference(run.options.columns_from)
+    before = {name for name in labels for old in there if name in old.fields and name not in old.schema}
+    if before and entries.metadata is not None:
+        columns = without_numbers(entries.metadata, before)
+        run.listed = replace(run.listed, entries=replace(entries, metadata=columns))
 
 
 def _last_alike(destination: Destination, old: DatasetFile, made: RunRecord) -> int | None:

@@ -106,7 +106,7 @@ def pieces(datasets: Sequence[StoredDataset], where: str | None = None, *, metad
             rows = np.arange(len(part))
             if where is not None:
                 classes = dataset.file.classes if dataset.file else {}
-                rows = matching(asked_table(shard, part, columns), where, classes)
+                rows = matching(asked_table(shard, part, columns, classes), where, classes)
             yield Piece(dataset, shard, part, first, rows)
             first, found = first + len(part), found + len(rows)
     if where is not None and not found:
