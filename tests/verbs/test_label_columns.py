@@ -111,8 +111,8 @@ def test_labels_divide_alike_by_name_whatever_their_numbers(by: str, source: Pat
     names.write_text("dog\nbee\ncat\n")
     create(source, tmp_path / "a" / "{split}-{0..}.tar", CreateOptions(label_from_folder=True, **asked))
     found = [_keys(tmp_path / "a" / f"{name}.json") for name in "xy"]
-    for at, more in enumerate(({}, {"classes_from": names})):
-        whole = _create(source, tmp_path / f"w{at}", label_from_folder=True, **more)
+    for at, known in enumerate((None, names)):
+        whole = _create(source, tmp_path / f"w{at}", label_from_folder=True, classes_from=known)
         reshard(whole, tmp_path / f"r{at}" / "{split}-{0..}.tar", ReshardOptions(**asked))
         assert [_keys(tmp_path / f"r{at}" / f"{name}.json") for name in "xy"] == found
 
