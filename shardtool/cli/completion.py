@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     import click
 
-SHELLS = ("bash", "zsh", "fish")
 _MOST = 10_000  # names of a folder that are looked at
 _LARGEST = 2**24  # bytes of a file that is read whole
 _KIND = b'"wids-shard-index-v1"'  # which a dataset file names in its first line

@@ -120,6 +120,11 @@ TOPICS = {
         --overwrite replaces the dataset once the new one is complete.
         The dataset file, such as out.json, is written last: where it is, the dataset is complete.
     """),
+    "jobs": Topic("Jobs as files", """
+        --save-config job.toml writes what was typed, and runs it; --config job.toml does it again.
+        A key is an option as it is typed, or an argument: source = "photos", max-size = "1GB", shuffle = true.
+        A list is what is repeated, a table is pairs and keys; relative paths count from the file's folder.
+    """),
     "output": Topic("What is printed", """
         Results go to stdout, as one document with --json; notes, progress and errors go to stderr.
         Exit codes: 0 done, 2 a request that makes no sense, 3 findings, 4 damaged input, 5 output that is there,

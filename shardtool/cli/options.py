@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from shardtool.cli.help import TOPICS, Option, Verb, brief
-from shardtool.cli.output import show
+from shardtool.cli.output import say, show
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import EXPORTS
 from shardtool.request.settings import (
@@ -72,9 +72,19 @@ class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic fr
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return what a shell completes: the last of them."""
+        from click.shell_completion import CompletionItem
+
         before, comma, last = incomplete.rpartition(",")
         found = super().shell_complete(ctx, param, last)
-        return [click.shell_completion.CompletionItem(f"{before}{comma}{one.value}") for one in found]
+        return [CompletionItem(f"{before}{comma}{one.value}") for one in found]
+
+
+def _use_config(path: str) -> None:
+    """Take what a file says for what was not typed."""
+    from shardtool.cli.config import read_config
+
+    context = click.get_current_context()
+    context.default_map = read_config(path, context)
 
 
 @described
@@ -84,6 +94,14 @@ class Output(Settings):
 
     as_json: bool = setting(False, "Print one JSON document on stdout.", section="output", typed="json")
     quiet: bool = setting(False, "Print errors and what was asked for, and nothing else.", typed="quiet/q")
+    config: str | None = setting(
+        None, "File (TOML) of options and arguments; what is typed beside it wins.", section="jobs", form="path",
+        metavar="FILE", use=_use_config,
+    )  # fmt: skip
+    save_config: str | None = setting(
+        None, "File that options and arguments are written to, before they are carried out.", form="path",
+        metavar="FILE",
+    )  # fmt: skip
 
 
 @described
@@ -92,7 +110,9 @@ class Running(Output):
     """What is said while a verb runs, and which servers are asked."""
 
     progress: Literal["auto", "plain"] = setting(
-        "auto", "How progress is shown: as a bar where stderr is a terminal, or as a line every ten seconds, for logs."
+        "auto",
+        "How progress is shown: as a bar where stderr is a terminal, or as a line every ten seconds, for logs.",
+        section="output",
     )
     verbose: bool = setting(False, "Print a line for every shard.", typed="verbose/v")
     endpoint: str | None = setting(
@@ -153,6 +173,8 @@ def verb(
         def run(**given: Any) -> int | None:
             words = [given[one.name or ""] for one in typed]
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
+            if given.get("save_config") is not None:
+                _save(asked, given)
             return function(*words, *asked[:-1], asked[-1]())
 
         return Verb(function.__name__, params=[*typed, *params], callback=run, help=function.__doc__)
@@ -169,6 +191,17 @@ def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -
     if asked and isinstance(context.command, Verb):
         show(brief(context.command, context))
         context.exit()
+
+
+def _save(asked: Sequence[Callable[[], object]], given: Mapping[str, Any]) -> None:
+    """Write what was asked for, if it can be, to the file that was named for that."""
+    from shardtool.cli.config import save_config
+
+    for make in asked:
+        make()
+    notes = save_config(given["save_config"], click.get_current_context())
+    for note in notes if not given["quiet"] else ():
+        say(f"note: {note}")
 
 
 def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:
@@ -202,6 +235,7 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
             metavar=one.metavar or ("N" if one.within else "SIZE" if one.form == "size" else None),
             help=f"{text} [default: {typed_text(str(shown))}]" if shown != "" else text,
             callback=partial(_use, one),
+            is_eager=one.use is not None,
         )
         found = [option]
     known = [*facts(kind)]
@@ -227,6 +261,8 @@ def _use(one: Facts, _context: click.Context, param: click.Parameter, given: Any
         try:
             one.use(given)
         except InvalidRequest as error:
+            if one.form == "path":  # it says where in the file
+                raise
             raise click.BadParameter(f"{error.found}, expected {error.expected}.", param=param) from None
     return given
 

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import get_completion_class
 
 from shardtool import create
 from shardtool.cli import cli
@@ -48,23 +50,26 @@ def _typed(shell: str, lines: list[str], folder: Path) -> str:
     return shown.decode(errors="replace")
 
 
-def _completed(line: str, folder: Path, shell: str = "fish", **env: str) -> list[str]:
+def _completed(line: str, shell: str = "fish", **env: str) -> list[str]:
     """Return what a shell gets for a line."""
-    env = {**os.environ, "COMP_LINE": line, "_SHARDTOOL_COMPLETE": f"{shell}_complete", **env}
-    command = [sys.executable, "-m", "shardtool"]
-    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    assert run.stderr == ""
-    return run.stdout.splitlines()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"COMP_LINE": line, **env}.items():
+            patch.setenv(name, value)
+        import_module("shardtool.cli.completion")  # as the command line does where a shell asks
+        kind = get_completion_class(shell)
+        assert kind is not None
+        return kind(cli, {}, "shardtool", "_SHARDTOOL_COMPLETE").complete().splitlines()
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Path:
-    """Return a folder with what completes: a folder, a table, a dataset."""
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with what completes: a folder, a table, a dataset."""
     write_tree(
         tmp_path, {"pictures/1.jpg": b"x", "pictures/1.json": b'{"width": 3}', "labels.csv": b"ident,tag\n1,a\n"}
     )
     write_tree(tmp_path, {"other.json": b"{}", "out of it.txt": b"x", "outer/x": b""})
     create(tmp_path / "pictures", f"{tmp_path}/out-{{0..}}.tar", columns_from=["json"], workers=1)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -123,7 +128,7 @@ def test_shells_complete(shell: str, there: Path) -> None:
 def test_what_completes(line: str, found: list[str], there: Path) -> None:
     """Names of columns, fields and keys complete wherever one begins; where there are none, nothing is said."""
     write_tree(there, {"bad.parquet": b"PAR1PAR1", "bad.json": b'{"__kind__": "wids-shard-index-v1"'})
-    texts = [one.partition("\t")[0] for one in _completed(f"shardtool {line}", there)]
+    texts = [one.partition("\t")[0] for one in _completed(f"shardtool {line}")]
     assert [one.removeprefix("plain,") for one in texts if one.startswith("plain,")] == found
 
 
@@ -131,11 +136,12 @@ def test_bash_gets_what_it_replaces(there: Path) -> None:
     """Bash cuts words at = and :, and what it gets is quoted for it; inside of quotes it is not."""
     write_tree(there, {"a b.csv": b"one two,it's\n"})
     line = "shardtool create 'a b.csv' x --field cls="
-    assert _completed(line, there, "bash") == ["plain,one\\ two", "plain,it\\'s"]
-    assert _completed(line, there, "bash", COMP_WORDBREAKS=" ") == ["plain,cls=one\\ two", "plain,cls=it\\'s"]
-    assert _completed('shardtool create "a b.csv" x --field "cls=o', there, "bash") == ["plain,cls=one two"]
+    assert _completed(line, "bash") == ["plain,one\\ two", "plain,it\\'s"]
+    assert _completed(line, "bash", COMP_WORDBREAKS=" ") == ["plain,cls=one\\ two", "plain,cls=it\\'s"]
+    assert _completed('shardtool create "a b.csv" x --field "cls=o', "bash") == ["plain,cls=one two"]
 
 
+@pytest.mark.slow
 def test_completion_is_quick(there: Path) -> None:
     """Nothing that completes imports pandas; files and options import no NumPy and no pyarrow."""
     for line, heavy in (("create lab", {"numpy", "pyarrow", "pandas"}), ("create labels.csv x --key ", {"pandas"})):
@@ -147,6 +153,7 @@ def test_completion_is_quick(there: Path) -> None:
         assert not {one.rpartition("|")[2].strip() for one in done.stderr.splitlines()} & heavy
 
 
+@pytest.mark.slow
 def test_the_way_of_before_gives_the_same_script() -> None:
     """What people have in their files from earlier versions completes as `shardtool completion` does."""
     for shell in _START:

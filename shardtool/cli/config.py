@@ -1,0 +1,228 @@
+"""Jobs as files: what was typed for a verb, kept in TOML, and typed again from there.
+
+A key is an option as the command line calls it, or an argument as the usage line does (`source`, `output`). A value is
+what one types: texts, numbers, `true` for a flag, a list for what is repeated, a table for pairs such as `cls=label`.
+Relative paths count from the file's folder. What is typed beside the file wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from decimal import Decimal
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+from click.core import ParameterSource
+
+from shardtool.errors import InvalidRequest, reason, without_secrets
+from shardtool.storage.places import base_name, folder_of, is_url, read_small, same_place
+from shardtool.storage.staging import Folder, check_target
+from shardtool.wording import option
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LARGEST = 2**20  # bytes of such a file
+_OWN = ("config", "save_config")
+_SECRET = ("header",)
+_WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_COMMAND = "pipe:"
+
+
+class _Word(NamedTuple):
+    """An argument as a file calls it, and whether it names a file."""
+
+    key: str
+    is_path: bool
+
+
+def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
+    """Return what a file says for a verb, by the names of its parameters, as if it were typed.
+
+    Args:
+        path: The file.
+        ctx: The verb's.
+
+    Raises:
+        InvalidRequest: The file cannot be read, or says what the verb cannot be asked for.
+    """
+    options, words = _options(ctx.command), {one.key: one for one in _words(ctx.command)}
+    found, given = dict[str, Any](), dict[str, list[str]]()
+    for key, value in _read(path).items():
+        where = f"{path}: {key}"
+        if key in words:
+            texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
+            given[key] = [_from_file(where, one, path) for one in texts] if words[key].is_path else texts
+        elif key in options:
+            found[options[key].name or ""] = _value(where, value, options[key], path)
+        else:
+            near = " or ".join(get_close_matches(key.replace("_", "-"), [*words, *options], cutoff=0.5))
+            remedy = "" if near else f"`{ctx.command_path} --help` lists them."
+            raise InvalidRequest(where, f"no option of {ctx.info_name}", expected=near, remedy=remedy)
+    typed = [text for key in words for text in given.get(key, ())]
+    arguments = [one.name or "" for one in ctx.command.params if isinstance(one, click.Argument)]
+    if typed:
+        found.update({arguments[0]: typed} if len(arguments) == 1 else zip(arguments, typed, strict=False))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _options(verb: click.Command) -> dict[str, click.Option]:
+    """Return the options of a verb by what the command line calls them."""
+    options = [one for one in verb.params if isinstance(one, click.Option) and one.expose_value]
+    named = [one for one in options if one.name not in _OWN]
+    return {name[2:]: one for one in named for name in one.opts if name.startswith("--")}
+
+
+def _words(verb: click.Command) -> list[_Word]:
+    """Return the arguments of a verb, as its usage line calls them: `source` and `output` of SOURCE... OUTPUT."""
+    return [
+        _Word(word.strip("[].").lower(), isinstance(one.type, click.Path))
+        for one in verb.params
+        if isinstance(one, click.Argument)
+        for word in (one.metavar or one.name or "").split()
+    ]
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = tomllib.loads(read_small(path, _LARGEST).decode())
+    except OSError as error:
+        raise InvalidRequest(path, reason(error), expected="a file of options, in TOML") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(path, f"no TOML: {error}", expected='lines such as max-size = "1GB"') from None
+    return found
+
+
+def _value(where: str, value: object, param: click.Option, path: str) -> Any:
+    """Return what an option gets; None: nothing."""
+    if param.is_flag:
+        if not isinstance(value, bool):
+            raise InvalidRequest(where, repr(value), expected="true or false")
+        return param.flag_value is not False if value else None  # the flag of what is on by default turns it off
+    if isinstance(value, Mapping):
+        if "=" not in (param.metavar or "") and param.metavar not in ("SHARES", "FIELDS"):
+            raise InvalidRequest(where, "a table", expected="one value")
+        value = [key if one is True else f"{key}={_text(where, one)}" for key, one in value.items()]
+    texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
+    if isinstance(param.type, click.Path):
+        texts = [_from_file(where, one, path) for one in texts]
+    return texts if param.multiple else ",".join(texts)
+
+
+def _text(where: str, value: object) -> str:
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)):f}"
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        shown = str(value).lower() if isinstance(value, bool) else f"a value of the type {type(value).__name__}"
+        raise InvalidRequest(where, shown, expected="a text or a number")
+    return f"{value}"
+
+
+def _from_file(where: str, name: str, path: str) -> str:
+    """Return a name as it is typed that a file says."""
+    _check_name(where, name)
+    name = os.path.expanduser(name)
+    if name in ("", "-") or is_url(name) or os.path.isabs(name):
+        return name
+    return _seen_from("", folder_of(path), name)
+
+
+def _seen_from(here: str, there: str, name: str) -> str:
+    """Return what a name that counts from one folder is called in another, whatever links lead to these."""
+    above, last = os.path.split(os.path.join(there, name.rstrip("/")))
+    seen = os.path.relpath(os.path.join(os.path.realpath(above), last), os.path.realpath(here))
+    return f"{'./' if seen.startswith('~') else ''}{seen}{'/' if name.endswith('/') else ''}"
+
+
+def _check_name(where: str, name: str) -> None:
+    """Refuse a command: none is run that was not typed."""
+    if name.startswith(_COMMAND):
+        found, expected = f"a command, {name}", "a file, a folder or an address"
+        raise InvalidRequest(where, found, expected=expected, remedy="No file may name a command: type it.")
+
+
+def save_config(path: str, ctx: click.Context) -> list[str]:
+    """Write what a verb was given, typed and by another such file, to a file; return what is to be known of that.
+
+    Raises:
+        InvalidRequest: No such file can say it.
+        OutputExists: There is another file of this name.
+        OutputFailed: It cannot be written.
+    """
+    notes, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
+    for key, value in _given(ctx, path):
+        texts = [] if value is True else [value] if isinstance(value, str) else value
+        if key in _SECRET or any(without_secrets(one) != one for one in texts):
+            notes.append(f"{key} is not in {path}: it may hold a secret")
+        else:
+            lines.append(f"{key} = {_toml(key, value)}")
+    data, earlier = "\n".join([*lines, ""]).encode(), ctx.params["config"]
+    if is_url(path):
+        raise InvalidRequest(path, "an address", expected="a file on a file system")
+    with suppress(OSError):
+        if read_small(path, _LARGEST) == data:
+            return notes
+    if earlier is None or not same_place(path, earlier):
+        check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
+    folder = Folder(folder_of(path))
+    folder.ready()
+    folder.publish(folder.stage_whole(base_name(path), data))
+    return notes
+
+
+def _given(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of what a verb was given, as a file says them."""
+    names = {one.name: key for key, one in reversed(_options(ctx.command).items())}
+    typed, options = list[str](), list[tuple[str, Any]]()
+    for param in ctx.command.params:
+        name = param.name or ""
+        value, source = ctx.params.get(name), ctx.get_parameter_source(name)
+        if source not in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP) or value is None:
+            continue
+        texts = [value] if isinstance(value, str) else [*value] if isinstance(value, tuple) else []
+        if not isinstance(param, click.Option):
+            typed += texts
+        elif param.is_flag and name in names:
+            options.append((names[name], True))
+        elif name in names:
+            texts = [_in_file(one, path) for one in texts] if isinstance(param.type, click.Path) else texts
+            options.append((names[name], texts if param.multiple else texts[0]))
+    words = _words(ctx.command)
+    first = max(len(typed) - len(words) + 1, 1)  # of several words, all but the last ones are the first argument's
+    for word, given in zip(words, [typed[:first], *([one] for one in typed[first:])], strict=False):
+        texts = [_in_file(one, path) for one in given] if word.is_path else given
+        yield word.key, texts if len(texts) > 1 else texts[0]
+    yield from options
+
+
+def _in_file(name: str, path: str) -> str:
+    """Return a name as a file says it, which was typed: a relative one counts from that file's folder."""
+    _check_name(option("save_config"), name)
+    if name in ("", "-") or is_url(name) or os.path.isabs(name):
+        return name
+    return _seen_from(folder_of(path), "", name)
+
+
+def _toml(key: str, value: object) -> str:
+    """Return a value in TOML."""
+    if value is True:
+        return "true"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(key, one) for one in value)}]"
+    text = str(value)
+    if _WHOLE.fullmatch(text):
+        return text
+    if text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") != text:
+        raise InvalidRequest(option("save_config"), f"{key}: {text}, no UTF-8", expected="what TOML can say")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
