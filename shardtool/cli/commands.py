@@ -572,14 +572,15 @@ def _write_pictures(datasets: list[StoredDataset], options: _Looking, how: Runni
     from shardtool.verbs.inspect.page import write_page
     from shardtool.verbs.inspect.thumbnails import write_contact_sheet
 
-    makers = {"--html": (write_page, options.html), "--contact-sheet": (write_contact_sheet, options.contact_sheet)}
+    if options.contact_sheet is not None and len(datasets) > 1:
+        raise InvalidRequest("--contact-sheet", f"{len(datasets):,} datasets", expected="one, or a page: --html")
     written = []
-    for name, (make, path) in makers.items():
-        if path is not None:
-            if len(datasets) > 1:
-                raise InvalidRequest(name, f"{len(datasets):,} datasets", expected="one, or a page for each")
-            make(datasets[0], path, seed=options.seed, overwrite=options.overwrite)
-            written.append(output_text(path))
+    if options.html is not None:
+        write_page(datasets, options.html, seed=options.seed, overwrite=options.overwrite)
+        written.append(output_text(options.html))
+    if options.contact_sheet is not None:
+        write_contact_sheet(datasets[0], options.contact_sheet, seed=options.seed, overwrite=options.overwrite)
+        written.append(output_text(options.contact_sheet))
     _print(how, lambda: {"files": written}, lambda: "\n".join(map(printable, written)), always=True)
 
 

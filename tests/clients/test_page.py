@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.tied import tied
-from tests.verbs.inspect.made import HOSTILE_KEYS, hostile
+from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,7 @@ for (const element of document.querySelectorAll("body *")) {
 return [...new Set(bad)];
 """
 _FOCUSED = "return document.activeElement.id || document.activeElement.className"
-_HERE = "return [...document.querySelectorAll('.tile')].indexOf(document.activeElement)"
+_HERE = "return [...document.querySelectorAll('.sheet > li:not([hidden]) .tile')].indexOf(document.activeElement)"
 _SHOWN = "return [...document.querySelectorAll('.sheet > li')].filter((one) => one.offsetParent).length"
 
 
@@ -104,6 +105,14 @@ def _look(browser: Any, page: Path, *, width: int = 1280, scheme: str = "light")
     ]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     browser.get(page.as_uri())
+
+
+def _wait(browser: Any, said: str) -> None:
+    for _ in range(100):
+        if browser.execute_script(f"return {said}"):
+            return
+        time.sleep(0.05)
+    raise AssertionError(said)
 
 
 def _press(browser: Any, *pressed: str) -> None:
@@ -168,9 +177,48 @@ def test_search_and_filter(browser: Any, page: Path) -> None:
     assert browser.execute_script(_SHOWN) == 0
     assert browser.execute_script("return document.getElementById('none').offsetParent !== null")
     _press(browser, keys.ESCAPE)
+    assert browser.execute_script(_SHOWN) == 30  # five rows, from all over the dataset
+    browser.find_element("css selector", "#more button").click()
     assert browser.execute_script(_SHOWN) == 40
+    assert browser.execute_script(_HERE) == 30
     select(browser.find_element("id", "label")).select_by_visible_text("cat")
     assert browser.execute_script(_SHOWN) == 5
+
+
+def test_texts_are_searched(browser: Any, tmp_path: Path) -> None:
+    """Words of a text or of a label find the sample; ten thousand of them are searched within a frame or a few."""
+    samples = {f"{at:05}": {"txt": f"the harbour of {at:05} boats".encode(), "cls": b"%d" % at} for at in range(2000)}
+    write_shard(tmp_path / "d" / "s-000000.tar", samples)
+    write_page(open_dataset(tmp_path / "d"), str(tmp_path / "page.html"))
+    _look(browser, tmp_path / "page.html")
+    _press(browser, "/", *"of 01234 b")
+    assert browser.execute_script(_SHOWN) == 1
+    took = """
+    const search = document.getElementById("search"), start = performance.now();
+    search.value = arguments[0];
+    search.dispatchEvent(new Event("input"));
+    return performance.now() - start;
+    """
+    assert browser.execute_script(took, "boats") < 1000
+    assert browser.execute_script(_SHOWN) == 2000
+
+
+def test_links_open_samples(browser: Any, page: Path) -> None:
+    """A link to a sample opens it, also if it is not in the first rows; an open sample has its link in the address."""
+    _look(browser, page)
+    browser.execute_script("location.hash = document.querySelector('.sheet > li[hidden]').id")
+    _wait(browser, "document.getElementById('view').open")
+    opened = "return document.querySelector('.sheet').children[arguments[0]].id === location.hash.slice(1)"
+    _press(browser, keys.ESCAPE)
+    assert browser.execute_script("return location.hash") == ""
+    browser.execute_script("document.querySelectorAll('.tile')[7].click()")
+    assert browser.execute_script(opened, 7)
+    address = browser.current_url
+    browser.get("about:blank")
+    browser.get(address)
+    assert browser.execute_script("return document.getElementById('view').open")
+    assert browser.execute_script(opened, 7)
+    assert browser.get_log("browser") == []
 
 
 def test_hostile_content_stays_text(browser: Any, tmp_path: Path) -> None:

@@ -526,7 +526,7 @@ def test_several_datasets_are_shown_one_after_the_other(photos: Path, tabled: Pa
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_samples_of_several_datasets_are_one_row(photos: Path, tabled: Path, tmp_path: Path) -> None:
-    """Keys and numbers go on from dataset to dataset; a page is of one."""
+    """Keys and numbers go on from dataset to dataset; a contact sheet is of one, and nothing is written beside it."""
     opened = [open_dataset(photos), open_dataset(tabled)]
     expected = [key for one in opened for key in keys([one])]
     assert list(keys(opened)) == expected
@@ -536,5 +536,5 @@ def test_samples_of_several_datasets_are_one_row(photos: Path, tabled: Path, tmp
         found = find_sample(opened, str(number))
         assert (found.key, found.number) == (expected[number], number)
     assert find_sample(opened, "1004").number == 98 + 3
-    ran = typed("inspect", photos, tabled, "--html", tmp_path / "x.html")
+    ran = typed("inspect", photos, tabled, "--html", tmp_path / "x.html", "--contact-sheet", tmp_path / "x.png")
     assert (ran.code, "2 datasets" in ran.err, [*tmp_path.iterdir()]) == (2, True, [])

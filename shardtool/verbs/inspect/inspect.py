@@ -66,7 +66,7 @@ def _summary(
         where, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(where, found, remedy="Get the shards again.")
-    _add_shards(overview, *spreads)
+    add_shards(overview, *spreads)
     return summary
 
 
@@ -241,7 +241,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     file = opened.file
     problems = (*_missing(opened), *_damaged(overview))
     shard_sizes, shard_samples = Sizes(), Sizes()
-    _add_shards(overview, shard_sizes, shard_samples)
+    add_shards(overview, shard_sizes, shard_samples)
     sizes, counts = shard_sizes.spread(), shard_samples.spread()
     fields = _fields(overview)
     payloads = None if overview.partial else sum(one.size.total for one in fields.values())
@@ -312,7 +312,7 @@ def shown(path: str) -> str:
     return without_secrets(printable(output_text(path)))
 
 
-def _add_shards(overview: Overview, sizes: Sizes, counts: Sizes) -> None:
+def add_shards(overview: Overview, sizes: Sizes, counts: Sizes) -> None:
     """Add the sizes of a dataset's shards, and how many samples they hold."""
     file, shards = overview.dataset.file, overview.dataset.shards
     if file is None:

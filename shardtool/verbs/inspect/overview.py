@@ -537,7 +537,7 @@ class ValueCounts(Generic[Value]):
 
     def most(self) -> list[tuple[Value, int]]:
         """Return the values, most frequent first."""
-        return sorted((self.values or {}).items(), key=lambda item: (-item[1], str(item[0])))
+        return sorted((self.values or {}).items(), key=lambda item: (-item[1], natural(str(item[0]))))
 
 
 def by_count(labels: Iterable[tuple[tuple[str, int | float | None], int]]) -> list[tuple[str, int | float | None, int]]:

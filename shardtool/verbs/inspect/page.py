@@ -3,7 +3,7 @@
 Everything that comes out of the dataset is taken for hostile: the templates escape it, with what could steer a
 terminal or turn the direction of text made visible, and the page's own policy lets nothing run or load but its one
 script and one style sheet, by their hashes. It can be read without JavaScript; with it, samples can be searched and
-opened. The same dataset gives the same bytes: no clock, no absolute path.
+opened. The same files give the same bytes: no absolute path, and no clock but the date of the dataset file.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
 from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from shardtool.errors import InvalidRequest, printable
+from shardtool.dataset.find import StoredDataset, natural
+from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.results import command_line
-from shardtool.storage.places import base_name
-from shardtool.values import counted, show_size
+from shardtool.storage.places import base_name, file_stat
+from shardtool.values import counted, output_text, show_size
+from shardtool.verbs.inspect.inspect import add_shards, together
+from shardtool.verbs.inspect.overview import Sizes
 from shardtool.verbs.inspect.table import check_report, write_target
 from shardtool.verbs.inspect.thumbnails import (
     SPLIT,
     Budget,
+    common_start,
     dataset_name,
     gather,
     label_text,
@@ -38,13 +45,17 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from shardtool.dataset.find import StoredDataset
-    from shardtool.verbs.inspect.inspect import Summary
-    from shardtool.verbs.inspect.overview import Overview, Sizes
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary, Summary
+    from shardtool.verbs.inspect.overview import Overview, Spread
     from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample, Thumbnail
+
+    # A label, how many values it has, and the rows of a table of these.
+    _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
 
 
 MOST_SAMPLES = 2000
+_USUAL_SAMPLES = 200  # of all datasets
 _IMAGE_BYTES = 3_000_000  # of all thumbnails: a third more in base64, and the page stays below 5 MB
 _TEXT_BYTES = 600_000
 _EDGES = (384, 96)  # pixels of a thumbnail, at most and at least
@@ -52,18 +63,27 @@ _EDGE_BYTES = 8.0  # pixels a byte, about, of a photograph as WebP
 _MOST_SETS = 6  # of labels
 _MOST_FIELDS = 60
 _META = 40  # metadata columns of a sample
+_READ_FIELDS = 4  # that the program names which reads the dataset
+_ANCHOR = 120  # characters
 _TEMPLATES = "shardtool.verbs.inspect"
+DATASET = "dataset"  # the label that says which of several datasets a sample is of
 
 
 def write_page(
-    dataset: StoredDataset, path: str, *, samples: int = 200, seed: int = 0, overwrite: bool = False
+    datasets: StoredDataset | Sequence[StoredDataset],
+    path: str,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
 ) -> None:
-    """Write a page that shows a dataset.
+    """Write a page that shows a dataset, or several side by side.
 
     Args:
-        dataset: What to show. It may be damaged: the page says so.
+        datasets: What to show. It may be damaged: the page says so.
         path: The HTML file.
-        samples: How many samples are shown, at most 2,000; spread over labels, or over shards where there are none.
+        samples: How many samples are shown, at most 2,000, as many of each dataset; spread over labels, or over shards
+            where there are none. None: 200, or one of each label where these are more.
         seed: Decides which samples these are.
         overwrite: Replace a file that is there already.
 
@@ -72,12 +92,22 @@ def write_page(
         OutputExists: There is a file already.
         OutputFailed: The file cannot be written.
     """
-    if not 0 <= samples <= MOST_SAMPLES:
+    given = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
+    if not 0 <= (samples or 0) <= MOST_SAMPLES:
         raise InvalidRequest("samples", f"{samples:,}", expected=f"0 to {MOST_SAMPLES:,}")
-    check_report(dataset, path, overwrite=overwrite, ending=".html")
-    gathered = gather(dataset, samples, seed)
-    shown = list(show_samples(gathered, _budget(len(gathered.chosen))))
-    write_target(path, _page(gathered, shown).encode())
+    for one in given:
+        check_report(one, path, overwrite=overwrite, ending=".html")
+    most = (MOST_SAMPLES if samples is None else samples) // len(given)
+    usual = min(most, _USUAL_SAMPLES // len(given)) if samples is None else most
+    gathered = [gather(one, most, seed, usual=usual) for one in given]
+    budget = _budget(sum(len(one.chosen) for one in gathered))
+    names = _names(given)
+    views = [
+        DatasetView(name, one, [*show_samples(one, budget)], number if len(given) > 1 else 0)
+        for number, (name, one) in enumerate(zip(names, gathered, strict=True), 1)
+    ]
+    _give_anchors(views)
+    write_target(path, _page(views).encode())
 
 
 def _budget(samples: int) -> Budget:
@@ -86,71 +116,228 @@ def _budget(samples: int) -> Budget:
     return Budget(edge, image, min(max(_TEXT_BYTES // max(samples, 1), 240), 6000))
 
 
-def _page(gathered: ChosenSamples, shown: Sequence[ShownSample]) -> str:
+def _names(datasets: Sequence[StoredDataset]) -> list[str]:
+    """Return what datasets are called: the same name gets a number."""
+    names, seen = [dataset_name(one) for one in datasets], Counter[str]()
+    for at, name in enumerate(names):
+        seen[name] += 1
+        names[at] = f"{name} ({seen[name]})" if seen[name] > 1 else name
+    return names
+
+
+def _give_anchors(views: Sequence[DatasetView]) -> None:
+    """Give each sample an id that tells its key, so that a link to it stays right as far as keys do."""
+    seen: Counter[str] = Counter()
+    for one in (one for view in views for one in view.shown):
+        name = "s-" + quote(one.chosen.key, safe="/", errors="replace")[:_ANCHOR]
+        seen[name] += 1
+        one.anchor = f"{name}~{seen[name]}" if seen[name] > 1 else name
+    if len(views) > 1:
+        for view in views:
+            for one in view.shown:
+                one.labels.setdefault(DATASET, view.name)
+
+
+@dataclass(frozen=True)
+class DatasetView:
+    """A dataset as the page shows it.
+
+    Attributes:
+        name: What it is called.
+        gathered: What was read of it.
+        shown: Its samples.
+        number: Which of several datasets it is, from 1; 0: it is the only one.
+    """
+
+    name: str
+    gathered: ChosenSamples
+    shown: list[ShownSample]
+    number: int
+
+    @property
+    def overview(self) -> Overview:
+        """What its indexes say."""
+        return self.gathered.overview
+
+    @property
+    def summary(self) -> Summary:
+        """The same, added up."""
+        return self.gathered.summary
+
+    @property
+    def dataset(self) -> StoredDataset:
+        """The dataset."""
+        return self.overview.dataset
+
+    @property
+    def file(self) -> DatasetFile | None:
+        """What its dataset file says."""
+        return self.dataset.file
+
+    def id(self, name: str) -> str:
+        """Return the id of a part of the page that is about it."""
+        return f"{name}-{self.number}" if self.number else name
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """How whole it is: `good`, `warn` or `bad`, and a few words."""
+        summary = self.summary
+        if missing := sum(one.code == "missing-shard" for one in summary.problems):
+            return "bad", f"{counted(missing, 'shard')} missing"
+        if summary.problems:
+            return "bad", counted(len(summary.problems), "problem")
+        return ("good", "complete") if summary.complete else ("warn", "no dataset file: completeness unknown")
+
+    @property
+    def pattern(self) -> str:
+        """The names of its shards."""
+        shards = self.dataset.shards
+        return self.file.pattern if self.file else " to ".join(dict.fromkeys((shards[0].name, shards[-1].name)))
+
+    @cached_property
+    def written(self) -> str:
+        """When its dataset file, or else its last shard, was written, as the file system has it; empty: not known."""
+        try:
+            time = file_stat(self.dataset.dataset_file or self.dataset.shards[-1].path).st_mtime
+            return f"{datetime.fromtimestamp(time, timezone.utc):%Y-%m-%d %H:%M} UTC"
+        except (OSError, ValueError, OverflowError):  # it is not there, or in a store; or no date
+            return ""
+
+    @property
+    def program(self) -> str:
+        """A few lines of Python that read it."""
+        shards = [shard.name for shard in self.dataset.shards]
+        start, end = (common_start([one[::step] for one in shards]).rstrip("0123456789") for step in (1, -1))
+        given = output_text(base_name(self.dataset.dataset_file or "")) or (
+            f"{start}*{end[::-1]}" if shards[1:] else shards[0]
+        )
+        shown = "".join(f"    sample[{json.dumps(name)}]\n" for name, _ in self.fields[:_READ_FIELDS])
+        return (
+            f"import shardtool\n\ndataset = shardtool.open({json.dumps(given)})\n"
+            f"for sample in dataset.stream(shuffle=True, seed=0).decode():\n{shown}"
+        )
+
+    @cached_property
+    def fields(self) -> list[tuple[str, FieldSummary]]:
+        """Its fields, those of most samples first."""
+        found = sorted(self.summary.fields.items(), key=lambda one: (-one[1].samples, -one[1].size.total, one[0]))
+        return found[:_MOST_FIELDS]
+
+    @property
+    def labels(self) -> list[tuple[str, LabelSummary, list[tuple[str, int]]]]:
+        """What may be labels, with their values and how many samples have each."""
+        labels = [*self.summary.labels.items()][:_MOST_SETS]
+        return [(name, one, [(value.name, value.samples) for value in one.values]) for name, one in labels]
+
+    @cached_property
+    def firsts(self) -> dict[tuple[str, str], str]:
+        """Label and value to the id of the first sample that is shown of it."""
+        return {both: one.anchor for one in reversed(self.shown) for both in one.labels.items()}
+
+    @property
+    def sizes(self) -> Spread:
+        """The payload bytes of a sample."""
+        return self.overview.sample_sizes.spread()
+
+    @property
+    def _pictures(self) -> list[Thumbnail]:
+        return [one.images[0] for one in self.shown if one.images]
+
+    @property
+    def tallies(self) -> list[list[tuple[str, int]]]:
+        """The formats of its pictures, and their modes, with how many there are of each."""
+        counts = [Counter(map(attrgetter(name), self._pictures)) for name in ("kind", "mode")]
+        return [sorted(one.items(), key=lambda both: (-both[1], both[0]))[:6] for one in counts]
+
+    @property
+    def pixels(self) -> list[tuple[int, int]]:
+        """Width and height of its pictures."""
+        return [one.full for one in self._pictures]
+
+    @cached_property
+    def shards(self) -> list[tuple[int, str, int | None, int | None]]:
+        """Number, name, bytes and samples of each shard; what is missing or unknown is None."""
+        found = []
+        for shard in self.dataset.shards:
+            entry, size = shard.entry, shard.size()
+            samples = self.overview.counts.get(shard.number) if entry is None else entry.samples
+            held = size if size is None or entry is None else entry.size
+            found.append((shard.number, shard.file_name, held, samples))
+        return found
+
+    @property
+    def bound(self) -> int | None:
+        """The bytes that no shard may exceed, where that was asked for."""
+        bound = self.file.made.options.get("max_size") if self.file else None
+        return bound if type(bound) is int else None
+
+    @property
+    def by_size(self) -> Chart:
+        """The sizes of its shards."""
+        return balance([size or 0 for *_, size, _ in self.shards], show_size, self.bound)
+
+    @property
+    def by_count(self) -> Chart:
+        """How many samples its shards have."""
+        return balance([samples or 0 for *_, samples in self.shards], whole)
+
+
+def _page(views: Sequence[DatasetView]) -> str:
     files = resources.files(_TEMPLATES) / "templates"
     style, script = ((files / name).read_text("utf-8") for name in ("page.css", "page.js"))
     sources = f"img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
-    overview, summary = gathered.overview, gathered.summary
-    dataset, shards = overview.dataset, _shards(overview)
-    fields = sorted(summary.fields.items(), key=lambda one: (-one[1].samples, -one[1].size.total, one[0]))
-    fields = fields[:_MOST_FIELDS]
-    labels = [*summary.labels.items()][:_MOST_SETS]
-    bound = dataset.file.made.options.get("max_size") if dataset.file else None
-    pictures = [one.images[0] for one in shown if one.images]
+    shown = [one for view in views for one in view.shown]
     template = _environment().get_template("page.html")
     return template.render(
         policy=f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'",
         style=style,
         script=script,
         data=script_json([_sample(one) for one in shown]),
-        title=dataset_name(dataset),
-        gathered=gathered,
-        overview=overview,
-        summary=summary,
-        dataset=dataset,
-        file=dataset.file,
-        state=_state(summary),
-        problems=_problems(gathered, shown),
-        fields=fields,
-        labels=[(name, one, [(value.name, value.samples) for value in one.values]) for name, one in labels],
-        sizes=overview.sample_sizes.spread(),
-        tallies=[Counter(map(attrgetter(name), pictures)).most_common(6) for name in ("kind", "mode")],
-        pixels=[one.full for one in pictures],
-        shards=shards,
-        by_size=balance([size or 0 for *_, size, _ in shards], show_size, bound if type(bound) is int else None),
-        by_count=balance([samples or 0 for *_, samples in shards], whole),
+        title=listing([view.name for view in views], 3),
+        views=views,
+        total=_total(views),
+        compared=_compared(views),
+        problems=_problems(views),
         shown=shown,
-        filters=_filters(gathered, shown),
+        filters=_filters(views),
     )
 
 
-def _problems(gathered: ChosenSamples, shown: Sequence[ShownSample]) -> list[tuple[str, str, int | None]]:
-    """Return what reading the indexes and the samples met: where, what, and the number of the sample if it is shown."""
-    found: list[tuple[str, str, int | None]] = []
-    found += [(base_name(one.where), one.message, None) for one in gathered.summary.problems]
-    for number, one in enumerate(shown):
-        where = f"{shorten(one.key, 80)} in {one.chosen.shard.file_name}"
-        found += [(where, what, number) for what in one.problems]
-    return found
+def _total(views: Sequence[DatasetView]) -> Summary:
+    sizes, counts = Sizes(), Sizes()
+    for view in views:
+        add_shards(view.overview, sizes, counts)
+    return views[0].summary if len(views) == 1 else together([view.summary for view in views], (sizes, counts))
 
 
-def _state(summary: Summary) -> tuple[str, str]:
-    """Return how whole the dataset is: `good`, `warn` or `bad`, and a few words."""
-    missing = sum(one.code == "missing-shard" for one in summary.problems)
-    if missing:
-        return "bad", f"{counted(missing, 'shard')} missing"
-    if summary.problems:
-        return "bad", counted(len(summary.problems), "problem")
-    return ("good", "complete") if summary.complete else ("warn", "no dataset file: completeness unknown")
+def _compared(views: Sequence[DatasetView]) -> list[_Compared]:
+    """Return the labels that several datasets have.
 
-
-def _shards(overview: Overview) -> list[tuple[int, str, int | None, int | None]]:
-    """Return number, name, bytes and samples of each shard; what is missing or unknown is None."""
+    Each comes with how many values it has, and these: the value; how many samples of each dataset have it, and which
+    share of those with a label that is; and the largest of these shares.
+    """
     found = []
-    for shard in overview.dataset.shards:
-        entry, size = shard.entry, shard.size()
-        samples = overview.counts.get(shard.number) if entry is None else entry.samples
-        found.append((shard.number, shard.file_name, size if size is None or entry is None else entry.size, samples))
+    for name in dict.fromkeys(name for view in views for name in view.summary.labels):
+        labels = [view.summary.labels.get(name) for view in views]
+        if sum(one is not None for one in labels) < 2:  # noqa: PLR2004 - nothing to compare
+            continue
+        counts = [{value.name: value.samples for value in one.values} if one else {} for one in labels]
+        both = [(count, max(one.samples, 1) if one else 1) for one, count in zip(labels, counts, strict=True)]
+        rows = []
+        for value in {value for count in counts for value in count}:
+            shares = [(count.get(value, 0), count.get(value, 0) / samples) for count, samples in both]
+            rows.append((value, shares, max(share for _, share in shares)))
+        rows.sort(key=lambda row: (-sum(count for count, _ in row[1]), natural(row[0])))
+        found.append((name, len(rows), rows))
+    return found[:_MOST_SETS]
+
+
+def _problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
+    """Return what reading the indexes and the samples met: where, what, and the id of the sample if it is shown."""
+    found = [(base_name(one.where), one.message, "") for view in views for one in view.summary.problems]
+    for one in (one for view in views for one in view.shown):
+        where = f"{shorten(one.key, 80)} in {one.chosen.shard.file_name}"
+        found += [(where, what, one.anchor) for what in one.problems]
     return found
 
 
@@ -166,6 +353,7 @@ def _environment() -> Environment:
         counted=counted, short=shorten, whole=whole, size=show_size, plain=_plain, asked=command_line
     )
     environment.filters.update(label_of=label_text, json=lambda value: json.dumps(value, ensure_ascii=False))
+    environment.filters.update(described=described)
     environment.globals.update(spark=spark, histogram=histogram, scatter=scatter)
     return environment
 
@@ -174,11 +362,18 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _filters(gathered: ChosenSamples, shown: Sequence[ShownSample]) -> list[tuple[str, list[str]]]:
+def _filters(views: Sequence[DatasetView]) -> list[tuple[str, list[str]]]:
     """Return each label with its values that are shown."""
-    names = [*gathered.summary.labels, SPLIT]
-    found = [(name, sorted({one.labels[name] for one in shown if name in one.labels})) for name in names]
+    names = dict.fromkeys(name for view in views for name in (*view.summary.labels, SPLIT, DATASET))
+    shown = [one for view in views for one in view.shown]
+    found = [(name, sorted({one.labels[name] for one in shown if name in one.labels}, key=natural)) for name in names]
     return [(name, values) for name, values in found if values]
+
+
+def described(one: ShownSample, image: Thumbnail) -> str:
+    """Return what a picture shows, for those who do not see it."""
+    said = (one.key, label_text(one), f"{image.kind} image, {image.full[0]:,} by {image.full[1]:,} pixels")
+    return shorten(", ".join(filter(None, said)), 300)
 
 
 def script_json(value: object) -> str:
@@ -191,6 +386,7 @@ def script_json(value: object) -> str:
 
 def _sample(one: ShownSample) -> dict[str, object]:
     return {
+        "id": one.anchor,
         "key": one.key,
         "labels": one.labels,
         "shard": shorten(one.chosen.shard.file_name, 200),
@@ -279,7 +475,7 @@ def whole(value: float) -> str:
 def histogram(sizes: Sizes) -> Chart | None:
     """Return how many there are of each size, on a log scale."""
     columns = sizes.columns(_MOST_BARS)
-    if not columns:
+    if len(columns) <= 1:  # of one bar a sentence says more
         return None
     plot = _Log(columns[0][0], columns[-1][1], _LEFT, _WIDTH - _RIGHT)
     high, floor = max(count for *_, count in columns), _HEIGHT - _BOTTOM

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 # indexes are read, one at a time, and holds no more samples than are shown.
 
 
-_MOST_VALUES = 1000  # of a label
+_ORDER = itemgetter(0, 1, 2, 3)
+_MOST_VALUES = 2000  # of a label: as many as a page has samples
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,15 @@ class ChosenSamples:
         return f"{least}{self.summary.samples:,}"
 
 
-def gather(dataset: StoredDataset, samples: int, seed: int) -> ChosenSamples:
-    """Read the indexes of a dataset, and choose at most so many samples to show."""
+def gather(dataset: StoredDataset, samples: int, seed: int, *, usual: int | None = None) -> ChosenSamples:
+    """Read the indexes of a dataset, and choose samples to show.
+
+    Args:
+        dataset: The dataset.
+        samples: How many there are at most.
+        seed: Decides which.
+        usual: How many there are, unless the strata are more; None: as many as `samples`.
+    """
     overview = Overview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
     pool: list[_Candidate] = []
@@ -94,10 +102,12 @@ def gather(dataset: StoredDataset, samples: int, seed: int) -> ChosenSamples:
         if len(part):
             name, codes, strata = _strata(shard, part, fields, overview.label_names())
             spread.add(name)
-            pool = _first(pool + _candidates(shard, part, codes, strata, (seed, samples)), samples)
+            pool = _first(pool + _candidates(shard, part, codes, strata, (seed, samples, pool)), samples)
     overview.look(images=False)
     summary = summarize(overview, _MOST_VALUES)
-    chosen = sorted((one[-1] for one in pool), key=lambda one: (one.shard.number, one.number))
+    if usual is not None and spread != {""}:
+        usual = max(usual, len({one[0] for one in pool}))
+    chosen = sorted((one[-1] for one in pool[:usual]), key=lambda one: (one.shard.number, one.number))
     return ChosenSamples(overview, summary, spread.pop() if len(spread) == 1 else "", chosen)
 
 
@@ -119,15 +129,26 @@ def _strata(
 
 
 def _candidates(
-    shard: StoredShard, part: ShardIndex, codes: NDArray[np.int64], strata: list[str], drawn: tuple[int, int]
+    shard: StoredShard,
+    part: ShardIndex,
+    codes: NDArray[np.int64],
+    strata: list[str],
+    drawn: tuple[int, int, list[_Candidate]],
 ) -> list[_Candidate]:
-    """Return those samples of a shard that can be among the first; `drawn`: the seed, and how many are chosen."""
-    seed, most = drawn
+    """Return those samples of a shard that can be among the first; `drawn`: seed, how many, and the first so far."""
+    seed, most, pool = drawn
     priority = draw(seed, shard.number, len(codes))
     order = np.lexsort((priority, codes))
     starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
     rank = np.arange(len(codes)) - np.repeat(starts, np.diff(np.append(starts, len(codes))))
     best = order[np.lexsort((priority[order], rank))][:most]
+    if 0 < most <= len(pool):  # then most of them come behind those that are there, and need not be looked at
+        before = {
+            stratum: [one[1] for one in same] for stratum, same in groupby(sorted(pool, key=_ORDER), itemgetter(0))
+        }
+        last = len(before[pool[-1][0]]) - 1, pool[-1][1]
+        places = (bisect(before.get(strata[codes[row]], ()), priority[row]) for row in best.tolist())
+        best = best[[(place, priority[row]) <= last for place, row in zip(places, best.tolist(), strict=True)]]
     return [
         (strata[codes[one.number]], float(priority[one.number]), shard.number, one.number, one)
         for one in found_samples(shard, part, best)
@@ -139,7 +160,7 @@ def _first(pool: list[_Candidate], most: int) -> list[_Candidate]:
 
     What is let go cannot come back: more candidates only push it further down.
     """
-    strata = groupby(sorted(pool, key=itemgetter(0, 1, 2, 3)), key=itemgetter(0))
+    strata = groupby(sorted(pool, key=_ORDER), key=itemgetter(0))
     ranked = [(rank, one) for _, same in strata for rank, one in enumerate(same)]
     ranked.sort(key=lambda both: (both[0], both[1][1], both[1][0]))
     return [one for _, one in ranked[:most]]
@@ -212,6 +233,7 @@ class ShownSample:
         texts: Its other fields.
         problems: What is wrong with it.
         notes: Why something is not shown that is not wrong.
+        anchor: The id that a page gives it.
     """
 
     chosen: FoundSample
@@ -220,6 +242,7 @@ class ShownSample:
     texts: list[Text] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    anchor: str = ""
 
     @property
     def key(self) -> str:
@@ -465,10 +488,15 @@ def dataset_name(dataset: StoredDataset) -> str:
     if dataset.file and dataset.file.name:
         return shorten(dataset.file.name, _LONGEST)
     names = [shard.file_name for shard in dataset.shards]
+    common = common_start(names) if len(set(names)) > 1 else names[0].partition(".")[0]
+    return shorten(common.rstrip("-_.0123456789") or names[0], _LONGEST)
+
+
+def common_start(names: Sequence[str]) -> str:
+    """Return the letters that all names begin with."""
     first, last = min(names), max(names)
     same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    common = first[:same] if first != last else first.partition(".")[0]
-    return shorten(common.rstrip("-_.0123456789") or names[0], _LONGEST)
+    return first[:same]
 
 
 def label_text(one: ShownSample) -> str:

@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from dataclasses import dataclass, field
 from functools import lru_cache
+from html import unescape
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -165,18 +167,20 @@ def test_pictures_and_numbers_need_no_script(photo_page: _Page) -> None:
     """The pictures with a text each, the totals, the classes and the fingerprint stand in the HTML itself."""
     pictures = photo_page.tags("img")
     assert len(pictures) == 40
-    assert all(re.fullmatch(r"JPEG image, \d+ by \d+ pixels", str(one["alt"])) for one in pictures)
+    for one, shown in zip(pictures, photo_page.samples, strict=True):
+        label = re.escape(f"{shown['key']}, {shown['labels']['cls']}")
+        assert re.fullmatch(rf"{label}, JPEG image, \d+ by \d+ pixels", str(one["alt"]))
     for said in ("98", "samples", "astronaut", "rocket", "b2:", "complete", "40 of 98", "label from folder"):
         assert said in photo_page.text
 
 
 @pytest.mark.slow
 def test_same_dataset_same_page(photos: Path, tmp_path: Path) -> None:
-    """The same dataset gives the same bytes wherever it lies and whenever it is looked at; another seed others."""
+    """The same files, of the same dates, give the same bytes wherever they lie and whenever; another seed others."""
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     for file in photos.parent.glob("p*"):
-        (moved / file.name).write_bytes(file.read_bytes())
+        shutil.copy2(file, moved)
     first, second, third = (tmp_path / name for name in ("a.html", "b.html", "c.html"))
     write_page(open_dataset(photos), str(first), samples=10)
     write_page(open_dataset(moved / "p.json"), str(second), samples=10)
@@ -376,18 +380,70 @@ def test_page_and_text_show_the_same_numbers(kind: str, tmp_path: Path, monkeypa
             "all" if one.samples == summary.samples else f"{one.samples:,} ({100 * one.samples / summary.samples:.3g}%)"
         )
         sizes = map(show_size, (one.size.total, one.size.smallest, one.size.median, one.size.largest))
-        assert (name, share, *sizes, "") in rows
+        assert (name, share, *sizes, "all of one size" if one.size.smallest == one.size.largest else "") in rows
     titles = {f"{title} {name}" for name in summary.labels for title in ("Labels:", "Column")}
     assert len(titles & set(page.reader.titles)) == len(summary.labels) > 0
     for label in summary.labels.values():
-        for value in label.values:
+        for value in label.values if label.distinct > 1 else ():
             assert (value.name, "", f"{value.samples:,}", f"{100 * value.samples / label.samples:.3g}%") in rows
     counts = {(row[0], row[2]) for row in rows if len(row) == 4}
     assert counts >= {(name, f"{samples:,}") for name, samples in summary.splits.items()}
     assert all(f"{name} ({one.type})" in page.text for name, one in summary.columns.items())
+    read = page.html[page.html.index("import shardtool") :].partition("</pre>")[0]
+    monkeypatch.chdir(folder)
+    exec(unescape(read), {})  # noqa: S102 - what a reader of the page would run
     monkeypatch.setenv("COLUMNS", "160")
     assert typed("inspect", folder).out.rstrip() == summary_text(summary, 160)
     assert json.loads(typed("inspect", folder, "--json").out) == json.loads(json.dumps(summary.to_json()))
+
+
+def test_splits_side_by_side(tmp_path: Path) -> None:
+    """Of several datasets the page has the samples of each, and the shares of their labels beside each other."""
+    for name, labels, count in (("train", 4, 40), ("test", 2, 10)):
+        write_shard(tmp_path / name / f"{name}-000000.tar", labelled(range(count), labels))
+    ran = typed("inspect", tmp_path / "train", tmp_path / "test", "--html", tmp_path / "page.html")
+    assert ran.code == 0, ran
+    page = _read(tmp_path / "page.html")
+    ids = [attributes["id"] for _, attributes in page.reader.tags if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {str(one["href"])[1:] for one in page.tags("a")} <= {*ids}
+    assert [one["labels"]["dataset"] for one in page.samples] == ["train"] * 40 + ["test"] * 10
+    rows = [row for row in page.reader.rows if len(row) == 3]
+    assert rows == [["0", "25%10", "50%5"], ["1", "25%10", "50%5"], ["2", "25%10", "none"], ["3", "25%10", "none"]]
+    assert "train: no dataset file" in page.text
+
+
+@pytest.mark.parametrize("labels", [1000, 30])
+def test_each_class_has_a_sample(tmp_path: Path, labels: int) -> None:
+    """Unless another number is asked for, each class is reachable: it has a link to a sample of it, rare ones too."""
+    samples = {f"{at:05}": {"txt": b"t", "cls": b"%d" % (at % labels)} for at in range(labels + 107)}
+    for number in range(3):
+        part = dict([*samples.items()][number::3])
+        write_shard(tmp_path / "d" / f"s-{number:06}.tar", part)
+    page = _page(tmp_path / "d")
+    assert len(page.samples) == max(labels, min(200, len(samples)))
+    assert {one["labels"]["cls"] for one in page.samples} == {str(at) for at in range(labels)}
+    named = {one["id"]: one["labels"]["cls"] for one in page.samples}
+    linked = {named[str(one["href"])[1:]] for one in page.tags("a") if str(one["href"])[1:] in named}
+    assert linked == {str(at) for at in range(labels)}
+
+
+def test_anchors_tell_keys(tmp_path: Path) -> None:
+    """A sample's anchor follows from its key, whatever else is shown; keys that are there twice get a number."""
+    write_shard(tmp_path / "d" / "s-000000.tar", {"cat/a b": {"txt": b"1"}, '"><i>': {"txt": b"2"}})
+    write_shard(tmp_path / "d" / "s-000001.tar", {"cat/a b": {"txt": b"3"}, "k" * 300: {"txt": b"4"}})
+    names = [one["id"] for one in _page(tmp_path / "d").samples]
+    assert names == ["s-cat/a%20b", "s-%22%3E%3Ci%3E", "s-cat/a%20b~2", "s-" + "k" * 120]
+
+
+def test_one_bar_is_a_sentence(tmp_path: Path) -> None:
+    """One shard, one label, one size: a sentence each, and no chart."""
+    write_shard(tmp_path / "d" / "s-000000.tar", {f"{at}": {"txt": b"text", "cls": b"7"} for at in range(9)})
+    page = _page(tmp_path / "d")
+    assert "One shard, s-000000.tar: " in page.text
+    assert "All (9 samples): 7" in page.text
+    assert "Each sample has 5 B of payload." in page.text
+    assert not page.tags("svg")
 
 
 @pytest.mark.parametrize("samples", [-1, 2001])

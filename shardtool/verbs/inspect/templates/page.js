@@ -7,7 +7,9 @@
   const tiles = cells.map((cell) => cell.querySelector("button"));
   if (!tiles.length) return;
   const search = by("search"), label = by("label"), wrong = by("wrong"), view = by("view"), body = by("view-body");
-  let shown = tiles.map((_, at) => at), here = 0, open = -1;
+  let count = 0;
+  const sheets = [...document.querySelectorAll(".sheet")].map((sheet) => [...sheet.children].map(() => count++)), more = by("more"), rows = 5;
+  let shown = tiles.map((_, at) => at), here = 0, open = -1, all = false, words_of;
 
   const el = (name, text, kind) => {
     const made = document.createElement(name);
@@ -23,30 +25,37 @@
     if (focus) { tiles[here].focus({ preventScroll: true }); tiles[here].scrollIntoView({ block: "nearest" }); }
   };
 
+  const words_in = (one) => [one.key, ...Object.values(one.labels), ...one.texts.map((text) => text.text), ...one.meta.map(([, value]) => value)].join("\n").toLowerCase();
+
+  const wide = () => getComputedStyle(cells[0].parentNode).gridTemplateColumns.split(" ").length;
+
   const choose = () => {
     const words = search.value.trim().toLowerCase();
     const [set, value] = label && label.value ? JSON.parse(label.value) : ["", ""];
+    const free = !words && !set && !(wrong && wrong.checked), most = all || !free ? Infinity : rows * Math.max(wide(), 3);
+    if (words && !words_of) words_of = samples.map(words_in);
+    const fits = samples.map((one, at) => (!words || words_of[at].includes(words)) && (!set || one.labels[set] === value)
+      && (!wrong || !wrong.checked || one.problems.length > 0));
     shown = [];
-    samples.forEach((one, at) => {
-      const fits = (!words || one.key.toLowerCase().includes(words)) && (!set || one.labels[set] === value)
-        && (!wrong || !wrong.checked || one.problems.length > 0);
-      cells[at].hidden = !fits;
-      if (fits) shown.push(at);
-    });
+    let folded = 0;
+    for (const places of sheets) {  // of many, as many as a few rows hold, from all over the dataset
+      const found = places.filter((at) => fits[at]), part = Math.min(1, most / found.length);
+      const seen = new Set(found.filter((_, number) => Math.floor(number * part) > Math.floor((number - 1) * part)));
+      for (const at of places) if (cells[at].hidden === seen.has(at)) cells[at].hidden = !seen.has(at);
+      shown.push(...seen);
+      folded += found.length - seen.size;
+    }
+    more.hidden = !folded;
     by("count").textContent = shown.length === samples.length ? `${samples.length.toLocaleString("en")} shown`
       : `${shown.length.toLocaleString("en")} of ${samples.length.toLocaleString("en")} shown`;
     by("none").hidden = shown.length > 0;
     if (shown.length && !shown.includes(here)) stand(shown[0], false);
   };
 
-  const columns = () => {
-    const top = cells[shown[0]].offsetTop;
-    const next = shown.findIndex((at) => cells[at].offsetTop > top);
-    return next < 0 ? shown.length : next;
-  };
+  const unfold = (at) => { if (cells[at].hidden) { all = true; search.value = ""; if (label) label.value = ""; if (wrong) wrong.checked = false; choose(); } };
 
   const step = (from, key) => {
-    const place = shown.indexOf(from), across = key.endsWith("Up") || key.endsWith("Down") ? columns() : 1;
+    const place = shown.indexOf(from), across = key.endsWith("Up") || key.endsWith("Down") ? wide() : 1;
     const moves = { ArrowLeft: place - 1, ArrowRight: place + 1, ArrowUp: place - across, ArrowDown: place + across, Home: 0, End: shown.length - 1 };
     if (!(key in moves)) return -1;
     const to = moves[key];
@@ -100,6 +109,7 @@
     by("view-back").disabled = place <= 0;
     by("view-next").disabled = place >= shown.length - 1;
     open = at;
+    history.replaceState(null, "", "#" + one.id);
   };
 
   const move = (by_) => {
@@ -107,9 +117,13 @@
     if (place >= 0 && place < shown.length) { fill(shown[place]); stand(shown[place], false); }
   };
 
+  const look = (at) => { unfold(at); stand(at, false); fill(at); if (!view.open) view.showModal(); body.focus(); };
+
+  const follow = () => { const at = samples.findIndex((one) => "#" + one.id === location.hash); if (at >= 0 && at !== open) look(at); };
+
   tiles.forEach((tile, at) => {
     tile.tabIndex = at === 0 ? 0 : -1;
-    tile.addEventListener("click", () => { stand(at, false); fill(at); view.showModal(); body.focus(); });
+    tile.addEventListener("click", () => look(at));
     tile.addEventListener("focus", () => { if (at !== here) stand(at, false); });
     tile.addEventListener("keydown", (event) => {
       if (event.altKey || event.ctrlKey || event.metaKey) return;
@@ -125,7 +139,9 @@
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") { event.preventDefault(); move(event.key === "ArrowLeft" ? -1 : 1); }
   });
-  view.addEventListener("close", () => { if (open >= 0) stand(open, true); open = -1; });
+  view.addEventListener("close", () => { if (open >= 0) stand(open, true); open = -1; history.replaceState(null, "", location.pathname + location.search); });
+  more.querySelector("button").addEventListener("click", () => { const next = shown.length; all = true; choose(); stand(shown[Math.min(next, shown.length - 1)], true); });
+  window.addEventListener("hashchange", follow);
   for (const one of [search, label, wrong]) if (one) { one.addEventListener("input", choose); one.addEventListener("change", choose); }
   search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; choose(); search.blur(); } });
   document.addEventListener("keydown", (event) => {
@@ -137,4 +153,5 @@
   by("tools").hidden = false;
   document.documentElement.classList.add("live");
   choose();
+  follow();
 })();
