@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.request.options import (
         CopyOptions as CopyOptions,
         CreateOptions as CreateOptions,
+        DiffOptions as DiffOptions,
         ExportOptions as ExportOptions,
         ExtractOptions as ExtractOptions,
         IndexOptions as IndexOptions,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.request.results import (
         CopyResult as CopyResult,
         CreateResult as CreateResult,
+        DiffResult as DiffResult,
         DryRun as DryRun,
         ExportResult as ExportResult,
         ExtractResult as ExtractResult,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:  # isort: off
         reshard as reshard,
         reshard_dry_run as reshard_dry_run,
     )
+    from shardtool.verbs.diff.diff import diff as diff
     from shardtool.verbs.extract import extract as extract
     from shardtool.verbs.index.index import (
         export as export,
@@ -83,18 +86,19 @@ _NAMES = {  # by module
     "read.dataset": ("Dataset", "mix", "open"),
     "read.stream": ("Stream",),
     "request.options": (
-        "CopyOptions", "CreateOptions", "ExportOptions", "ExtractOptions", "IndexOptions", "InspectOptions",
-        "ReshardOptions", "VerifyOptions",
+        "CopyOptions", "CreateOptions", "DiffOptions", "ExportOptions", "ExtractOptions", "IndexOptions",
+        "InspectOptions", "ReshardOptions", "VerifyOptions",
     ),
     "request.results": (
-        "CopyResult", "CreateResult", "DryRun", "ExportResult", "ExtractResult", "IndexResult", "Observer",
-        "SplitResult",
+        "CopyResult", "CreateResult", "DiffResult", "DryRun", "ExportResult", "ExtractResult", "IndexResult",
+        "Observer", "SplitResult",
     ),
     "storage.places": ("use_endpoint",),
     "values": ("__version__",),
     "verbs.cache.cache": ("Cache",),
     "verbs.copy": ("copy",),
     "verbs.create.create": ("create", "dry_run", "reshard", "reshard_dry_run"),
+    "verbs.diff.diff": ("diff",),
     "verbs.extract": ("extract",),
     "verbs.index.index": ("export", "index"),
     "verbs.inspect.inspect": ("Summary", "inspect"),

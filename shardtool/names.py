@@ -92,10 +92,10 @@ class Names:
         import pyarrow as pa
 
         places = pa.Array.from_buffers(pa.int64(), len(which), [None, pa.py_buffer(np.ascontiguousarray(which))])
-        _, offsets, data = self._array().take(places).buffers()
+        _, offsets, data = self.array().take(places).buffers()
         return bytes(memoryview(data)[: np.frombuffer(offsets, np.int64)[len(which)]])
 
-    def _array(self) -> pa.LargeBinaryArray:
+    def array(self) -> pa.LargeBinaryArray:
         """Return the names as Arrow has them, with the NUL at the end of each."""
         import pyarrow as pa
 
@@ -111,9 +111,7 @@ class Names:
         """Return the places of the names in the order of their bytes."""
         import pyarrow.compute as pc
 
-        return np.asarray(
-            pc.sort_indices(self._array()).to_numpy(), np.int64
-        )  # the NUL at the end of each sorts lowest
+        return np.asarray(pc.sort_indices(self.array()).to_numpy(), np.int64)  # the NUL at the end of each sorts lowest
 
     def hashes(self, person: bytes = b"", salt: bytes = b"") -> NDArray[np.uint64]:
         """Return the BLAKE2b (RFC 7693) of each name, of 8 bytes, little-endian: the same everywhere.

@@ -193,6 +193,12 @@ shardtool copy a.json d
 shardtool cache status c
 shardtool cache verify c --json
 
+# diff
+shardtool create sample_data/photos 'a/a-{000..}.tar' --max-size 1MB --quiet; shardtool reshard a/a.json 'b-{000..}.tfrecord' --where "key > 'cat/1'" --quiet
+shardtool diff a/a.json b.json --json
+shardtool diff a b.json -v
+shardtool diff a/a.json sample_data/photos
+
 # extract
 shardtool create sample_data/photos 'a-{000..}.tar' --max-size 1MB --label-from-folder --columns-from json --quiet
 shardtool extract a.json files --json

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # From above; a module imports from its own room and from those below it. The package's own modules, which give the
 # public names and start the command line, stand above all; its values (errors, names, ...) below all.
 ROOMS = (
-    "package", "torch", "tensorflow", "ray", "cli", "verbs.verify", "compat", "verbs.index", "verbs.copy",
+    "package", "torch", "tensorflow", "ray", "cli", "verbs.diff", "verbs.verify", "compat", "verbs.index", "verbs.copy",
     "verbs.extract", "verbs.cache", "writer", "verbs.create", "verbs.inspect", "read", "publish", "write", "source",
     "select", "plan",
     "interop", "dataset", "table", "execute", "request", "entries", "transform", "fetch", "format", "storage", "values",

@@ -13,6 +13,7 @@ import pytest
 from shardtool import (
     CopyOptions,
     CreateOptions,
+    DiffOptions,
     ExportOptions,
     ExtractOptions,
     IndexOptions,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
-    "export": ExportOptions, "copy": CopyOptions, "extract": ExtractOptions,
+    "export": ExportOptions, "diff": DiffOptions, "copy": CopyOptions, "extract": ExtractOptions,
     "inspect": InspectOptions, "ShardWriter": WriterOptions,
     "Cache": Space, "Cache.writer": CacheWriterOptions,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The command line: options in, text or JSON out, exit codes. It holds no rule about shards.
 
-Exit codes (docs/cli.md): 0 done, 1 a bug of ours, 2 the request makes no sense, 3 findings (verify),
-4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full,
+Exit codes (docs/cli.md): 0 done, 1 a bug of ours, 2 the request makes no sense, 3 findings (verify) or
+differences (diff), 4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full,
 out of memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
 """
 
@@ -45,6 +45,7 @@ _VERBS = {
     "create": "Pack a folder or table of samples into shards.",
     "inspect": "Show what is in a dataset.",
     "verify": "Prove that a dataset is whole, or say what is wrong with it.",
+    "diff": "Say what differs between two datasets, or a dataset and its source.",
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
     "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
@@ -120,6 +121,7 @@ def cli() -> None:
       shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --shuffle --seed 1
       shardtool inspect out.json --html report.html
       shardtool verify out.json --source ./imgs
+      shardtool diff old.json new.json
       shardtool index ./shards --export energon
       shardtool copy out.json /mnt/backup/out
       shardtool extract out.json ./files --where "label == 'dog'"

@@ -21,6 +21,7 @@ from shardtool.pattern import is_shard_name
 from shardtool.request.options import (
     CopyOptions,
     CreateOptions,
+    DiffOptions,
     ExportOptions,
     ExtractOptions,
     IndexOptions,
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardtool.dataset.find import StoredDataset
-    from shardtool.request.results import IndexResult, Observer
+    from shardtool.request.results import DiffResult, IndexResult, Observer
     from shardtool.values import Given
     from shardtool.verbs.inspect.overview import FoundSample
 
 __all__ = ["VERBS"]
 
 _FOUND, _UNREADABLE = 3, 4  # exit codes
+_SIDES = 2  # of `diff`
 _MANY = 1000  # keys that are printed at a time
 _BRIEF = 4096  # bytes of a text of which a line is shown
 _PIPE = "pipe:"
@@ -287,6 +289,43 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
     if not (how.quiet and style == "text" and report.sound):
         show(rendered(report, style))
     return 0 if report.sound else _FOUND if report.readable else _UNREADABLE
+
+
+@verb("A B", DiffOptions, without=("start_method",))
+def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: Running) -> int:
+    """Say what differs between the datasets A and B: samples added, removed, changed, or moved to another split.
+
+    Each is a dataset file, a shard pattern, a folder, an address, or all splits of a dataset ('out/{split}.json');
+    their formats and the sizes of their shards may differ. Sidecars say what payloads are: only of shards without one
+    are payloads read. A million samples take seconds, and about 500 MB of memory for each side.
+
+    B may be what A was made from: a folder, or a table. Then what differs is what the same `create` would change. Of
+    its files, those of the same size are read.
+
+    Ten lines of each kind are printed, and all of them with -v. Exit code: 0 they are the same, 3 they differ.
+
+    \b
+    Examples:
+      shardtool diff old.json new.json
+      shardtool diff 'v1/{split}.json' 'v2/{split}.json' -v
+      shardtool diff out.json s3://bucket/out.json --json
+      shardtool diff out.json ./imgs
+    """
+    from shardtool.cli.text import diff_text
+    from shardtool.verbs.diff.diff import diff as run
+
+    if len(names) != _SIDES:
+        message = f"{counted(len(names), 'name')}, not A and B: quote patterns, such as 'out-{{000000..}}.tar'."
+        raise click.UsageError(message)
+    a, b = in_files(names)
+    found: list[DiffResult] = []
+
+    def work(observer: Observer) -> DiffResult:
+        found.append(run(a, b, options=asked(), observer=observer))
+        return found[0]
+
+    _carry_out(work, how, lambda result: diff_text(result, whole=how.verbose), always=True)
+    return 0 if found[0].same else _FOUND
 
 
 @verb("DATASET... DEST", CopyOptions)

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import unicodedata
 from dataclasses import replace
+from itertools import islice
 from shlex import join, quote
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from shardtool.wording import typed_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.request.results import Changes, CopyResult, CreateResult, DryRun, ExtractResult
+    from shardtool.request.results import Changes, CopyResult, CreateResult, DiffResult, DryRun, ExtractResult
     from shardtool.verbs.cache.cache import CacheChange, CacheStatus
     from shardtool.verbs.inspect.inspect import ImageSummary, LabelSummary, Summary
     from shardtool.verbs.inspect.overview import ColumnSummary, Spread
@@ -468,6 +469,33 @@ def extracted_text(result: ExtractResult) -> str:
     again = join(["shardtool", "create", result.folder, "out-{000000..}.tar", *words])
     lines = [f"{what}, {_speed(result.size, result.seconds)}{kept}", f"manifest  {result.manifest}"]
     return "\n".join(map(printable, [*lines, f"back      {again}"]))
+
+
+_SHOWN = 10  # lines of each kind of difference
+
+
+def diff_text(result: DiffResult, *, whole: bool) -> str:
+    """Return what differs, for people; `whole`: all of it."""
+    counts = [counted(count, "sample") for count in result.samples]
+    sides = [printable(result.a), printable(result.b)]
+    room = max(map(cells, sides))
+    lines = [f"{_pad(name, room)}  {count}" for name, count in zip(sides, counts, strict=True)]
+    changed = (f"~ {printable(one.key)}  {', '.join(map(printable, one.fields))}" for one in result.changed)
+    moved = (f"> {printable(one.key)}  {printable(one.before)} -> {printable(one.now)}" for one in result.moved)
+    kinds = {
+        "added": (result.added, (f"+ {printable(key)}" for key in result.added)),
+        "removed": (result.removed, (f"- {printable(key)}" for key in result.removed)),
+        "changed": (result.changed, changed),
+        "moved": (result.moved, moved),
+    }
+    for found, texts in kinds.values():
+        if found:
+            lines += ["", *(f"  {text}" for text in (texts if whole else islice(texts, _SHOWN)))]
+        if len(found) > _SHOWN and not whole:
+            lines.append(f"  ... and {len(found) - _SHOWN:,} more: -v shows all")
+    total = ", ".join(f"{len(found):,} {name}" for name, (found, _) in kinds.items() if found)
+    fields = ", ".join(f"{printable(name)} {count:,}" for name, count in result.fields.items())
+    return "\n".join([*lines, "", f"{total or 'the same'}{f' ({fields})' if fields else ''}, {result.seconds:.1f} s"])
 
 
 def copied_text(result: CopyResult) -> str:

@@ -711,6 +711,21 @@ class InspectOptions(Settings):
 
 @described
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions(WorkerOptions):
+    """The options of `diff`; but for those of workers, they are about a source that a dataset is compared with."""
+
+    root: Folder | None = setting(
+        None, "Folder that the paths of a table count from.", section="source", form="path", metavar="FOLDER",
+        shown="the table's", common=True,
+    )  # fmt: skip
+    allow_outside: bool = setting(False, "Let paths of a table leave the root.", common=True)
+    symlinks: Symlinks | None = setting(
+        None, "Which links in a folder are followed.", shown="as recorded, but never all", common=True
+    )
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 

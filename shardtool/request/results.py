@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shardtool.errors import printable
 from shardtool.values import counted
 from shardtool.wording import option, typed_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from _typeshed import DataclassInstance
 
     from shardtool.values import Dots
+
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +306,95 @@ class ExportResult:
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it."""
         return _data(self)
+
+
+class LazyList(Sequence[Value]):
+    """A sequence whose items are made when they are asked for: there may be millions.
+
+    Args:
+        count: How many there are.
+        item: Makes one of them, by its place from 0.
+    """
+
+    def __init__(self, count: int, item: Callable[[int], Value]) -> None:
+        self._places, self._item = range(count), item
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, at: int) -> Value: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Value]: ...
+    def __getitem__(self, at: int | slice) -> Value | list[Value]:
+        return [*map(self._item, self._places[at])] if isinstance(at, slice) else self._item(self._places[at])
+
+
+class ChangedSample(NamedTuple):
+    """A sample that differs: its key, and the fields that do; `(metadata)` stands for all columns."""
+
+    key: str
+    fields: tuple[str, ...]
+
+
+class MovedSample(NamedTuple):
+    """A sample that is in another split: its key, the split before, and the one now."""
+
+    key: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiffResult:
+    """What differs between two sides, a and b, each one or several datasets; b may be the source of a.
+
+    A sample that moved may have changed, too. The lists stand in the order of their sides.
+
+    Attributes:
+        samples: How many each side has.
+        added: Keys that only b has.
+        removed: Keys that only a has.
+        changed: What both have, with other contents.
+        moved: What both have, in another split.
+        fields: Field to how many of the changed samples differ in it.
+        a: What was given.
+        b: The same.
+        notes: What the user should know.
+        seconds: How long it took.
+    """
+
+    samples: tuple[int, int]
+    added: Sequence[str]
+    removed: Sequence[str]
+    changed: Sequence[ChangedSample]
+    moved: Sequence[MovedSample]
+    fields: Mapping[str, int]
+    a: str = ""
+    b: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.added or self.removed or self.changed or self.moved)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        return {
+            "a": {"dataset": self.a, "samples": self.samples[0]},
+            "b": {"dataset": self.b, "samples": self.samples[1]},
+            "same": self.same,
+            "counts": {name: len(getattr(self, name)) for name in ("added", "removed", "changed", "moved")},
+            "fields": dict(self.fields),
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "changed": [{"key": one.key, "fields": list(one.fields)} for one in self.changed],
+            "moved": [one._asdict() for one in self.moved],
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def _data(result: DataclassInstance) -> dict[str, object]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_file import PackedFile
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
@@ -60,6 +61,7 @@ class Listing:
         recorded: What the dataset file says, beside the options, of how the samples were chosen.
         digest: The content fingerprint that all samples together must have; None if it is unknown.
         shards: The names of the shards that hold the samples; empty if they lie in files or a table.
+        stored: The dataset of each of these shards, and the shard.
         compressed: Whether a shard is compressed, so that it can only be read in sequence.
         dropped: Fields that samples no longer have: a column of the numbers of one goes, too, once they are divided.
         classes: What the numbers of labels stand for in the source, fields that are not taken among them.
@@ -72,6 +74,7 @@ class Listing:
     recorded: Mapping[str, object] = field(default_factory=dict)
     digest: int | None = None
     shards: tuple[str, ...] = ()
+    stored: tuple[tuple[StoredDataset, StoredShard], ...] = ()
     compressed: bool = False
     dropped: tuple[str, ...] = ()
     classes: Mapping[str, list[str]] = field(default_factory=dict)

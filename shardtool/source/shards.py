@@ -83,6 +83,7 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     only: Collection[str] = (),
     without: Collection[str] = (),
     salvage: bool = False,
+    as_stored: bool = False,
 ) -> Listing:
     """Return the samples of datasets, one after the other.
 
@@ -97,6 +98,8 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         only: The fields that will be taken; empty: all. Others are listed as they lie, and nothing in them is an error.
         without: Fields that will not be taken; nothing in them is an error either.
         salvage: Whether damaged parts of shards without an index, and damaged numbers, are left out.
+        as_stored: Whether samples are only looked at: numbers are the bytes that shards have, nothing in a field is an
+            error, and what numbers of classes stand for is not asked.
 
     Raises:
         InvalidRequest: There is no such dataset, or its samples cannot be those of one dataset.
@@ -104,7 +107,7 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     """
 
     def wanted(name: str) -> bool:
-        return (not only or name in only) and name not in without
+        return not as_stored and (not only or name in only) and name not in without
 
     seen = FilesSeen()
     datasets, shards = open_datasets(givens, seen)
@@ -143,6 +146,7 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         recorded={"dots": "last"} if dots else {},
         digest=joined_digest(datasets),
         shards=tuple(shard.name for shard in shards),
+        stored=tuple((datasets[shard.dataset], shard.stored) for shard in shards),
         compressed=any(is_packed(shard.path) for shard in shards),
         classes=classes_known,
     )

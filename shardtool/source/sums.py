@@ -106,6 +106,18 @@ def source_digests(source: Source | None, entries: Entries, rows: Rows, pool: Po
     return found
 
 
+def inline_sums(entries: Entries, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
+    """Return the bytes and the CRC-32C of payloads as far as nothing is read for it: -1 where they are not INLINE."""
+    import numpy as np
+
+    sizes, sums = entries.rows.size[rows], np.full(len(rows), -1, np.int64)
+    inline = np.flatnonzero(entries.rows.kind[rows] == INLINE)
+    payloads = inline_payloads(entries, rows[inline], as_numbers=as_numbers)
+    for at, data in zip(inline.tolist(), payloads, strict=True):
+        sizes[at], sums[at] = len(data), crc32c(data)
+    return sizes, sums
+
+
 def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
     """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
     owners = entries.owners(rows)

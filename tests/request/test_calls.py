@@ -15,6 +15,7 @@ import shardtool
 from shardtool import (
     CopyOptions,
     CreateOptions,
+    DiffOptions,
     ExportOptions,
     ExtractOptions,
     IndexOptions,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "dry_run": CreateOptions, "reshard": ReshardOptions, "reshard_dry_run": ReshardOptions,
     "verify": VerifyOptions, "inspect": InspectOptions, "index": IndexOptions, "export": ExportOptions,
-    "copy": CopyOptions, "extract": ExtractOptions,
+    "copy": CopyOptions, "diff": DiffOptions, "extract": ExtractOptions,
 }  # fmt: skip
 _ONLY_PYTHON = {"for", "no-stat"}  # a keyword, and what is False in Python
 

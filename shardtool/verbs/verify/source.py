@@ -20,7 +20,6 @@ from shardtool.dataset.find import find_dataset, of_glob, recorded_pattern
 from shardtool.dataset.shard_index import ends_of
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
-from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
 from shardtool.publish.records import read_skipped
 from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
@@ -28,7 +27,7 @@ from shardtool.request.settings import fits, kinds
 from shardtool.request.texts import pairs
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import open_source
-from shardtool.source.sums import inline_payloads, source_sums
+from shardtool.source.sums import inline_sums, source_sums
 from shardtool.storage.places import base_name, join, read_small
 from shardtool.values import INLINE, URL, counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
-    from shardtool.request.options import VerifyOptions
+    from shardtool.request.options import DiffOptions, VerifyOptions
     from shardtool.request.results import Observer
     from shardtool.source.base import Listing, Source
     from shardtool.verbs.verify.checks import Subject
@@ -86,10 +85,12 @@ class Comparison:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
             return
         with self._words_of_verify():
-            listed = listed_again(made, self.source, self.subject.file, pool, self.observer)
+            file = self.subject.file
+            wanted = [] if file is None else [file.made.split]
+            listed, _ = listed_again(made, self.source, wanted, pool, self.observer)
         entries = listed.entries
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
-            unchecked.append(f"the source: keys that several samples have, and {self._of_table}")
+            unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
             return
         self._add_unchecked()
         surveys = self._first_shards(all_surveys)
@@ -144,34 +145,19 @@ class Comparison:
         made = f", as its dataset file says: {file.made.verb} {file.made.source}" if file and file.made.source else ""
         return f"{option('source')} takes what the dataset was made from{made}"
 
-    @property
-    def _of_table(self) -> str:
-        return f"{' and '.join(self.made.choosing)} may have chosen them by {option('join')} {self.made.table}"
-
     def _add_unchecked(self) -> None:
         """Say what is not compared."""
-        made, unchecked, file = self.made, self.findings.unchecked, self.subject.file
-        if made.made_fields:
-            what = f"{'field' if len(made.made_fields) == 1 else 'fields'} {listing([*made.made_fields])}"
-            joined = f"made with {option('join')} {made.table}, which is not at hand"
-            unchecked.append(f"{what} against the source: {joined}")
-        if made.choosing:
-            unchecked.append(f"samples that only the source has: {self._of_table}, which is not at hand")
-        if file is not None and file.appends and not self._grown:
+        unchecked, file = self.findings.unchecked, self.subject.file
+        unchecked += self.made.unchecked()
+        if file is not None and has_others(file):
             before, later = file.appends[0], counted(len(file.shards) - file.appends[0], "shard")
             what = f"{option('source')} is compared with the first {counted(before, 'shard')}"
             unchecked.append(f"the source of {later} that samples were appended in: {what}")
 
-    @property
-    def _grown(self) -> bool:
-        """Whether all that was appended is what was new in the same source, so that it has all samples."""
-        file = self.subject.file
-        return file is not None and all(run.is_new_of(file.made) for run in file.made.appended)
-
     def _first_shards(self, surveys: Surveys) -> Surveys:
         """Return, in order, the shards that hold samples of the source: not those that were appended."""
         file, found = self.subject.file, sorted(surveys)
-        if file is not None and file.appends and not self._grown:
+        if file is not None and has_others(file):
             names = {one.name for one in file.shards[: file.appends[0]]}
             found = [number for number in found if self.subject.cases[number].name in names]
         return {number: surveys[number] for number in found}
@@ -184,22 +170,15 @@ class Comparison:
         found = self.subject.dataset
         return output_text(base_name(found.dataset_file or "") or found.folder or ".")
 
-    def _skipped_keys(self) -> set[str]:
-        """Return the keys that the dataset's list of what was left out has."""
-        file = self.subject.file
-        if file is None or not file.skipped:
-            return set()
-        try:
-            name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
-            return {row.key for row in read_skipped(read_small(join(self.subject.folder, name)), name)}
-        except (OSError, CorruptShard):
-            self.findings.unchecked.append("what was left out: its list cannot be read")
-            return set()
-
     def _missing(self, entries: Entries, place: Rows) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
-        skipped = self._skipped_keys()
+        file, skipped = self.subject.file, set[str]()
+        if file is not None:
+            try:
+                skipped = skipped_keys(file, self.subject.folder)
+            except (OSError, CorruptShard):
+                self.findings.unchecked.append("what was left out: its list cannot be read")
         lacking = [int(at) for at in np.flatnonzero(~there) if printable(entries.keys[int(at)]) not in skipped]
         parts = ("source-missing", self._name, "not in the dataset", "a sample, as in the source")
         found = (Finding(*parts, key=walked_text(entries.keys[at])) for at in lacking)
@@ -246,12 +225,8 @@ class Comparison:
     def _compare_payloads(self, entries: Entries, surveys: Surveys, rows: tuple[Rows, Rows], pool: Pool) -> None:
         mine, source = rows
         lengths, crcs = _joined(surveys, "lengths"), _joined(surveys, "crcs")
-        sizes, sums = entries.rows.size[source], np.full(len(source), -1, np.int64)
-        inline = np.flatnonzero(entries.rows.kind[source] == INLINE)
         as_numbers = any(one.format == "tfrecord" for one in surveys.values())
-        payloads = inline_payloads(entries, source[inline], as_numbers=as_numbers)
-        for at, payload in zip(inline.tolist(), payloads, strict=True):
-            sizes[at], sums[at] = len(payload), crc32c(payload)
+        sizes, sums = inline_sums(entries, source, as_numbers=as_numbers)
         fetched = entries.rows.kind[source] == URL  # what is there by now says nothing of what was there
         if fetched.any():
             self.findings.unchecked.append(f"{counted(int(fetched.sum()), 'file')} of URLs against the web")
@@ -301,7 +276,7 @@ def _joined(surveys: Surveys, name: str) -> NDArray[Any]:
 
 def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
     """Return the place in the source of each sample of shards; -1 for those that it has not."""
-    theirs = _key_column(entries.keys.data, entries.keys.starts)
+    theirs = entries.keys.array()
     keys = [key for one in surveys for key in one.keys]
     ours = _key_column(b"".join([key + b"\0" for key in keys]), ends_of([len(key) + 1 for key in keys]))
     found = pc.index_in(ours, value_set=theirs).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -364,8 +339,21 @@ class RecordedRun:
         options = self.options
         return isinstance(options, CreateOptions) and (options.resize is not None or options.encode is not None)
 
+    @property
+    def of_table(self) -> str:
+        """What the table may have done that is not at hand."""
+        return f"{' and '.join(self.choosing)} may have chosen them by {option('join')} {self.table}"
 
-def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> RecordedRun:
+    def unchecked(self) -> Iterator[str]:
+        """Yield what cannot be compared with the source, because the table is not at hand."""
+        if self.made_fields:
+            what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {listing([*self.made_fields])}"
+            yield f"{what} against the source: made with {option('join')} {self.table}, which is not at hand"
+        if self.choosing:
+            yield f"samples that only the source has: {self.of_table}, which is not at hand"
+
+
+def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -> RecordedRun:
     """Return how a dataset was made, or, if samples were appended to it, how its first ones were made.
 
     Args:
@@ -377,7 +365,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions) -> RecordedRun:
     """
     verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
     if verb == "reshard":
-        if name := next((name for name in OF_SOURCE if getattr(given, name)), ""):
+        if name := next((name for name in OF_SOURCE if getattr(given, name, None)), ""):
             raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
         recorded.pop("dots", None)  # found in the source, not asked for
         found, told = _without_table(recorded, ReshardOptions)
@@ -413,7 +401,7 @@ def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str,
     }  # fmt: skip
 
 
-def _with_given(found: dict[str, Any], given: VerifyOptions) -> CreateOptions:
+def _with_given(found: dict[str, Any], given: VerifyOptions | DiffOptions) -> CreateOptions:
     """Return the options of `create`: what is recorded, and what the user says of the source."""
     if given.symlinks is not None:
         found["symlinks"] = given.symlinks
@@ -468,26 +456,55 @@ def open_again(run: RecordedRun, source: object, outputs: Sequence[ShardPattern]
     return open_source(source, replace(run.options, on_error="skip"), outputs)
 
 
-def listed_again(run: RecordedRun, source: Source, file: DatasetFile | None, pool: Pool, observer: Observer) -> Listing:
-    """Return the samples of the source that belong into a dataset that the run made.
+def listed_again(
+    run: RecordedRun, source: Source, wanted: Sequence[str], pool: Pool, observer: Observer
+) -> tuple[Listing, Rows]:
+    """Return the samples of the source that belong into datasets that a run made, and the dataset of each.
+
+    Args:
+        run: The run.
+        source: Its source.
+        wanted: The names of its splits that these datasets are; of a run without, they are one.
+        pool: Lists the source.
+        observer: Gets progress.
 
     Raises:
         InvalidRequest: The source has no such samples.
     """
     listed = source.choose(source.list_samples(pool, observer), None)
-    entries, dividing = listed.entries, run.options.of_split()
-    if dividing is not None and file is not None:
+    entries, dividing, which = listed.entries, run.options.of_split(), np.zeros(len(listed.entries), np.int64)
+    if dividing is not None:
         from shardtool.select.splits import divide
 
         values = source.labels(listed, dividing.reads[1]) if dividing.reads else None
         splits = divide(entries.keys, dividing, values)
-        name = file.made.split
-        if name not in splits.names:
-            what = f"no split {printable(name)[:80]!r} of it"
-            raise InvalidRequest(option("source"), what, expected="the source")
-        entries = entries.take(splits.samples(splits.names.index(name)))
+        for name in wanted:
+            if name not in splits.names:
+                what = f"no split {printable(name)[:80]!r} of it"
+                raise InvalidRequest(option("source"), what, expected="the source")
+        places = [splits.samples(splits.names.index(name)) for name in wanted]
+        which = np.repeat(np.arange(len(places)), [len(some) for some in places])
+        entries = entries.take(np.concatenate(places))
     if run.options.portable:
         from shardtool.select.names import make_portable
 
         entries = make_portable(entries)
-    return replace(listed, entries=entries)
+    return replace(listed, entries=entries), which
+
+
+def has_others(file: DatasetFile) -> bool:
+    """Tell whether samples of another source were appended; else the source of the first run has all of them."""
+    return bool(file.appends) and not all(run.is_new_of(file.made) for run in file.made.appended)
+
+
+def skipped_keys(file: DatasetFile, folder: str) -> set[str]:
+    """Return the keys in the list of what was left out of a dataset.
+
+    Raises:
+        OSError: The list cannot be read.
+        CorruptShard: It is damaged.
+    """
+    if not file.skipped:
+        return set()
+    name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
+    return {row.key for row in read_skipped(read_small(join(folder, name)), name)}

@@ -1,0 +1,1 @@
+"""What differs between two datasets, or a dataset and its source."""

@@ -1,0 +1,334 @@
+"""Two sides as columns, and what differs between them: no object is made for a sample that does not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shardtool.dataset.find import recorded_pattern
+from shardtool.dataset.walk import walked_text
+from shardtool.entries.arrow import number_array
+from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
+from shardtool.source.shards import list_datasets
+from shardtool.source.sums import inline_sums, source_sums
+from shardtool.storage.places import base_name
+from shardtool.values import SPAN, SPLIT_NAMES, URL, counted, show_size, to_bytes, to_text
+from shardtool.verbs.verify.source import has_others, listed_again, open_again, recorded_run, skipped_keys
+from shardtool.wording import option
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.find import StoredDataset
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.pool import Pool
+    from shardtool.names import Names
+    from shardtool.request.options import DiffOptions
+    from shardtool.request.results import Notes
+    from shardtool.source.base import Source
+
+    Rows = NDArray[np.int64]
+
+METADATA = "(metadata)"  # stands for all columns among the fields of a sample that changed
+_SPLIT_COLUMN = "split"  # of metadata: what a run divided
+_WORD = re.compile(r"[a-z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The samples of one side.
+
+    Attributes:
+        entries: The samples.
+        splits: The names of splits; empty where one is not known.
+        split: int64 per sample: the place of its split among them.
+        source: Where samples come from that are in no shards.
+    """
+
+    entries: Entries
+    splits: tuple[str, ...]
+    split: Rows
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is not compared, of a dataset and its source.
+
+    Attributes:
+        fields: Fields that were made of a table, which is not at hand.
+        payloads: Whether fields are left out, since they were changed on the way.
+        added: Whether samples that only the source has are left out.
+        keys: Keys that samples have which were left out of the dataset for a reason.
+        as_numbers: Whether the dataset has numbers as TFRecords have them.
+    """
+
+    fields: tuple[str, ...] = ()
+    payloads: bool = False
+    added: bool = False
+    keys: frozenset[str] = frozenset()
+    as_numbers: bool = False
+
+
+def two_sides(first: list[StoredDataset], second: list[StoredDataset], pool: Pool, notes: Notes) -> tuple[Side, Side]:
+    """Return the samples of datasets; of TFRecords beside tars, with the texts of numbers, as tars have them."""
+    forms = [{shard.format for one in some for shard in one.shards} for some in (first, second)]
+    alike = len(forms[0] | forms[1]) == 1
+    one, other = (
+        _of_datasets(some, pool, notes, as_stored=alike or "tfrecord" not in own)
+        for some, own in zip((first, second), forms, strict=True)
+    )
+    return one, other
+
+
+def _of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_stored: bool) -> Side:
+    """Return the samples of datasets; `as_stored`: with numbers as the bytes that shards have."""
+    given = [one.given for one in datasets]
+    listed = list_datasets(given, pool, notes.observer, to_format="tfrecord", as_stored=as_stored)
+    notes.add(*listed.notes)
+    names = [_split_of(one) for one, _ in listed.stored]
+    splits = tuple(dict.fromkeys(names))
+    of_shards = np.array([splits.index(name) for name in names], np.int64)
+    return Side(listed.entries, splits, of_shards[listed.entries.known_spans.file])
+
+
+def _split_of(dataset: StoredDataset) -> str:
+    """Return the split that a dataset is, as its dataset file or its name says; empty: none."""
+    if dataset.file is not None and dataset.file.made.split:
+        return dataset.file.made.split
+    words = _WORD.findall(base_name(dataset.dataset_file or dataset.shards[0].path).lower())
+    return next((word for word in words if word in SPLIT_NAMES), "")
+
+
+def with_source(
+    datasets: list[StoredDataset], given: Any, options: DiffOptions, pool: Pool, notes: Notes
+) -> tuple[tuple[Side, Side], LeftOut]:
+    """Return datasets that one run made, and its source as it is now.
+
+    Raises:
+        InvalidRequest: They are of several runs, or a function made their samples, or there is no such source.
+    """
+    files = [one.file for one in datasets if one.file is not None]
+    for one in datasets[1:]:
+        if one.file is None or not one.file.made.is_split_with(files[0].made):
+            expected = "all splits of one run, or one dataset"
+            raise InvalidRequest(one.where, "not made by the run of the others", expected=expected)
+    run = recorded_run(files[0] if files else None, options)
+    if run.map:
+        found = f"{option('map')} {run.map} made the samples, and is not run again"
+        raise InvalidRequest(datasets[0].where, found, expected="samples as they are in their source")
+    patterns = [(recorded_pattern(one.file) if one.file else None, one.folder) for one in datasets]
+    outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
+    source = open_again(run, given, outputs)
+    mine = _without_appended(_of_datasets(datasets, pool, notes, as_stored=True), datasets, notes)
+    wanted = [file.made.split for file in files]
+    listed, split = listed_again(run, source, wanted, pool, notes.observer)
+    notes.add(*(f"not compared: {text}" for text in run.unchecked()))
+    if run.changes:
+        notes.add(f"not compared: fields, which {option('resize')} or {option('encode')} changed")
+    keys = set[str]()
+    for one in datasets:
+        try:
+            keys |= skipped_keys(one.file, one.folder) if one.file else set()
+        except (OSError, CorruptShard):
+            notes.add(f"{one.where}: the list of what was left out cannot be read")
+    as_numbers = any(shard.format == "tfrecord" for one in datasets for shard in one.shards)
+    left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing), frozenset(keys), as_numbers)
+    return (mine, Side(listed.entries, (*wanted, "")[: max(1, len(wanted))], split, source)), left_out
+
+
+def _without_appended(side: Side, datasets: list[StoredDataset], notes: Notes) -> Side:
+    """Return the samples of the first run: those that were appended from other sources are left out."""
+    kept = [
+        one.file is None or not has_others(one.file) or at < one.file.appends[0]
+        for one in datasets
+        for at in range(len(one.shards))
+    ]
+    if all(kept):
+        return side
+    samples = np.flatnonzero(np.array(kept)[side.entries.known_spans.file])
+    notes.add(f"not compared: {counted(len(side.entries) - len(samples), 'sample')} appended from other sources")
+    return replace(side, entries=side.entries.take(samples), split=side.split[samples])
+
+
+# What differs.
+
+
+class Comparison:
+    """Two sides, whose samples are paired by their keys; several of one key in their order."""
+
+    def __init__(self, a: Side, b: Side, left_out: LeftOut, pool: Pool, notes: Notes) -> None:
+        self._a, self._b, self._left_out, self._pool, self._notes = a, b, left_out, pool, notes
+        ours, theirs = _key_ids(a.entries.keys, b.entries.keys)
+        _, self._of_a, self._of_b = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
+        order = np.argsort(self._of_a)
+        self._of_a, self._of_b = self._of_a[order], self._of_b[order]
+        names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
+        self._names = [*map(to_text, sorted(names))]
+        self._width = len(self._names) + 1  # the last one stands for all columns
+
+    def result(self) -> DiffResult:
+        """Return what differs, without the names of the sides."""
+        a, b = self._a, self._b
+        removed = np.setdiff1d(np.arange(len(a.entries)), self._of_a, assume_unique=True)
+        added = np.setdiff1d(np.arange(len(b.entries)), self._of_b, assume_unique=True)
+        if self._left_out.added:
+            added = added[:0]
+        elif self._left_out.keys:
+            known = [printable(b.entries.keys[at]) in self._left_out.keys for at in added.tolist()]
+            added = added[~np.array(known, np.bool_)]
+        places = np.array([b.splits.index(name) if name and name in b.splits else -1 for name in a.splits], np.int64)
+        nameless = np.array([not name for name in b.splits], np.bool_)
+        before, now = places[a.split[self._of_a]], b.split[self._of_b]
+        named = np.array([bool(name) for name in a.splits], np.bool_)[a.split[self._of_a]]
+        moved = np.flatnonzero(named & ~nameless[now] & (before != now))
+        ids = np.sort(np.concatenate((self._changed_fields(), self._changed_metadata(moved))))
+        ids = ids[np.diff(ids, prepend=-1) > 0]  # `np.unique` would hash millions of numbers, at ten times the cost
+        samples, firsts = np.unique(ids // self._width, return_index=True)
+        ends = np.append(firsts[1:], len(ids))
+        counts = np.bincount(ids % self._width, minlength=self._width).tolist()
+        labels = [*self._names, METADATA]
+
+        def change(at: int) -> ChangedSample:
+            codes = (ids[firsts[at] : ends[at]] % self._width).tolist()
+            return ChangedSample(_key(a, samples[at]), tuple(labels[code] for code in codes))
+
+        def move(at: int) -> MovedSample:
+            one, other = self._of_a[moved[at]], self._of_b[moved[at]]
+            return MovedSample(_key(a, one), a.splits[a.split[one]], b.splits[b.split[other]])
+
+        return DiffResult(
+            samples=(len(a.entries), len(b.entries)),
+            added=LazyList(len(added), lambda at: _key(b, added[at])),
+            removed=LazyList(len(removed), lambda at: _key(a, removed[at])),
+            changed=LazyList(len(samples), change),
+            moved=LazyList(len(moved), move),
+            fields={name: count for name, count in zip(labels, counts, strict=True) if count},
+        )
+
+    def _changed_fields(self) -> Rows:
+        """Return the ids of fields that differ: the sample of the first side, and the name."""
+        left_out = self._left_out
+        if left_out.payloads:
+            return np.zeros(0, np.int64)
+        of_b = np.full(len(self._b.entries), -1, np.int64)
+        of_b[self._of_b] = self._of_a
+        matched = np.zeros(len(self._a.entries), np.bool_)
+        matched[self._of_a] = True
+        ours = self._ids(self._a.entries, np.where(matched, np.arange(len(matched)), -1))
+        theirs = self._ids(self._b.entries, of_b)
+        mine, other = _in_order(ours), _in_order(theirs)
+        found, known = _found_in(ours[mine], theirs[other]), _found_in(theirs[other], ours[mine])
+        only = ours[mine[found < 0]], theirs[other[known < 0]]
+        mine, other = mine[found >= 0], other[found[found >= 0]]
+        return np.concatenate((*only, ours[mine[self._payloads_differ(mine, other)]]))
+
+    def _ids(self, entries: Entries, samples: Rows) -> Rows:
+        """Return the id of each field; -1 of those that are not compared."""
+        passed = {*self._left_out.fields}
+        places = [-1 if name in passed else self._names.index(name) for name in entries.fields]
+        codes = np.array([*places, -1], np.int64)[entries.rows.code]
+        owners = np.repeat(samples, entries.counts())
+        return np.asarray(np.where((owners < 0) | (codes < 0), -1, owners * self._width + codes))
+
+    def _payloads_differ(self, mine: Rows, other: Rows) -> NDArray[np.bool_]:
+        """Tell of fields that both sides have whether their payloads differ."""
+        a, b, as_numbers = self._a, self._b, self._left_out.as_numbers
+        sizes, sums = zip(
+            *(inline_sums(one.entries, rows, as_numbers=as_numbers) for one, rows in ((a, mine), (b, other))),
+            strict=True,
+        )
+        fetched = b.entries.rows.kind[other] == URL  # what is there by now says nothing of what was there
+        differ = np.asarray((sizes[0] != sizes[1]) & ~fetched)
+        if fetched.any():
+            self._notes.add(f"not compared: {counted(int(fetched.sum()), 'file')} of URLs, which are not fetched again")
+        alike = np.flatnonzero(~differ & ~fetched)
+        for side, rows, found in ((a, mine, sums[0]), (b, other, sums[1])):
+            wanted = alike[found[alike] < 0]
+            self._say_what_is_read(side, rows[wanted])
+            found[wanted] = source_sums(side.source, side.entries, rows[wanted], self._pool)
+        differ[alike] = sums[0][alike] != sums[1][alike]
+        return differ
+
+    def _say_what_is_read(self, side: Side, rows: Rows) -> None:
+        """Tell the user of shards that are read because no index has checksums; that a source is read is no news."""
+        rows = rows[side.entries.rows.kind[rows] == SPAN]
+        if side.source is None and (unknown := rows[side.entries.known_spans.expected[rows] < 0]).size:
+            what = f"{counted(len(unknown), 'payload')}, {show_size(int(side.entries.rows.size[unknown].sum()))}"
+            self._notes.add(f"read for their checksums, which no index has: {what}")
+
+    def _changed_metadata(self, moved: Rows) -> Rows:
+        """Return the ids of samples whose columns differ; of a source, those columns that both sides have."""
+        a, b = self._a.entries.metadata, self._b.entries.metadata
+        names = dict.fromkeys([*(a.column_names if a else ()), *(b.column_names if b else ())])
+        if self._b.source is not None:
+            names = {name: None for name in names if a and b and {name} <= {*a.column_names} & {*b.column_names}}
+        differ = np.zeros(len(self._of_a), np.bool_)
+        for name in names:
+            one, other = _column(a, name, self._of_a), _column(b, name, self._of_b)
+            unlike = _values_differ(one, other)
+            if name == _SPLIT_COLUMN:
+                unlike[moved] = False
+            differ |= unlike
+        return np.asarray(self._of_a[differ] * self._width + len(self._names))
+
+
+def _key(side: Side, sample: int) -> str:
+    return walked_text(side.entries.keys[int(sample)])
+
+
+def _key_ids(first: Names, second: Names) -> tuple[Rows, Rows]:
+    """Return a number for each key of both sides, alike where keys are; the second of a key on one side has another."""
+    codes = pa.chunked_array([first.array(), second.array()]).combine_chunks().dictionary_encode().indices.to_numpy()
+    ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)
+    times = [_occurrences(some) for some in (ours, theirs)]
+    return ours + times[0] * len(codes), theirs + times[1] * len(codes)
+
+
+def _in_order(ids: Rows) -> Rows:
+    """Return the places of ids in their order, without those that are -1."""
+    places = np.flatnonzero(ids >= 0)
+    return np.asarray(places[np.argsort(ids[places], kind="stable")])
+
+
+def _found_in(ids: Rows, others: Rows) -> Rows:
+    """Return where each id is among others, -1 where it is not; both stand in order."""
+    places = np.searchsorted(others, ids)
+    there = np.append(others, -1)[places] == ids
+    return np.asarray(np.where(there, places, -1))
+
+
+def _occurrences(codes: Rows) -> Rows:
+    """Return how often each code stood before."""
+    order = np.argsort(codes, kind="stable")
+    is_first = np.append(True, codes[order][1:] != codes[order][:-1])[: len(codes)]
+    places = np.arange(len(codes))
+    found = np.empty(len(codes), np.int64)
+    found[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+    return found
+
+
+def _column(table: pa.Table | None, name: str, rows: Rows) -> pa.ChunkedArray:
+    """Return the values of a column for some samples, without dictionaries; null where there is no such column."""
+    if table is None or name not in table.column_names:
+        return pa.chunked_array([pa.nulls(len(rows))])
+    column = table.column(name).take(number_array(rows))
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _values_differ(one: pa.ChunkedArray, other: pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Tell which values of two columns differ; two nulls are the same, and so are two NaNs."""
+    try:
+        alike = pc.fill_null(pc.equal(one, other), False)  # noqa: FBT003 - the value
+        alike = pc.or_(alike, pc.and_(pc.is_null(one, nan_is_null=True), pc.is_null(other, nan_is_null=True)))
+    except MemoryError:
+        raise
+    except pa.ArrowException:  # of lists, or of types that have nothing in common
+        return np.array([x != y for x, y in zip(one.to_pylist(), other.to_pylist(), strict=True)], np.bool_)
+    return np.array(~alike.to_numpy().astype(np.bool_))

@@ -1,0 +1,169 @@
+"""Laws of `diff`: what differs between datasets, and between a dataset and its source."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardtool
+from shardtool import CreateOptions, InvalidRequest, ShardWriter
+from tests.helpers import typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shardtool import DiffResult
+
+Samples = dict[str, dict[str, bytes]]
+
+_KEYS = st.sampled_from([f"{folder}/{at}" for folder in ("a", "é") for at in range(6)])
+_SAMPLE = st.dictionaries(st.sampled_from(["jpg", "txt", "cls"]), st.sampled_from([b"", b"1", b"2", b"12"]), min_size=1)
+_SAMPLES = st.dictionaries(_KEYS, _SAMPLE, min_size=1, max_size=12)
+
+
+def write(pattern: Path, samples: Samples) -> str:
+    """Write samples into shards of three."""
+    with ShardWriter(pattern, max_count=3) as writer:
+        for key, fields in samples.items():
+            writer.write({"__key__": key, **fields})
+    return str(pattern)
+
+
+def compared(found: DiffResult) -> tuple[set[str], set[str], dict[str, tuple[str, ...]]]:
+    """Return what was added, removed and changed."""
+    return {*found.added}, {*found.removed}, {one.key: one.fields for one in found.changed}
+
+
+@given(first=_SAMPLES, second=_SAMPLES, ending=st.sampled_from(["tar", "tfrecord"]), bare=st.booleans())
+@settings(max_examples=10)
+def test_what_differs_is_what_differs_in_memory(
+    *, first: Samples, second: Samples, ending: str, bare: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Keys and fields that differ are those of the samples, whatever the format, and with or without an index."""
+    folder = tmp_path_factory.mktemp("diff")
+    one, other = write(folder / "a-{0..}.tar", first), write(folder / f"b-{{0..}}.{ending}", second)
+    for file in [*folder.glob("b*.index"), *folder.glob("b.json")] if bare else []:
+        file.unlink()
+    found = shardtool.diff(one, other, workers=1)
+    changed = {
+        key: fields
+        for key in first.keys() & second.keys()
+        if (fields := tuple(sorted({name for name, _ in first[key].items() ^ second[key].items()})))
+    }
+    assert compared(found) == ({*second} - {*first}, {*first} - {*second}, changed)
+    assert found.same == (first == second)
+    assert found.samples == (len(first), len(second))
+    assert not found.moved
+
+
+def test_order_sharding_and_format_are_no_difference(tmp_path: Path) -> None:
+    """A dataset that was written anew is the same, also where numbers are stored as such."""
+    rows = pd.DataFrame({"key": [f"{at:02}" for at in range(20)], "n": range(20), "x": [at / 4 for at in range(20)]})
+    options = CreateOptions(values={"cls": "n", "score": "x"}, workers=1)
+    shardtool.create(rows, tmp_path / "a-{0..}.tar", options)
+    shardtool.create(rows, tmp_path / "b-{0..}.tfrecord", options)
+    shardtool.reshard(tmp_path / "b.json", tmp_path / "c-{0..}.tar", shuffle=True, max_count=3, workers=1)
+    for one in "abc":
+        for other in "abc":
+            assert shardtool.diff(tmp_path / f"{one}.json", tmp_path / f"{other}.json", workers=1).same
+
+
+def test_columns_that_differ(tmp_path: Path) -> None:
+    """A sample whose columns differ has changed; types that hold the same values, and missing ones, are the same."""
+    rows = pd.DataFrame({"key": list("abcd"), "w": [1, 2, 3, 4], "x": [1.5, None, 3.0, None], "t": list("pqrs")})
+    other = rows.assign(w=rows["w"].astype("float64"), x=[1.5, None, 9.0, 1.0], new=[None, "n", None, None])
+    for name, table in (("a", rows), ("b", other)):
+        shardtool.create(table, tmp_path / f"{name}-{{0..}}.tar", binary={}, values={"txt": "t"}, workers=1)
+    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=1)
+    assert {one.key for one in found.changed if "(metadata)" in one.fields} == {"b", "c", "d"}
+
+
+def test_samples_in_another_split(tmp_path: Path) -> None:
+    """What is in another split has moved; that its column `split` says so is no change of its own."""
+    source = write_tree(tmp_path / "in", {f"{at:02}.txt": b"%d" % at for at in range(30)})
+    for name, seed in (("a", 1), ("b", 2)):
+        pattern = tmp_path / name / "{split}-{0..}.tar"
+        shardtool.create(source, pattern, split="train=0.5,val=0.5", seed=seed, workers=1)
+    splits = {name: shardtool.diff(tmp_path / name, tmp_path / name, workers=1) for name in "ab"}
+    assert all(one.same for one in splits.values())
+    keys = {(name, split): {*shardtool.open(tmp_path / name / f"{split}.json").keys}
+            for name in "ab" for split in ("train", "val")}  # fmt: skip
+    found = shardtool.diff(tmp_path / "a" / "{split}.json", tmp_path / "b" / "{split}.json", workers=1)
+    assert {one.key: one.now for one in found.moved} == {
+        **dict.fromkeys(keys["a", "train"] & keys["b", "val"], "val"),
+        **dict.fromkeys(keys["a", "val"] & keys["b", "train"], "train"),
+    }
+    assert (found.moved[:0], found.same, len(found.changed)) == ([], False, 0)
+    assert all(one.before != one.now for one in found.moved)
+
+
+def test_a_source_that_changed(tmp_path: Path) -> None:
+    """What a folder would change is what a dataset made of it anew differs in."""
+    files = {f"{folder}/{at}.{ending}": b"%d" % at for folder in ("cat", "dog") for at in range(9) for ending in "ab"}
+    source = write_tree(tmp_path / "in", files)
+    options = CreateOptions(label_from_folder=True, exclude=("*/7.*",), workers=1)
+    shardtool.create(source, tmp_path / "a-{0..}.tar", options)
+    assert shardtool.diff(tmp_path / "a.json", source, workers=1).same
+    (source / "cat/1.a").unlink()
+    (source / "cat/2.a").write_bytes(b"x")
+    (source / "dog/3.b").write_bytes(b"longer")
+    for name in "ab":
+        (source / f"dog/8.{name}").rename(source / f"dog/new.{name}")
+    shardtool.create(source, tmp_path / "b-{0..}.tar", options)
+    found = shardtool.diff(tmp_path / "a.json", source, workers=2)
+    assert compared(found) == compared(shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=1))
+    assert compared(found) == ({"dog/new"}, {"dog/8"}, {"cat/1": ("a",), "cat/2": ("a",), "dog/3": ("b",)})
+
+
+def test_a_manifest_and_splits_against_their_source(tmp_path: Path) -> None:
+    """All splits of a run are compared with its table; a sample whose split it changes has moved."""
+    rows = pd.DataFrame({"key": list("abcdef"), "t": list("pqrstu"), "part": ["train", "val"] * 3})
+    shardtool.create(rows, tmp_path / "{split}-{0..}.tar", values={"txt": "t"}, split_by="part", workers=1)
+    splits = str(tmp_path / "{split}.json")
+    assert shardtool.diff(splits, rows, workers=1).same
+    changed = rows.assign(part=["train", "train", *rows["part"][2:]], t=["p", "q", "other", *rows["t"][3:]])
+    found = shardtool.diff(splits, changed, workers=1)
+    assert [*found.moved] == [("b", "val", "train")]
+    assert found.changed[0].key == "c"
+    assert "txt" in found.changed[0].fields
+
+
+def test_what_cannot_be_compared_with_a_source(tmp_path: Path) -> None:
+    """Datasets of several runs have no one source; a folder that is not there is no source."""
+    source = write_tree(tmp_path / "in", {"a.txt": b"a"})
+    for name in ("a", "b"):
+        shardtool.create(source, tmp_path / f"{name}-{{0..}}.tar", workers=1)
+    with pytest.raises(InvalidRequest, match="not made by the run of the others"):
+        shardtool.diff([tmp_path / "a.json", tmp_path / "b.json"], source)
+    with pytest.raises(InvalidRequest, match="no such file or folder"):
+        shardtool.diff(tmp_path / "a.json", tmp_path / "nowhere")
+
+
+def test_appended_samples_are_not_those_of_the_first_source(tmp_path: Path) -> None:
+    """Of a dataset that samples of others were appended to, those of the first run are compared with its source."""
+    first, more = (write_tree(tmp_path / name, {f"{name}.txt": b"a"}) for name in ("one", "two"))
+    shardtool.create(first, tmp_path / "a-{0..}.tar", workers=1)
+    shardtool.create(more, tmp_path / "a-{0..}.tar", if_exists="append", workers=1)
+    found = shardtool.diff(tmp_path / "a.json", first, workers=1)
+    assert found.same
+    assert found.notes == ("not compared: 1 sample appended from other sources",)
+
+
+def test_what_is_printed(tmp_path: Path) -> None:
+    """Exit code 3 where they differ; ten lines of each kind, all with -v; the JSON has all of it."""
+    one = write(tmp_path / "a-{0..}.tar", {f"{at:02}": {"txt": b"a"} for at in range(14)})
+    other = write(tmp_path / "b-{0..}.tar", {"99": {"txt": b"a"}, "03": {"txt": b"b"}})
+    ran = typed("diff", one, other)
+    assert (ran.code, ran.out.count("  - "), "and 3 more" in ran.out) == (3, 10, True)
+    assert "1 added, 13 removed, 1 changed (txt 1)" in ran.out
+    assert typed("diff", one, other, "-v").out.count("  - ") == len(shardtool.diff(one, other).removed)
+    document = json.loads(typed("diff", one, other, "--json").out)
+    assert document["counts"] == {"added": 1, "removed": 13, "changed": 1, "moved": 0}
+    assert (document["added"], document["changed"]) == (["99"], [{"key": "03", "fields": ["txt"]}])
+    assert (typed("diff", one, one).code, typed("diff", one).code) == (0, 2)
+    assert json.loads(typed("diff", one, one, "--json").out)["same"] is True
