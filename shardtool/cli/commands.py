@@ -35,6 +35,8 @@ from shardtool.values import BLOCK, counted, output_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from click.shell_completion import CompletionItem
+
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.results import DiffResult, IndexResult, Observer
     from shardtool.values import Given
@@ -726,8 +728,14 @@ def completion(shell: str, _how: Settings) -> None:
     show(script(shell).rstrip("\n"))
 
 
+def _subjects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from shardtool.cli.completion import subjects
+
+    return subjects(ctx, param, incomplete)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]")
+@click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]", shell_complete=_subjects)
 @click.pass_context
 def help_(context: click.Context, names: tuple[str, ...]) -> None:
     """Show help: of all verbs, of a VERB, or of a TOPIC, a group of its options with what is to be known of it.

@@ -15,6 +15,7 @@ from importlib import resources
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import click
 from click.shell_completion import (
     BashComplete,
     CompletionItem,
@@ -25,6 +26,7 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from shardtool.cli.help import Verb
 from shardtool.storage.places import (
     base_name,
     entries_in,
@@ -38,8 +40,6 @@ from shardtool.storage.places import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    import click
 
 _MOST = 10_000  # names of a folder that are looked at
 _LARGEST = 2**24  # bytes of a file that is read whole
@@ -117,7 +117,8 @@ def script(shell: str) -> str:
 
 def places(param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Return what a shell completes where a file is named: where that is a dataset, datasets, if there are any."""
-    found = [*_datasets(incomplete)] if "DATASET" in (param.metavar or "") and not is_url(incomplete) else []
+    of_datasets = isinstance(param, click.Argument) and param.metavar and not param.metavar.startswith("SOURCE")
+    found = [*_datasets(incomplete)] if of_datasets and not is_url(incomplete) else []
     if not any(one.endswith(".json") for one in found):
         return [CompletionItem(incomplete, type="file")]
     return [CompletionItem(one) for one in found]
@@ -136,6 +137,16 @@ def _datasets(typed: str) -> Iterator[str]:
 
 def _is_dataset(path: str) -> bool:
     return is_file(path) and _KIND in read_head(path, _HEAD)[0]
+
+
+def subjects(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return what `shardtool help` can be asked for: verbs, and then the topics of one."""
+    verbs, names = ctx.find_root().command, ctx.params.get("names") or ctx.args
+    if not isinstance(verbs, click.Group):
+        return []
+    verb = verbs.get_command(ctx, names[0]) if names else None
+    found = verbs.list_commands(ctx) if not names else verb.topics() if isinstance(verb, Verb) and not names[1:] else ()
+    return [CompletionItem(one) for one in found if one.startswith(incomplete)]
 
 
 def words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

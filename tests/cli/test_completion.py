@@ -123,6 +123,10 @@ def test_shells_complete(shell: str, there: Path) -> None:
         ("create bad.parquet x --key ", []),
         ("create bad.json x --sort-by ", []),
         ("create 'labels", []),
+        ("help resh", ["reshard"]),
+        ("help create ur", ["urls"]),
+        ("help nothing ", []),
+        ("help create urls ", []),
     ],
 )
 def test_what_completes(line: str, found: list[str], there: Path) -> None:
