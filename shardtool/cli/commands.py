@@ -95,7 +95,7 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label
       shardtool create ./imgs 'out-{000000..}.tar' --columns-from json --where "width > 256"
-      shardtool create ./imgs 'out-{000000..}.tar' --fields JPEG=jpg,jpeg=jpg,-txt
+      shardtool create ./imgs 'out-{000000..}.tar' --fields jpg,json=meta.json
       shardtool create urls.csv 'out-{000000..}.tar' --url jpg=url --fetch require=image,per-host=4
       shardtool create ./imgs 'out-{000000..}.tar' --for webdataset,dali --export timm
     """
@@ -125,10 +125,10 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
       shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --fields -json
       shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
-      shardtool reshard out.json 'out-{000000..}.tfrecord' --shards 64
+      shardtool reshard out.json 'records-{000000..}.tfrecord' --shards 16
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label
       shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --sort-by -width
-      shardtool reshard out.json 'few-{000000..}.tar' --sample 1%
+      shardtool reshard out.json 'few-{000000..}.tar' --sample 10%
       shardtool reshard out.json 'scattered-{000000..}.tar' --shuffle --method scatter --memory 2GB
       shardtool reshard more.json 'out-{000000..}.tar' --append
       shardtool reshard crawl/ 'clean-{000000..}.tar' --on-error skip

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from functools import cache
+from importlib import resources
 from inspect import cleandoc
 from typing import Any, NamedTuple
 
@@ -29,108 +31,29 @@ class Topic(NamedTuple):
 
     Attributes:
         title: What stands above it.
-        prose: What is to be known of it, where a sentence ends a line.
+        prose: Sentences about it.
     """
 
     title: str
-    prose: str = ""
+    prose: tuple[str, ...] = ()
 
 
-TOPICS = {
-    "shards": Topic("Shards: size, number, order", """
-        OUTPUT is a pattern of names; quote it.
-        out-{000000..}.tar and out-%06d.tar make as many shards as the bound needs: 1 GB each, or --max-size.
-        out-<000000..000999>.tar makes exactly 1,000, filled evenly; with a bound, or with fewer samples, at most 1,000.
-        Its ending picks the format: .tar (WebDataset) or .tfrecord.
-        The plan is exact before a byte is written: --dry-run prints it.
-    """),
-    "choosing": Topic("Choosing and dividing samples", """
-        --where takes the samples of which a query is true: over columns of metadata, and of files over key, path,
-        folder and size, of datasets over key, shard, size and fields.
-        Metadata are columns of a table, of sidecars, of --join and of --columns-from.
-        With --split and --split-by, each split becomes a dataset, and its name takes the place of {split} in OUTPUT:
-        '{split}-{000000..}.tar'.
-        Without --stratify, the hash of its key (or of its group) says the split of a sample, which so stays there when
-        others come and go.
-    """),
-    "folders": Topic("Folders and archives", """
-        Files that share a key are one sample: cat/0001.jpg and cat/0001.json are the fields jpg and json of the sample
-        cat/0001.
-        Several folders make samples together: images/a.jpg and masks/a.png.
-        Where endings are alike, fields are called by their folders, too: images.png and masks.png.
-        A zip or tar of files is read in place; photos.zip/train is a folder in it.
-    """),
-    "tables": Topic("Tables", """
-        A table, or manifest, has a row for each sample: CSV, TSV, JSON lines, Parquet, Feather; - reads paths from
-        standard input.
-        --path and --file name files, --bytes has their bytes, --url their addresses on the web.
-        All other columns go into the field json and into the sidecars, for --where, --split-by and others to use.
-    """),
-    "fields": Topic("Fields and metadata", """
-        A field is a part of a sample, such as jpg, cls or json; metadata are columns about samples, in the sidecars.
-        All is done in one order: --columns-from, --fields, --join, --where, --field, --sort-by, --split, --shuffle.
-        Classes have numbers from 0 in the order of their names, which the dataset file holds; --classes-from takes
-        numbers that there are already.
-    """),
-    "images": Topic("Changing samples", """
-        Images are known by their endings, or named by --image and --mask.
-        Those that need no change pass byte for byte.
-        --map calls a function of yours with each sample, after that: a dict of its fields, and __key__.
-        Sizes are estimates then; no shard is larger than asked all the same.
-    """),
-    "urls": Topic("Files from the web", """
-        With --url, workers fetch the files whose addresses a column of a table has; pip install 'shardtool[urls]'.
-        A link that is dead is no error: the sample is left out and listed in NAME.skipped, and the run stops where more
-        fail than --fetch max-failed says.
-    """),
-    "files": Topic("Files", """
-        A sample becomes a file for each of its fields, KEY.FIELD, below the folder that is named last.
-        One that is there with the right bytes stays, one with others only goes with --overwrite.
-    """),
-    "checks": Topic("What is checked", """
-        Every byte is read, unless --quick or --sample says otherwise.
-        Of shards without sidecars, that shows headers, framing, ends, TFRecord checksums and keys that are wrong.
-    """),
-    "source": Topic("The source, and repair", """
-        With --source, the dataset is compared with what it was made from: what is missing, extra or different.
-        --repair makes anew what can be made without guessing, and verifies that.
-    """),
-    "samples": Topic("Samples", """
-        Of several datasets, samples are those of all of them, in order.
-    """),
-    "pages": Topic("Pages, tables, speed", """
-        Nothing that is there is replaced without --overwrite.
-        Counts and sizes are exact; of images and labels that no sidecar has, --looks samples are opened.
-    """),
-    "indexes": Topic("Indexes", """
-        Headers of shards are read, and with --checksum payloads, too; shards are never touched.
-    """),
-    "copying": Topic("Copying", """
-        What is there with the right bytes is not copied again.
-    """),
-    "machines": Topic("Workers, machines, servers", """
-        What is written does not depend on how many --workers write it.
-        --part 3/64 writes the third of 64 parts, on any machine; the last part to end makes the dataset file.
-        Where listing takes long, --plan-only plan.parquet lists once; then all parts go by --plan plan.parquet.
-        s3://, gs:// and az:// are places as any other: pip install 'shardtool[remote]'.
-    """),
-    "rerun": Topic("Running again, and what fails", """
-        Without these options, output that is there is an error, and nothing is touched.
-        --resume finishes a run that was killed, and takes over what changed in the source; --append adds new shards;
-        --overwrite replaces the dataset once the new one is complete.
-        The dataset file, such as out.json, is written last: where it is, the dataset is complete.
-    """),
-    "jobs": Topic("Jobs as files", """
-        --save-config job.toml writes what was typed, and runs it; --config job.toml does it again.
-        A key is an option as it is typed, or an argument: source = "photos", max-size = "1GB", shuffle = true.
-        A list is what is repeated, a table is pairs and keys; relative paths count from the file's folder.
-    """),
-    "output": Topic("What is printed", """
-        Results go to stdout, as one document with --json; notes, progress and errors go to stderr.
-        Exit codes: 0 done, 2 a request that makes no sense, 3 findings, 4 damaged input, 5 output that is there,
-        6 samples that failed, 7 the machine failed.
-    """),
-}  # fmt: skip
+@cache
+def topics() -> dict[str, Topic]:
+    """Return all topics, in the order of the help."""
+    lines = (resources.files("shardtool.cli") / "topics.txt").read_text("utf-8").splitlines()
+    found: dict[str, Topic] = {}
+    name, sentence = "", ""
+    for line in filter(None, lines[1:]):
+        if line.startswith("["):
+            name, _, title = line[1:].partition("] ")
+            found[name] = Topic(title)
+        else:
+            sentence = f"{sentence} {line}".lstrip()
+            if line.endswith("."):
+                found[name] = Topic(found[name].title, (*found[name].prose, sentence))
+                sentence = ""
+    return found
 
 
 class Option(click.Option):
@@ -185,7 +108,8 @@ class Verb(click.Command):
     def options(self, *, rare: bool = False) -> list[Option]:
         """Return the options that are shown, those of most runs first; and those that only their topic shows."""
         found = [one for one in self.params if isinstance(one, Option) and not one.hidden and (rare or not one.rare)]
-        return sorted(found, key=lambda one: not one.common)
+        order = [*topics()]
+        return sorted(found, key=lambda one: (not one.common, order.index(one.section)))
 
     def shown(self) -> list[str]:
         """Return what its options are called."""
@@ -194,7 +118,7 @@ class Verb(click.Command):
     def topics(self) -> dict[str, Topic]:
         """Return the topics of which it has options."""
         named = {one.section for one in self.options(rare=True)}
-        return {name: topic for name, topic in TOPICS.items() if name in named}
+        return {name: topic for name, topic in topics().items() if name in named}
 
 
 def _others(ctx: click.Context) -> dict[str, list[str]]:
@@ -223,7 +147,7 @@ def overview(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> s
     with page.section("Verbs"):
         page.write_dl([*verbs.items()])
     with page.section("Examples"):
-        page.write("".join(f"  {line}\n" for line in _examples(group)))
+        page.write("".join(f"  {line}\n" for line in examples(group)))
     page.write_paragraph()
     page.write_text(cleandoc(group.help or "").rpartition("\n\n")[2])
     return page.getvalue().rstrip("\n")
@@ -233,15 +157,16 @@ def brief(verb: Verb, ctx: click.Context) -> str:
     """Return the help of one screen."""
     page = _page(verb, ctx)
     with page.section("Examples"):
-        page.write("".join(f"  {line}\n" for line in _examples(verb)[:_EXAMPLES]))
+        page.write("".join(f"  {line}\n" for line in examples(verb)[:_EXAMPLES]))
     records = [one.get_help_record(ctx) for one in verb.options() if one.common]
     rows = [(record[0], _first_sentence(record[1])) for record in records if record]
     if rows:
         with page.section("Common options"):
             page.write_dl(rows, col_max=_COLUMN)
     page.write_paragraph()
-    topics = f", or shardtool help {verb.name} TOPIC ({', '.join(verb.topics())})" if len(verb.topics()) > 1 else ""
-    page.write_text(f"More: shardtool {verb.name} --help{topics}.")
+    known = verb.topics()
+    more = f", or shardtool help {verb.name} TOPIC ({', '.join(known)})" if len(known) > 1 else ""
+    page.write_text(f"More: shardtool {verb.name} --help{more}.")
     return page.getvalue().rstrip("\n")
 
 
@@ -254,9 +179,9 @@ def full(verb: Verb, ctx: click.Context) -> str:
             rows += [("-h, --help", "Show the options of most runs, or all.")] if name == "output" else []
             with page.section(topic.title):
                 page.write_dl(rows, col_max=_COLUMN)
-    if topics := verb.topics():
+    if known := verb.topics():
         page.write_paragraph()
-        page.write_text(f"More: shardtool help {verb.name} TOPIC, which is one of: {', '.join(topics)}.")
+        page.write_text(f"More: shardtool help {verb.name} TOPIC, which is one of: {', '.join(known)}.")
     return page.getvalue().rstrip("\n")
 
 
@@ -266,12 +191,12 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
     Raises:
         UsageError: The verb has no such topic.
     """
-    topics = verb.topics()
-    if name not in topics:
-        message = f"`shardtool {verb.name}` has no topic {name!r}, but: {', '.join(topics)}."
+    known = verb.topics()
+    if name not in known:
+        message = f"`shardtool {verb.name}` has no topic {name!r}, but: {', '.join(known)}."
         raise click.UsageError(message, ctx)
     page = click.HelpFormatter(width=width())
-    page.write_text(f"shardtool {verb.name}: {topics[name].title}")
+    page.write_text(f"shardtool {verb.name}: {known[name].title}")
     page.write_paragraph()
     with page.indentation():
         page.write_text(" ".join(said(verb, name)))
@@ -282,7 +207,7 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
         with page.section(f"Keys of --{family}"):
             page.write_dl([one.key_record() for one in keys], col_max=_COLUMN)
     words = {word for one in here for word in one.opts if word.startswith("--")}
-    if shown := [line for line in _examples(verb) if words & {*line.split()}]:
+    if shown := [line for line in examples(verb) if words & {*line.split()}]:
         with page.section("Examples"):
             page.write("".join(f"  {line}\n" for line in shown))
     return page.getvalue().rstrip("\n")
@@ -291,8 +216,7 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
 def said(verb: Verb, name: str) -> list[str]:
     """Return what is said of a topic, as far as a verb has the options that are named there."""
     known = {word for one in verb.params for word in one.opts}
-    sentences = [" ".join(one.split()) for one in re.split(r"(?<=\.)\n", TOPICS[name].prose)]
-    return [one for one in sentences if one and known.issuperset(_OPTION.findall(one))]
+    return [one for one in topics()[name].prose if known.issuperset(_OPTION.findall(one))]
 
 
 def keys_of(verb: Verb, name: str) -> dict[str, list[Option]]:
@@ -314,7 +238,8 @@ def _page(command: click.Command, ctx: click.Context, *, all_of_it: bool = False
     return page
 
 
-def _examples(command: click.Command) -> list[str]:
+def examples(command: click.Command) -> list[str]:
+    """Return the examples of a command, a line each."""
     text = cleandoc(command.help or "").partition("Examples:\n")[2].partition("\n\n")[0]
     return [line.strip() for line in text.splitlines()]
 

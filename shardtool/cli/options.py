@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from shardtool.cli.help import TOPICS, Option, Verb, brief
+from shardtool.cli.help import Option, Verb, brief
 from shardtool.cli.output import say, show
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import EXPORTS
@@ -165,7 +165,6 @@ def verb(
         kinds = [running] if options is None else [options, running]
         known = {kind: [name for name in facts(kind) if name not in without] for kind in kinds}
         params = [one for kind, names in known.items() for name in names for one in _options(kind, name)]
-        params.sort(key=lambda one: [*TOPICS].index(one.section))
         first = Option(["-h", "first_help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_brief)
         first.hidden = True
         params.append(first)

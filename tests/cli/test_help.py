@@ -10,8 +10,8 @@ import click
 import pytest
 
 from shardtool.cli import cli
-from shardtool.cli.help import TOPICS, Verb, said
-from shardtool.cli.suggest import _OPTIONS, _VERBS
+from shardtool.cli.help import Verb, said, topics
+from shardtool.cli.suggest import words as guessed
 from tests.helpers import typed
 
 if TYPE_CHECKING:
@@ -85,9 +85,8 @@ def test_no_verb_gets_wider() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_topic_is_one_of_the_help(verb: str) -> None:
     """`shardtool help VERB TOPIC` lists the options of its section, rare ones too, and says what is to be known."""
-    topics = VERBS[verb].topics()
     shown: set[str] = set()
-    for topic in topics:
+    for topic in VERBS[verb].topics():
         ran = typed("help", verb, topic)
         assert (ran.code, ran.err) == (0, "")
         assert max(map(len, ran.out.splitlines())) <= _COLUMNS
@@ -98,16 +97,16 @@ def test_every_topic_is_one_of_the_help(verb: str) -> None:
     assert shown == _words(VERBS[verb].options(rare=True))
     wrong = typed("help", verb, "nothing")
     assert (wrong.code, wrong.out) == (2, "")
-    assert all(topic in wrong.err for topic in topics)
+    assert all(topic in wrong.err for topic in VERBS[verb].topics())
 
 
 def test_every_topic_belongs_to_a_verb() -> None:
     """No topic is without options, and none that is said of it names an option that no verb has."""
     used = {topic for verb in VERBS.values() for topic in verb.topics()}
-    assert used == {*TOPICS}
-    for topic in TOPICS:
+    assert used == {*topics()}
+    for topic in topics():
         told = {sentence for verb in VERBS.values() if topic in verb.topics() for sentence in said(verb, topic)}
-        assert len(told) == len([one for one in re.split(r"(?<=\.)\n", TOPICS[topic].prose) if one.strip()])
+        assert len(told) == len(topics()[topic].prose)
 
 
 def test_a_family_has_its_keys_in_its_topic() -> None:
@@ -191,12 +190,12 @@ def test_verbs_that_people_guess(word: str, said: str) -> None:
 def test_what_is_suggested_is_there() -> None:
     """Each suggestion names options and verbs that there are, and no word that is one."""
     known = {word for verb in VERBS.values() for word in verb.shown()}
-    for words, meant in _OPTIONS:
+    for typed_here, meant in guessed("options"):
         assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
-        assert words.split()
+        assert typed_here
     verbs = {*cli.list_commands(_CONTEXT), "remove", "diff"}
-    for words, meant in _VERBS:
-        assert not verbs & {*words.split()}
+    for typed_here, meant in guessed("verbs"):
+        assert not verbs & {*typed_here}
         assert meant.startswith("-") or meant.replace(",", "").split()[0] in verbs, meant
 
 
