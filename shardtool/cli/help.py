@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from functools import cache
-from importlib import resources
 from inspect import cleandoc
 from typing import Any, NamedTuple
 
@@ -41,6 +40,8 @@ class Topic(NamedTuple):
 @cache
 def topics() -> dict[str, Topic]:
     """Return all topics, in the order of the help."""
+    from importlib import resources  # which no run needs
+
     lines = (resources.files("shardtool.cli") / "topics.txt").read_text("utf-8").splitlines()
     found: dict[str, Topic] = {}
     name, sentence = "", ""

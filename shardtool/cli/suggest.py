@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ _NAMED = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
 @cache
 def words(kind: str) -> list[tuple[list[str], str]]:
     """Return what people type of a kind, `options` or `verbs`, and what is meant by that."""
+    from importlib import resources  # which no run needs
+
     text = (resources.files("shardtool.cli") / "meant.txt").read_text("utf-8")
     lines = text.partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
     return [(typed.split(), meant) for typed, _, meant in (line.partition(": ") for line in lines)]

@@ -86,12 +86,12 @@ def test_a_job_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "# shardtool create --config job.toml\n"
         'source = "../imgs"\n'
         'output = "../out/x-{0..}.tar"\n'
+        "workers = 1\n"
         "max-count = 2\n"
         "shuffle = true\n"
         "seed = 7\n"
         'include = ["*.jpg"]\n'
         "label-from-folder = true\n"
-        "workers = 1\n"
         "quiet = true\n"
     )
     before = read_tree(tmp_path / "out")
