@@ -296,7 +296,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
     with open_file(path, flags) as file, file.stream() as whole:
         size = file.fact().st_size
         check(size, lambda: file.read(size - len(ending), len(ending)))
-        return whole.read(limit)  # a file may have grown since, and /proc names no sizes
+        return whole.read()  # /proc names no sizes
 
 
 def read_beside(path: str) -> bytes | None:
