@@ -27,7 +27,7 @@ Symlinks = Literal["inside", "follow", "skip"]
 StartMethod = Literal["auto", "fork", "spawn"]
 ResizeMode = Literal["shorter", "longer", "exact", "crop", "pad"]
 ImageFormat = Literal["jpg", "png", "webp"]
-IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume"]
+IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume", "update"]
 
 BLOCK = 2**20  # bytes that are read or written at a time, where nothing speaks for another number
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TYPED: dict[str, str] = {}
 WITH_COMMAS: set[str] = set()
 FAMILIES: dict[str, str] = {}
-_FLAGS = ("append", "resume", "overwrite")  # what the values of `if_exists` are made of
+_FLAGS = ("append", "resume", "overwrite", "update")  # what the values of `if_exists` are made of
 _typed = False
 
 

@@ -90,7 +90,7 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
       shardtool create ./imgs 's/train-<0000..0127>.tar' --include '*.jpg' --equal-count
       shardtool create ./imgs 'out-{000000..}.tar' --resume
       shardtool create ./imgs 'out-{000000..}.tar' --plan plan.parquet --part 3/64
-      shardtool create ./imgs 'out-{000000..}.tar' --append --on-duplicate first --resume
+      shardtool create ./imgs 'out-{000000..}.tar' --update
       shardtool create ./live 'out-{000000..}.tar' --place hash --shuffle --resume
       shardtool create ./imgs 'out-{000000..}.tfrecord' --resize 256 --encode jpg
       shardtool create ./imgs 'out-{000000..}.tar' --join labels.csv --on id --field cls=label

@@ -290,7 +290,8 @@ def _if_exists(flags: Sequence[str]) -> str:
     Raises:
         UsageError: They exclude each other.
     """
-    if "overwrite" in flags and "append" in flags:
-        message = "--append adds to what is there and --overwrite replaces it: choose one."
+    adding = next((flag for flag in ("update", "append") if flag in flags), "")
+    if "overwrite" in flags and adding:
+        message = f"--{adding} adds to what is there and --overwrite replaces it: choose one."
         raise click.UsageError(message)
-    return "-".join(flags) or "error"
+    return "update" if adding == "update" else "-".join(flags) or "error"  # an update appends and resumes by itself

@@ -355,12 +355,14 @@ class Destination:
     @property
     def appends(self) -> bool:
         """Whether the new shards join those of a dataset that is there."""
+        if self.if_exists == "update":
+            return self.pattern.dataset_file in self.existing
         return self.if_exists in ("append", "append-resume")
 
     @property
     def resumes(self) -> bool:
         """Whether shards that a killed run has finished are kept."""
-        return self.if_exists in ("resume", "resume-overwrite", "append-resume")
+        return self.if_exists in ("resume", "resume-overwrite", "append-resume", "update")
 
     @property
     def old(self) -> DatasetFile | None:
@@ -421,6 +423,8 @@ def look(before: Destination) -> Destination:
         found = _look_at_own(found, found.own)
     elif found.appends:
         found = replace(found, append=_find_append(found))
+    elif found.if_exists == "update":
+        _check_begun(found)
     elif found.existing and found.if_exists == "error":
         ended = pattern.dataset_file in found.existing
         finish = "." if ended else f", or finish that run with {option('if_exists', 'resume')}."
@@ -429,6 +433,12 @@ def look(before: Destination) -> Destination:
     if not found.resumes and found.if_exists != "overwrite":
         StaleIndexes(folder, pattern, there, appends=found.appends).check_none_left(set(there))
     return found
+
+
+def changed_meanwhile(found: Destination) -> OutputExists:
+    """Return the error of a run that has waited for another, and finds another dataset than it looked at before."""
+    what, expected = "the dataset was changed meanwhile, by another run", "what was there at the start"
+    return OutputExists(found.dataset_file, what, expected=expected, remedy="Run the same command again.")
 
 
 def _look_at_own(found: Destination, own: PartShare) -> Destination:
@@ -467,6 +477,18 @@ def _check_dataset_file(found: Destination) -> None:
         raise OutputExists(found.dataset_file, "shards that were appended, which this run would remove", remedy=cure)
 
 
+def _check_begun(found: Destination) -> None:
+    """Refuse to update shards of another tool: a first night that was killed has left its shards with sidecars.
+
+    Only the last may lack its own; in a store, where workers write shards in place, those of all workers may.
+    """
+    shards = [name for name in found.existing if name.endswith(found.pattern.format)]
+    if found.folder.hides and len(shards) > 1 and not any(sidecar_name(name) in found.existing for name in shards):
+        what = f"{counted(len(shards), 'shard')} without a dataset file or a sidecar: {listing(sorted(shards), 3)}"
+        remedy = "`shardtool index` makes a dataset of another tool's shards; otherwise choose another name."
+        raise OutputExists(found.folder.path or ".", what, expected="a dataset to add to, or none", remedy=remedy)
+
+
 def _find_append(found: Destination) -> Append:
     """Return the dataset to append to, which is the one that was there before, and how far the append is."""
     folder, pattern, before = found.folder, found.pattern, found.append
@@ -480,9 +502,7 @@ def _find_append(found: Destination) -> Append:
         raise InvalidRequest(found.dataset_file, what, remedy=remedy)
     data = folder.read(pattern.dataset_file)
     if before is not None and before.data != data:
-        what = "the dataset was changed meanwhile, by another run"
-        expected = "the one that was there at the start"
-        raise OutputExists(found.dataset_file, what, expected=expected, remedy="Run the same command again.")
+        raise changed_meanwhile(found)
     old = check_old(folder, pattern, found.existing, data)
     later = later_files(pattern, found.existing, len(old.shards))
     if later and not found.resumes:

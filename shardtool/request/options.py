@@ -175,8 +175,10 @@ class OutputOptions(WorkerOptions):
     )  # fmt: skip
     if_exists: IfExists = setting(
         "error", "What happens where a dataset is there: an error; append adds new shards to it, resume finishes an "
-        "earlier run, overwrite replaces it. With resume-overwrite, what is right is kept, and all else replaced.",
+        "earlier run, overwrite replaces it. With resume-overwrite, what is right is kept, and all else replaced. With "
+        "update, what is new is added, what was killed is finished, and a first dataset is made.",
         section="rerun", recorded=False, common=True, flags={
+            "update": "Add what is new in the source, and keep what is there. Make the dataset where there is none.",
             "append": "Add new shards to the dataset that is there. Nothing of it is rewritten.",
             "resume": "Finish an earlier run; what is done and unchanged is kept.",
             "overwrite": "Replace an earlier dataset, once the new one is complete. With `if_exists='resume'`, what "
@@ -192,7 +194,7 @@ class OutputOptions(WorkerOptions):
     )  # fmt: skip
     trust: Trust = setting(
         "time", "How `if_exists='resume'` knows a finished shard: by times and its checksum, or by sizes, reading "
-        "nothing.", needs=_RESUMES, recorded=False,
+        "nothing.", needs={"if_exists=resume|if_exists=update": "nothing to resume"}, recorded=False,
     )  # fmt: skip
     part: str | None = setting(
         None, "Part of N runs side by side whose shards are written: 3/64, or slurm for this task of an array.",
@@ -464,11 +466,11 @@ class CreateOptions(SelectingOptions):
     probe: bool = setting(False, "Put width, height and mode of images into the sidecars.")
     map: Function | None = setting(
         None, "Function that is called with each sample, a dict, and returns one, some or None.", form="function",
-        metavar="MODULE:FUNCTION",
+        metavar="MODULE:FUNCTION", apart=("if_exists=update, which compares keys, and a function makes its own",),
     )  # fmt: skip
     on_duplicate: Literal["error", "first"] = setting(
         "error", "What becomes of a sample whose key the dataset has: an error, or the first one stays.",
-        section="rerun", needs={"if_exists=append": "no dataset to compare keys with"},
+        section="rerun", needs={"if_exists=append|if_exists=update": "no dataset to compare keys with"},
         apart=("map, which makes keys",),
     )  # fmt: skip
     plan: Folder | None = setting(

@@ -500,6 +500,12 @@ class RunRecord:
         return found if isinstance(found, dict) else {}
 
     @property
+    def choosing(self) -> dict[str, object]:
+        """The options that choose samples and make their fields: not those of shards, and of keys that are there."""
+        others = {*_OF_SHARDS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
+        return {name: value for name, value in self.options.items() if name not in others}
+
+    @property
     def dots(self) -> Dots:
         """The dot at which keys end in the names of a tar's members."""
         return "last" if self.options.get("dots") == "last" else "first"
@@ -522,11 +528,9 @@ class RunRecord:
 
     def is_new_of(self, first: RunRecord) -> bool:
         """Tell whether this append packed what was new in the source of the first run, chosen and named alike."""
-        mine, before = (
-            {name: value for name, value in one.options.items() if name not in _OF_SHARDS} for one in (self, first)
-        )
-        only_new = mine.pop("on_duplicate", "") == "first"
-        return only_new and (self.source, mine) == (first.source, before) and self.verb == first.verb == "create"
+        only_new = self.options.get("on_duplicate") == "first"
+        alike = (self.source, self.choosing) == (first.source, first.choosing)
+        return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_split_with(self, other: RunRecord) -> bool:
         """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""

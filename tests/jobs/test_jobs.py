@@ -214,18 +214,20 @@ def check_foreign(place: Path) -> None:
 def test_nightly(tmp_path: Path) -> None:
     """Each night adds a shard of what is new, and none where nothing is; what is there already stays to the byte.
 
-    Damage is a failed case of the report, by the name of the shard.
+    A class that is new gets the next number, wherever its name sorts. Damage is a failed case of the report, by the
+    name of the shard.
     """
-    nights: list[list[str]] = [["a", "b"], ["c"], [], ["0", "d"]]
+    nights: list[list[str]] = [["cat/a", "dog/b"], ["cat/c"], [], ["cow/0", "ant/1", "dog/d"]]
     keys: list[str] = []
     before: dict[str, bytes] = {}
     for names in nights:
-        (tmp_path / "inbox").mkdir(exist_ok=True)
         for name in names:
-            (tmp_path / "inbox" / f"{name}.txt").write_text(name)
+            path = tmp_path / "inbox" / f"{name}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(name)
         ran = run("nightly.sh", tmp_path)
         assert ran == Ran(0, "", ""), ran
-        keys += names
+        keys += sorted(names)
         tars = sorted((tmp_path / "shards").glob("*.tar"))
         now = {path.name: path.read_bytes() for path in tars}
         assert len(now) == len(before) + bool(names)
@@ -233,6 +235,10 @@ def test_nightly(tmp_path: Path) -> None:
         assert [*samples(*tars)] == keys
         assert 'failures="0"' in (tmp_path / "report.xml").read_text()
         before = now
+    classes = ["cat", "dog", "ant", "cow"]
+    assert dataset(tmp_path / "shards/train.json")["classes"] == {"cls": classes}
+    for key, sample in samples(*tars).items():
+        assert sample == {"txt": key.encode(), "cls": b"%d" % classes.index(key.partition("/")[0])}
     flip(tars[1], 520)
     assert run("nightly.sh", tmp_path).code == 3
     suite = ET.parse(tmp_path / "report.xml").getroot()  # noqa: S314 - of our own run

@@ -78,7 +78,7 @@ def begin_append(run: Run) -> None:
     for output in run.outputs:
         destination, found, made = output.destination, output.destination.append, run.record(output)
         if found is None:
-            return
+            continue
         if found.old.format == "tar" and (before := found.old.made.dots) != made.dots:
             dots = f"keys that end at the {made.dots} dot of members' names"  # readers take one rule per dataset
             expected = f"at the {before}, as those of the dataset"
@@ -162,16 +162,23 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         whole = [name for name, count in old.fields.items() if count == samples]
         if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
             yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
-    for name, names in plan.entries.values.classes.items():
-        if (known := len(old.classes.get(name, ()))) and names[known:]:
-            later = [f"{text!r} is number {number:,}" for number, text in enumerate(names[known:], known)]
-            yield f"{counted(len(later), f'label of {name} that the dataset does not have')}: {listing(later)}"
     columns = [SHARD.name, *([] if plan.entries.metadata is None else plan.entries.metadata.column_names)]
     if more := [name for name in columns if name not in old.schema]:
         yield (
             f"columns that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
             "must ask for them (DuckDB: union_by_name)"
         )
+
+
+def class_notes(there: Iterable[DatasetFile], entries: Entries) -> Iterator[str]:
+    """Yield which classes no dataset that is appended to has, and the numbers that they get."""
+    before: Mapping[str, list[str]] = {}
+    for file in there:
+        before = joined_classes(before, file.classes)
+    for name, names in entries.values.classes.items():
+        if (known := len(before.get(name, ()))) and names[known:]:
+            later = [f"{text!r} is number {number:,}" for number, text in enumerate(names[known:], known)]
+            yield f"{counted(len(later), f'label of {name} that the dataset does not have')}: {listing(later)}"
 
 
 def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
@@ -308,6 +315,7 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
 
 _SLACK_NS = 120 * 10**9  # a shard's time is a minute before its run began, and clocks may differ by another
 _SHOWN_KEYS = 3  # keys in a note
+_KEPT = "the dataset keeps what it has"
 
 
 def _named(which: NDArray[np.bool_], entries: Entries) -> str:
@@ -348,19 +356,37 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
         if run.transform is None:  # else the sizes and fields in shards say nothing
             now = _marks(entries.rows.code, entries.rows.size, entries.first, free)
             changed[mine[now[mine] != np.concatenate(marks)[packed]]] = True
-    left_out = {one.key for destination in destinations for one in destination.listed_skipped()}
+    left_out = {one.key for destination in destinations if destination.old for one in destination.listed_skipped()}
     for at in np.flatnonzero(~there).tolist() if left_out else ():
         listed[at] = printable(to_text(entries.keys[at])) in left_out
+    _note_others(run, there, listed, changed, gone=len(place) - len(packed))
     new: NDArray[np.bool_] = ~(there | listed)
-    if new.any() and (count := int(there.sum())):
+    return new
+
+
+def _note_others(
+    run: Run, there: NDArray[np.bool_], listed: NDArray[np.bool_], changed: NDArray[np.bool_], *, gone: int
+) -> None:
+    """Note what becomes of samples that are not new; an update takes for granted that what is there stays.
+
+    Args:
+        run: The run.
+        there: Which samples the datasets have.
+        listed: Which they list as left out.
+        changed: Which changed since they were packed.
+        gone: How many samples of the datasets the source has no more.
+    """
+    entries = run.entries
+    if run.updates:
+        if gone:
+            run.notes.add(f"{counted(gone, 'sample')} not in the source any more; {_KEPT}")
+    elif not (there | listed).all() and (count := int(there.sum())):
         run.notes.add(f"{counted(count, 'sample')} left out: the dataset has their keys")
     if listed.any():
-        once = f"once mended, append them alone, without {option('on_duplicate')}"
+        once = f"once mended, {option('if_exists', 'append')} adds them alone"
         run.notes.add(f"{_named(listed, entries)} stay left out, as the dataset lists them: {once}")
     if changed.any():
-        what = "changed in files, sizes or times since they were packed; the dataset keeps what it has"
-        run.notes.add(f"{_named(changed, entries)} {what}")
-    return new
+        run.notes.add(f"{_named(changed, entries)} changed in files, sizes or times since they were packed; {_KEPT}")
 
 
 def _marks(

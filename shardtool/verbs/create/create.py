@@ -26,6 +26,7 @@ from shardtool.verbs.create.run import (
     output_pattern,
     read_run,
     remove_splits,
+    splits_there,
 )
 from shardtool.wording import either, option
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
     from shardtool.values import Datasets, Dots
-    from shardtool.verbs.create.run import OutputNames, Run
+    from shardtool.verbs.create.run import Output, OutputNames, Run
 
 
 # What `create` and `reshard` share: samples from a source become one dataset, or one for each split.
@@ -73,6 +74,7 @@ def write_dataset(
 
         check_outputs(run)
         if not run.outputs:
+            _export_missing(run)
             return result(run)
         is_binary, temporary = run.is_binary, spool_place(run)
         if is_binary:  # workers read binary columns from a file beside the output
@@ -130,8 +132,8 @@ def start_workers(options: OutputOptions) -> Pool:
     What they need is imported before, once for all of them.
     """
     import_module("shardtool.write.pack_shard")
-    again = f"Run the same command with {option('if_exists', 'resume')}: finished shards are kept."
-    return start_pool(options, again)
+    again = f"with {option('if_exists', 'resume')}" if options.if_exists != "update" else "again"
+    return start_pool(options, f"Run the same command {again}: finished shards are kept.")
 
 
 def _open_and_list(run: Run, source: object) -> Source:
@@ -174,7 +176,7 @@ def _list_samples(run: Run, source: Source) -> None:
         CorruptShard: A dataset that they are in is damaged.
     """
     run.listed = source.list_samples(run.pool, run.notes.observer)
-    run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys else None)
+    run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys and not run.updates else None)
     if run.asked is not None:
         run.chosen = run.listed
     run.notes.add(*run.listed.notes)
@@ -237,15 +239,24 @@ def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
     splits = divide(entries.keys, dividing, values)
     run.notes.add(*splits.notes)
     if dividing.column is not None:
-        open_outputs(run, splits.names)
+        there = splits_there(run) if run.updates else []
+        open_outputs(run, [*splits.names, *(name for name in there if name not in splits.names)])
     for at, output in enumerate(run.outputs):
         output.which = splits.samples(at)
-    if empty := [output.split for output in run.outputs if output.which is not None and not len(output.which)]:
+    empty = [
+        one.split for one in run.outputs if one.which is not None and not len(one.which) and not _may_stay(run, one)
+    ]
+    if empty:
         found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
         remedy = f"Use larger shares, another {option('seed')}, or {option('stratify')}."
         raise InvalidRequest(option("split"), found, remedy=remedy)
     entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
     run.listed = replace(run.listed, entries=entries)
+
+
+def _may_stay(run: Run, output: Output) -> bool:
+    """Tell whether a split may get no sample: an update leaves those that are there as they are."""
+    return run.updates and output.destination.appends
 
 
 def _spool(run: Run, source: Source) -> None:
@@ -269,6 +280,19 @@ def _export(run: Run) -> None:
             exporter = Exporter(folder, name, run.exports, run.notes, advises=advises)
             exporter.write(folder, run.pool, overwrite=run.options.if_exists != "error")
         renew_exports(folder, name, output.destination.old, run.exports, run.notes)
+
+
+def _export_missing(run: Run) -> None:
+    """Write indexes of other tools for a dataset that nothing new was found for: the last run may have been killed."""
+    from shardtool.publish.foreign_indexes import Exporter, exports_beside
+
+    for output in run.untouched if run.exports else ():
+        folder, base = output.destination.folder, output.pattern.base
+        there = exports_beside(folder, output.destination.old)
+        if missing := {name: export for name, export in run.exports.items() if name not in there}:
+            with folder.lock(base):
+                exporter = Exporter(folder, output.pattern.dataset_file, missing, run.notes, advises=False)
+                exporter.write(folder, run.pool, overwrite=True)
 
 
 @by_names(CreateOptions)

@@ -20,9 +20,17 @@ from shardtool.request.texts import share
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size
-from shardtool.verbs.create.append import append_notes, begin_append, check_appended, new_samples
+from shardtool.verbs.create.append import append_notes, begin_append, check_appended, class_notes, new_samples
 from shardtool.verbs.create.result import empty_notes, folder_notes, loader_notes, name_notes
-from shardtool.verbs.create.resume import find_changes, plan_notes, refusal, shards_before, splits_gone, with_shards
+from shardtool.verbs.create.resume import (
+    check_same_request,
+    find_changes,
+    plan_notes,
+    refusal,
+    shards_before,
+    splits_gone,
+    with_shards,
+)
 from shardtool.verbs.create.run import check_source_stays
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask, TransformWork
@@ -51,12 +59,15 @@ def check_outputs(run: Run) -> None:
     check_source_stays(run)
     if not any(output.destination.appends for output in run.outputs):
         return
+    if run.updates:
+        check_same_request(run)
     if run.takes_only_new:
         new = new_samples(run)
+        run.listed = run.listed if new.all() else replace(run.listed, digest=None)  # that of all samples
         for output in run.outputs:
             which = np.arange(len(run.entries)) if output.which is None else output.which
             output.which = which[new[which]]
-        run.untouched = [output for output in run.outputs if not len(_which(output))]
+        run.untouched = [output for output in run.outputs if output.destination.old and not len(_which(output))]
         run.outputs = [output for output in run.outputs if len(_which(output))]
     begin_append(run)
 
@@ -108,10 +119,13 @@ def _bounds(run: Run, output: Output) -> Bounds:
     """Return what limits the shards of an output: where files are fetched, without other limits, their number."""
     options, by_hash = run.options, run.options.place == "hash"
     bounded = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
+    shards = options.shards
+    if shards is not None and run.updates and output.destination.appends:
+        shards = min(shards, len(_which(output)))  # as many as were asked for once, or what a night can fill
     return Bounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
         max_count=options.max_count or (_FETCHED if run.fetches and not bounded else None),
-        shards=options.shards,
+        shards=shards,
         equal_count=options.equal_count,
         multiple_of=options.shards_multiple_of,
         oversize=options.oversize,
@@ -144,10 +158,15 @@ def _check_appended(run: Run) -> None:
             if not isinstance(output.destination.append, EndedAppend):
                 run.notes.add(*append_notes(old, output.plan, changed=run.transform is not None))
             run.notes.add(*export_notes(output.destination.folder, old, run.exports))
+    there = [one.destination for one in (*run.outputs, *run.untouched)]
+    if not any(isinstance(one.append, EndedAppend) for one in there):
+        run.notes.add(*class_notes([one.old for one in there if one.old is not None], run.entries))
 
 
 def _find_changes(run: Run) -> None:
     """Find what a run that resumes would change, and the splits that go, unless it would make another dataset."""
+    if run.updates:
+        run.notes.add(*plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):
         return
     changes = find_changes(run)

@@ -300,6 +300,21 @@ def refusal(run: Run, changes: Changes, most: Fraction) -> OutputExists | None:
     return refused(first, f"{gone} would be removed, for the source has them no more", expected)
 
 
+def check_same_request(run: Run) -> None:
+    """Refuse an update of a dataset whose samples were chosen and named otherwise; bounds of new shards may differ.
+
+    Raises:
+        OutputExists: It is such.
+    """
+    for output in run.outputs:
+        old, now = output.destination.old, run.record(output)
+        if old is not None and (differing := _differing(old.made, now, of_shards=False)):
+            found, expected = f"made with other options: {differing}", "the options of the first run"
+            append = f"{option('if_exists', 'append')} {option('on_duplicate', 'first')}"
+            remedy = f"Nothing was touched. {append} adds samples that were chosen or made in another way."
+            raise OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
+
+
 def splits_gone(run: Run) -> list[str]:
     """Return the splits that the first run made in this folder, and that this one has no samples for."""
     there = run.outputs[0].destination
@@ -381,13 +396,19 @@ def _is_as_planned(run: Run, output: Output, shard: int) -> bool:
     return said.size == there.existing[name].size and said.plan == planned.fingerprint()
 
 
-def _differing(before: RunRecord, now: RunRecord) -> str:
+def _differing(before: RunRecord, now: RunRecord, *, of_shards: bool = True) -> str:
     """Return the options that two runs of `create` or `reshard` do not share; empty: they share all.
 
     What `index` has made says nothing of the run before it.
+
+    Args:
+        before: The first run.
+        now: This one.
+        of_shards: Whether those count that say how large shards are, and how samples stand in them.
     """
     if before.verb not in ("create", "reshard"):
         return ""
     if before.verb != now.verb:
         return f"`{before.verb}` then, `{now.verb}` now"
-    return ", ".join(differing_options(before.options, now.options))
+    then, asked = (one.options if of_shards else one.choosing for one in (before, now))
+    return ", ".join(differing_options(then, asked))

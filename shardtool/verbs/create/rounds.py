@@ -197,7 +197,7 @@ class Packing:
         if failed > most * samples:
             ((code, why), times), *_ = Counter((one.code, one.message) for one in left_out).most_common(1)
             found = f"{failed:,} of {counted(samples, 'sample')} failed, {times:,} of this shard with: {why}"
-            expected, again = f"{float(100 * most):.4g}% at most", option("if_exists", "resume")
+            expected, again = f"{float(100 * most):.4g}% at most", self.run.again
             remedy = f"Go on with {again}, and with {option('max_failed', '100%')} if these URLs are really gone."
             if code == "refused-address":
                 remedy = f"{flag('allow_private')} asks these, too; go on with {again}."
@@ -220,7 +220,7 @@ class Packing:
         if self.run.transform is None:
             return
         counts = [shard.samples for shard in self.totals.shards]
-        again = option("if_exists", "append-resume" if self.run.appends else "overwrite")
+        again = self.run.again if self.run.appends else option("if_exists", "overwrite")
         remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
         where = self.output.pattern.text
         if self.run.options.equal_count and max(counts) - min(counts) > 1:
@@ -233,7 +233,7 @@ class Packing:
 
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards
-        again = option("if_exists", "append-resume" if self.run.appends else "overwrite")
+        again = self.run.again if self.run.appends else option("if_exists", "overwrite")
         options, shards = self.run.options, needed - self.destination.first
         if options.shards is not None or options.place == "hash":
             found = f"{shards:,} shards or more, now that the sizes are known"

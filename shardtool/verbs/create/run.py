@@ -10,10 +10,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import ShardEntry, open_classes, read_dataset
+from shardtool.dataset.dataset_file import ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
@@ -22,7 +23,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.interop.indexes import wanted_exports
 from shardtool.pattern import ShardPattern, check_written, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import StaleIndexes
-from shardtool.publish.publisher import Destination, Publisher, clean, look
+from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
 from shardtool.publish.records import PartShare, check_divided_alike
 from shardtool.request.results import RunRecord
 from shardtool.request.texts import parse_part
@@ -224,12 +225,24 @@ class Run:
     @property
     def appends(self) -> bool:
         """Whether samples are added to a dataset that is there."""
-        return self.options.if_exists in ("append", "append-resume")
+        return self.options.if_exists in ("append", "append-resume", "update")
+
+    @property
+    def updates(self) -> bool:
+        """Whether the run takes what is new of a source, and makes the datasets that are not there."""
+        return self.options.if_exists == "update"
+
+    @property
+    def again(self) -> str:
+        """What finishes a run of this kind that ended too early."""
+        if self.updates or not self.appends:
+            return option("if_exists", "update" if self.updates else "resume")
+        return option("if_exists", "append-resume")
 
     @property
     def takes_only_new(self) -> bool:
-        """Whether samples that the dataset appended to has already are passed over, as `create` does if asked."""
-        return self.verb == "create" and self.options.on_duplicate == "first"
+        """Whether samples that the dataset appended to has already are passed over."""
+        return self.updates or (self.verb == "create" and self.options.on_duplicate == "first")
 
     @property
     def format(self) -> str:
@@ -244,12 +257,15 @@ class Run:
 
     def record(self, output: Output) -> RunRecord:
         """Return how a dataset is made, as its dataset file says."""
+        options = {**self.options.recorded(), **self.listed.recorded}
+        if self.updates and output.destination.appends:
+            options.setdefault("on_duplicate", "first")  # what an update is, once there is a dataset
         return RunRecord(
             {
                 "verb": self.verb,
                 "source": self.listed.name,
                 **({"split": output.split} if output.split else {}),
-                "options": json.loads(json.dumps({**self.options.recorded(), **self.listed.recorded})),
+                "options": json.loads(json.dumps(options)),
                 "tool": f"shardtool {__version__}",
             }
         )
@@ -266,7 +282,8 @@ def read_run(
     names = tuple(os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output))
     shuffle, dividing = options.of_shuffle(), options.of_split()
     if shuffle is None and options.on_duplicate != "error":
-        options = _first_of_many(names, options, dividing)
+        updates = options.if_exists == "update"
+        options = replace(options, on_duplicate="error") if updates else _first_of_many(names, options, dividing)
     transform = options.of_transform()
     has = [_SPLIT in name for name in names]
     if any(has) and dividing is None:
@@ -352,10 +369,20 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
         run.outputs.append(Output(split, look(there) if looks else there))
 
 
+def splits_there(run: Run) -> list[str]:
+    """Return the splits that earlier runs have made under the names of this run, whose own only its samples tell.
+
+    Raises:
+        CorruptShard: A dataset file is damaged.
+    """
+    return [file.made.split for file in _datasets_there(run, _dataset_files(run))]
+
+
 def keep_classes(run: Run) -> CreateOptions | ReshardOptions:
     """Return options by which labels keep the numbers of the dataset that is there, and new ones get the next.
 
-    So an append numbers them unless a list is given; and the dataset's own dataset file, as that list, means the same.
+    So an append numbers them unless a list is given; and the dataset's own dataset file, as that list, means the same,
+    be it that of one of several splits, or one that an update is yet to make.
 
     Raises:
         InvalidRequest: The splits that are there number them differently.
@@ -364,23 +391,36 @@ def keep_classes(run: Run) -> CreateOptions | ReshardOptions:
     options, given = run.options, run.options.classes_from
     if not (options.classes or getattr(options, "label_from_folder", False)):
         return options
-    if isinstance(given, str | os.PathLike):
-        own = os.fspath(given)
-        real = os.path.realpath(own)
-        if not any(own == one or (not is_url(one) and real == os.path.realpath(one)) for one in _dataset_files(run)):
-            return options
-        known = open_classes(given)
-        return options if known is None else replace(options, classes_from=replace(known, grows=True))
-    if given is not None or not run.appends:
+    files = _dataset_files(run)
+    own = isinstance(given, str | os.PathLike) and _is_one_of(os.fspath(given), files)
+    if not own and (given is not None or not run.appends):
         return options
-    there = [output.destination.old for output in run.outputs]
-    if not there:
-        found = [read_dataset(read_small(path), path) for path in _dataset_files(run)]
-        there = [file for file in found if file.made.split]
-    names: dict[str, list[str]] = {}
+    there, names = _datasets_there(run, files), dict[str, list[str]]()
     for file in there:
-        names = joined_classes(names, file.classes) if file else names
-    return replace(options, classes_from=Classes("the dataset", names, grows=True)) if names else options
+        names = joined_classes(names, file.classes)
+    if there or (own and run.updates):
+        return replace(options, classes_from=Classes("the dataset", names, grows=True) if names else None)
+    return options
+
+
+def _datasets_there(run: Run, files: Sequence[str]) -> list[DatasetFile]:
+    """Return what the dataset files of the output say that are there; where its splits are unknown, of any of them."""
+    found = []
+    for path in files:
+        with suppress(FileNotFoundError):
+            data = read_small(path)
+            if not run.outputs and shard_names(data) is None:
+                continue  # another program's, such as an index
+            file = read_dataset(data, path)
+            named = output_pattern(run.names, file.made.split).dataset_file if file.made.split else ""
+            if run.outputs or os.path.basename(path) == named:
+                found.append(file)
+    return found
+
+
+def _is_one_of(path: str, others: Sequence[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(path == one or (not is_url(one) and real == os.path.realpath(one)) for one in others)
 
 
 def _dataset_files(run: Run) -> list[str]:
@@ -449,7 +489,9 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
         run.pool.check(Needs(output=path))
     stack.callback(_discard, run, temporary)
     for output in run.outputs:
-        output.destination = look(output.destination)
+        before, output.destination = output.destination, look(output.destination)
+        if output.destination.appends != before.appends:  # an update was overtaken by another
+            raise changed_meanwhile(before)
         output.publisher = Publisher(output.destination)
         stack.callback(output.publisher.abandon)
     stack.callback(run.pool.close)  # the first thing that is done: then nothing is staged any more

@@ -1,0 +1,349 @@
+"""Laws of `--update`: what is new in a source is added, what is there stays, and no night needs another command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardtool import (
+    CreateOptions,
+    ExportOptions,
+    InvalidRequest,
+    OutputExists,
+    ReshardOptions,
+    create,
+    dry_run,
+    export,
+    index,
+    reshard,
+    verify,
+)
+from shardtool.request.options import VerifyOptions
+from shardtool.storage.folders import open_folder
+from tests.helpers import ENVIRONMENT, identity, members, read_tree, shards, typed, write_tree
+from tests.stored import contents, sound
+
+if TYPE_CHECKING:
+    from shardtool.request.results import CreateResult
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+_LONG_AGO = 10**9
+
+
+def _night(source: Any, output: str, **asked: Any) -> CreateResult:
+    return create(source, output, CreateOptions(**{"workers": 1, "if_exists": "update", **asked}))
+
+
+def _tree(root: Path, *keys: str) -> Path:
+    """Write samples of one field, whose text is their key, with times of long ago."""
+    write_tree(root, {f"{key}.txt": key.encode() for key in keys})
+    for key in keys:
+        os.utime(root / f"{key}.txt", (_LONG_AGO, _LONG_AGO))
+    return root
+
+
+def _classes(folder: Path, name: str = "out") -> list[str]:
+    found: list[str] = json.loads((folder / f"{name}.json").read_bytes())["shardtool"]["classes"]["cls"]
+    return found
+
+
+def _labels(folder: Path) -> dict[str, int]:
+    """Return the number that each sample of a folder's shards has, by its key."""
+    return {name[:-4]: int(data) for name, data in members(*shards(folder)) if name.endswith(".cls")}
+
+
+_KEYS = st.sampled_from([f"{kind}/{number}" for kind in ("ant", "cat", "bee", "dog") for number in range(3)])
+
+
+@settings(max_examples=3)
+@given(st.lists(st.tuples(st.sets(_KEYS, max_size=4), st.booleans()), min_size=1, max_size=3))
+def test_nights(nights: list[tuple[set[str], bool]]) -> None:
+    """Whatever comes and goes, each sample stays as it was packed, with its number, and all are there once.
+
+    A night without a new sample changes no file; where nothing has gone, the dataset is sound against its source.
+    """
+    with TemporaryDirectory() as place:
+        source, out = Path(place, "in"), Path(place, "out")
+        pattern, seen, labels = f"{out}/out-{{000..}}.tar", {"cat/first"}, dict[str, int]()
+        for more, goes in ((set[str](), False), *nights):
+            _tree(source, "cat/first", *more)
+            before, old = identity(out) if out.exists() else {}, read_tree(out)
+            result = _night(source, pattern, label_from_folder=True)
+            seen |= more
+            now = _labels(out)
+            assert now.keys() == seen
+            assert now.items() >= labels.items()
+            assert [_classes(out)[number] for number in now.values()] == [key.partition("/")[0] for key in now]
+            kept = {name: data for name, data in old.items() if name != "out.json"}
+            assert read_tree(out).items() >= kept.items()
+            assert (identity(out) == before) == (now == labels)
+            new = {key.partition("/")[0] for key in now} - {key.partition("/")[0] for key in labels}
+            told = [note for note in result.notes if "is number" in note]
+            assert len(told) == bool(new and labels)
+            assert all(f"{name!r}" in "".join(told) for name in new if labels)
+            labels = now
+            if {str(path.relative_to(source))[:-4] for path in source.glob("*/*")} == seen:
+                assert verify(out, VerifyOptions(source=source, workers=1)).sound
+            if goes and more:
+                (source / f"{min(more)}.txt").unlink()
+
+
+def test_first_night_is_a_plain_create(tmp_path: Path) -> None:
+    """Where there is no dataset, the bytes are those of a run without the option."""
+    source = _tree(tmp_path / "in", "cat/a", "dog/b")
+    create(source, f"{tmp_path}/plain/out-{{000..}}.tar", CreateOptions(workers=1, label_from_folder=True))
+    _night(source, f"{tmp_path}/out/out-{{000..}}.tar", label_from_folder=True)
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "plain")
+
+
+def test_command_line(tmp_path: Path) -> None:
+    """One flag: a new class gets the next number, with a note; nothing new is said, and no byte changes."""
+    source = _tree(tmp_path / "in", "cat/a", "dog/b")
+    command = (
+        "create",
+        source,
+        f"{tmp_path}/out/out-{{000..}}.tar",
+        "--label-from-folder",
+        "--update",
+        "--workers",
+        "1",
+    )
+    assert typed(*command, "--quiet").code == 0
+    _tree(source, "cow/c")
+    done = typed(*command)
+    assert done.err == "note: 1 label of cls that the dataset does not have: 'cow' is number 2\n"
+    assert done.out.startswith("1 sample in 1 shard appended")
+    before = identity(tmp_path / "out")
+    for more in ((), ("--append", "--resume"), ("--on-duplicate", "first"), ("--dry-run",)):
+        done = typed(*command, *more)
+        assert (done.code, done.err) == (0, "")
+        assert "--dry-run" in more or done.out.startswith("nothing new: ")
+    assert identity(tmp_path / "out") == before
+    done = typed(*command, "--overwrite")
+    assert (done.code, "--update adds" in done.err) == (2, True)
+    done = typed(*command, "--part", "1/2")
+    assert (done.code, "used with --update" in done.err) == (2, True)
+
+
+def test_what_goes_and_changes_is_noted_once(tmp_path: Path) -> None:
+    """Samples that the source has no more, or with other bytes, stay as they are; a line each says how many."""
+    source, pattern = _tree(tmp_path / "in", "a", "b", "c", "d"), f"{tmp_path}/out/out-{{000..}}.tar"
+    _night(source, pattern)
+    for gone in ("a", "b"):
+        (source / f"{gone}.txt").unlink()
+    write_tree(source, {"c.txt": b"longer"})
+    os.utime(source / "c.txt", (_LONG_AGO, _LONG_AGO))
+    before = identity(tmp_path / "out")
+    gone, changed = _night(source, pattern).notes
+    assert gone == "2 samples not in the source any more; the dataset keeps what it has"
+    assert changed.startswith("1 sample (c) changed in files, sizes or times")
+    assert identity(tmp_path / "out") == before
+
+
+def test_a_list_of_classes_stays_closed(tmp_path: Path) -> None:
+    """A class that the user's own list lacks is an error, and both ways out that it names work."""
+    source, pattern = _tree(tmp_path / "in", "cat/a", "dog/b"), f"{tmp_path}/out/out-{{000..}}.tar"
+    names = tmp_path / "names.txt"
+    names.write_text("dog\ncat\n")
+    asked = {"label_from_folder": True, "classes_from": names}
+    _night(source, pattern, **asked)
+    _tree(source, "bee/c")
+    with pytest.raises(InvalidRequest, match=r"'bee'.*at the end of a list"):
+        _night(source, pattern, **asked)
+    safe = shutil.copytree(tmp_path / "out", tmp_path / "safe")
+    _night(source, f"{safe}/out-{{000..}}.tar", label_from_folder=True)
+    names.write_text("dog\ncat\nbee\n")
+    _night(source, pattern, **asked)
+    assert _classes(tmp_path / "out") == _classes(safe) == ["dog", "cat", "bee"]
+
+
+def test_own_dataset_file_as_the_list(tmp_path: Path) -> None:
+    """`--classes-from` may name the dataset that is yet to be made; of splits, any one stands for all of them."""
+    source, out = _tree(tmp_path / "in", *"abcdefgh"), tmp_path / "out"
+    for key in "abcdefgh":
+        _tree(source, f"k{key}/{key}")
+        (source / f"{key}.txt").unlink()
+    pattern, asked = f"{out}/{{split}}-{{000..}}.tar", {"label_from_folder": True, "split": "train=0.5,val=0.5"}
+    _night(source, pattern, classes_from=out / "train.json", **asked)
+    keys = iter(f"a{number}/{number}" for number in range(99))
+    for split in ("train", "val", "train"):  # each grows alone, so that the lists of the two differ in length
+        while True:
+            key = next(keys)
+            _tree(source, key)
+            before = (out / f"{split}.json").read_bytes()
+            _night(source, pattern, classes_from=out / "train.json", **asked)
+            if (out / f"{split}.json").read_bytes() != before:
+                break
+    lists = sorted((_classes(out, name) for name in ("train", "val")), key=len)
+    assert lists[1][: len(lists[0])] == lists[0]
+    assert [lists[1][number] for number in _labels(out).values()] == [key.partition("/")[0] for key in _labels(out)]
+
+
+def test_splits_of_folders_come_and_go(tmp_path: Path) -> None:
+    """A split that is new is made, one that the source has no more stays, and numbers are those of all splits."""
+    source, out = _tree(tmp_path / "in", "train/cat/a", "val/dog/b"), tmp_path / "out"
+    pattern, asked = f"{out}/{{split}}-{{000..}}.tar", {"label_from_folder": True, "split_by": "folder"}
+    _night(source, pattern, **asked)
+    (out / "sizes.json").write_text('{"other.tar": 1}')
+    shutil.rmtree(source / "val")
+    _tree(source, "test/bee/c", "train/ant/d")
+    result = _night(source, pattern, **asked)
+    assert {name: one.samples for name, one in result.splits.items()} == {"train": 2, "val": 1, "test": 1}
+    _tree(source, "val/ape/e")
+    _night(source, pattern, **asked)
+    assert _classes(out, "val") == ["cat", "dog", "ant", "bee", "ape"]
+    assert sorted(_labels(out).items()) == [
+        ("test/bee/c", 3), ("train/ant/d", 2), ("train/cat/a", 0), ("val/ape/e", 4), ("val/dog/b", 1),
+    ]  # fmt: skip
+    before = identity(out)
+    assert _night(source, pattern, **asked).appended is not None
+    assert identity(out) == before
+
+
+def test_a_split_may_get_nothing(tmp_path: Path) -> None:
+    """A source that has shrunk to one file is no error, though no share of it falls into one of the splits."""
+    source, pattern = _tree(tmp_path / "in", *"abcdefgh"), f"{tmp_path}/out/{{split}}-{{000..}}.tar"
+    _night(source, pattern, split="train=0.5,val=0.5")
+    before = identity(tmp_path / "out")
+    for key in "abcdefg":
+        (source / f"{key}.txt").unlink()
+    _night(source, pattern, split="train=0.5,val=0.5")
+    assert identity(tmp_path / "out") == before
+
+
+def test_another_request_is_refused(tmp_path: Path) -> None:
+    """Options that choose or name samples must be those of the first run; bounds of shards may differ."""
+    source, pattern = _tree(tmp_path / "in", "cat/a", "dog/b"), f"{tmp_path}/out/out-{{000..}}.tar"
+    _night(source, pattern)
+    before = identity(tmp_path / "out")
+    for asked in ({"include": ("cat/*",)}, {"label_from_folder": True}):
+        with pytest.raises(OutputExists, match=r"made with other options: .*given"):
+            _night(source, pattern, **asked)
+    assert identity(tmp_path / "out") == before
+    _tree(source, "cat/c", "cat/d")
+    assert _night(source, pattern, max_count=1, shuffle=True).shards == 3
+    _tree(source, "cat/e")
+    assert _night(source, pattern, shards=4).shards == 4, "a shard for the one sample that is new"
+    assert verify(tmp_path / "out", VerifyOptions(source=source, workers=1)).sound
+    with pytest.raises(InvalidRequest, match="which compares keys"):
+        _night(source, pattern, map="tests.mapped:evaluated")
+
+
+def test_shards_of_others_stay(tmp_path: Path) -> None:
+    """Shards of another tool are not taken for those of a killed first night, until `index` makes a dataset of them."""
+    pattern, out = f"{tmp_path}/out/out-{{000..}}.tar", tmp_path / "out"
+    create(_tree(tmp_path / "theirs", "x", "y"), pattern, CreateOptions(workers=1, max_count=1))
+    for path in (*out.glob("*.index"), *out.glob("*.json")):
+        path.unlink()
+    before, source = identity(out), _tree(tmp_path / "in", "a")
+    with pytest.raises(OutputExists, match="index"):
+        _night(source, pattern)
+    assert identity(out) == before
+    index(out)
+    _night(source, pattern)
+    assert [name for name, _ in members(*shards(out))] == ["x.txt", "y.txt", "a.txt"]
+    assert verify(out).sound
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """While one update runs, another is refused; one that has waited looks again, and never takes two for one."""
+    source, pattern = _tree(tmp_path / "in", "a"), f"{tmp_path}/out/out-{{000..}}.tar"
+    (tmp_path / "out").mkdir()
+    with open_folder(f"{tmp_path}/out").lock("out"), pytest.raises(OutputExists, match="another run"):
+        _night(source, pattern)
+    _night(source, pattern)
+    assert verify(tmp_path / "out").sound
+
+
+@pytest.mark.parametrize("form", ["dali-webdataset", "timm"])
+def test_exports_follow(tmp_path: Path, form: str) -> None:
+    """Indexes of other tools tell of all shards after each night; one that is missing is made though nothing is new."""
+    source, pattern = _tree(tmp_path / "in", "a"), f"{tmp_path}/out/out-{{000..}}.tar"
+    _night(source, pattern)
+    for more in ((), ("b",)):
+        _night(_tree(source, *more), pattern, export=(form,))
+        before = read_tree(tmp_path / "out")
+        export(tmp_path / "out" / "out.json", [form], ExportOptions(overwrite=True))
+        assert read_tree(tmp_path / "out") == before
+    before_again = identity(tmp_path / "out")
+    _night(source, pattern, export=(form,))
+    assert identity(tmp_path / "out") == before_again
+
+
+def test_reshard(tmp_path: Path) -> None:
+    """`reshard` updates, too: the samples of a dataset that has grown follow it."""
+    source, pattern = _tree(tmp_path / "in", "a", "b"), f"{tmp_path}/out/out-{{000..}}.tar"
+    mixed = f"{tmp_path}/mixed/out-{{000..}}.tar"
+    options = ReshardOptions(workers=1, if_exists="update", shuffle=True)
+    for more in ((), ("c", "d"), ()):
+        _night(_tree(source, *more), pattern)
+        result = reshard(f"{tmp_path}/out/out.json", mixed, options)
+        assert result.appended is None or result.appended.samples == len(more)
+    assert contents(sound(tmp_path / "mixed" / "out.json")) == contents(sound(tmp_path / "out" / "out.json"))
+    assert verify(tmp_path / "mixed", VerifyOptions(source=tmp_path / "out", workers=1)).sound
+
+
+_KILLED = """
+import os, signal, sys
+from shardtool import CreateOptions, create
+from shardtool.storage import staging as storage
+left, rename = int(sys.argv[3]), os.rename
+def counted(*names):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(*names)
+storage.os.rename = counted
+asked = dict(max_count=2, on_error="skip", workers=1, label_from_folder=True, split_by="folder", export=("timm",))
+create(sys.argv[1], sys.argv[2], CreateOptions(if_exists="update", **asked))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("night", [1, 2])
+@pytest.mark.parametrize("rename", range(1, 10, 2))
+def test_killed_anywhere(tmp_path: Path, night: int, rename: int) -> None:
+    """Killed at any rename of any night, with splits, the next night gives what undisturbed ones give.
+
+    Samples that came meanwhile are among them, and no shard of an ended night has changed.
+    """
+    source, out = _tree(tmp_path / "in", "train/cat/a", "train/dog/b", "train/dog/c", "val/cat/d"), tmp_path / "out"
+    pattern = f"{out}/{{split}}-{{000..}}.tar"
+    os.mkfifo(source / "train" / "dog" / "pipe.txt")
+    asked: dict[str, Any] = {
+        "max_count": 2, "on_error": "skip", "label_from_folder": True, "split_by": "folder", "export": ("timm",),
+    }  # fmt: skip
+    if night == 2:
+        _night(source, pattern, **asked)
+        _tree(source, "train/ape/e", "test/bee/f", "val/bee/g")
+    ended = {name: data for name, data in read_tree(out).items() if name.endswith((".tar", ".index"))}
+    command = [sys.executable, "-W", "error", "-c", _KILLED, str(source), pattern, str(rename)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    _tree(source, "train/ant/h")
+    _night(source, pattern, **asked)
+    assert read_tree(out).items() >= ended.items()
+    found = {key: sample["txt"] for path in out.glob("*[tnl].json") for key, sample in contents(sound(path)).items()}
+    assert found == {
+        key: key.encode() for key in (str(path.relative_to(source))[:-4] for path in source.glob("*/*/?.txt"))
+    }
+    lists = sorted((_classes(out, path.stem) for path in out.glob("*[tnl].json")), key=len)
+    labels = _labels(out)
+    assert [lists[-1][number] for number in labels.values()] == [key.split("/")[1] for key in labels]
+    before = identity(out)
+    assert dry_run(source, pattern, CreateOptions(if_exists="update", workers=1, **asked)).shards == ()
+    _night(source, pattern, **asked)
+    assert identity(out) == before
