@@ -10,7 +10,7 @@ CLIENT_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 + len(os.sched_getaff
 PYTEST = -m pytest -q --dist worksteal --ignore=tests/clients -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-all lint bench soak interop clean
+.PHONY: help demo docs reference test test-all lint bench soak interop clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
@@ -45,6 +45,9 @@ lint: .venv/.dev  ## check style, formatting and types
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
+reference: .venv/.dev  ## write docs/reference.md and the man page from the options
+	.venv/bin/python -m tests.reference
+
 bench: .venv/.bench  ## measure against tar, ShardWriter and a C program: minutes; ARGS='--rounds 1 --only small' is quick
 	.venv/bin/python benchmarks/bench.py $(ARGS)
 
@@ -78,7 +81,10 @@ clean:  ## remove all that is made here, the environments too
 	.venv-docs/bin/python $(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
-.venv/.bench: .venv/.installed
+.venv/.reference: .venv/.dev  ## write docs/reference.md and the man page from the options
+	.venv/bin/python -m tests.reference
+
+bench: .venv/.installed
 	.venv/bin/python $(PIP_INSTALL) numpy pillow
 	@touch $@
 
