@@ -55,6 +55,7 @@ _COUNT = (1, _MOST_SAMPLES)
 _SEED = (-(2**63), 2**63 - 1)
 MOST_WORKERS = 1024  # a process each
 _WORKERS = (1, MOST_WORKERS)
+_SEEDED = ("shuffle", "split", "per_class")
 _RESUMES = {"if_exists=resume": "nothing to resume"}
 _FETCHES = {"urls": "no URLs to fetch"}
 _CHANGES = {"resize|encode|probe": "nothing to do to images"}
@@ -243,7 +244,9 @@ class OutputOptions(WorkerOptions):
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
         found = Settings.recorded(self)
-        return found if self.shuffle or self.split else {name: found[name] for name in found if name != "seed"}
+        if not any(getattr(self, name, None) for name in _SEEDED):
+            found.pop("seed", None)
+        return found
 
     def of_split(self) -> SplitOptions | None:
         """Return how samples are divided; None: they are not."""
@@ -259,8 +262,8 @@ class SelectingOptions(OutputOptions):
     """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
 
     Of a folder and of datasets, they act in this order: `columns_from`, then `select_fields`, `drop_fields` and
-    `rename_fields`, then `join`, `where`, `values` and `sort_by`. A manifest has its own columns and its own order, and
-    takes of these only `values` and what numbers classes.
+    `rename_fields`, then `join`, `where`, `values`, `sample`, `sort_by` and `head`. A manifest has its own
+    columns and its own order, and takes of these only `where`, `values`, what numbers classes, `sample` and `head`.
     """
 
     columns_from: Texts = setting(
@@ -317,6 +320,11 @@ class SelectingOptions(OutputOptions):
         False, "Order samples from the largest value of `sort_by` to the smallest.", of="folder",
         within_family="sort-by -COLUMN", needs={"sort_by": "no column to sort by"},
     )  # fmt: skip
+    sample: str | float | None = setting(
+        None, "Share of the samples, by the hash of the key: 0.01 or 1%.", section="choosing",
+        form="share", metavar="SHARE", common=True,
+    )  # fmt: skip
+    head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
 
     @property
     def text_form(self) -> TextForm:
@@ -549,18 +557,20 @@ class CreateOptions(SelectingOptions):
 class ReshardOptions(SelectingOptions):
     """The options of `reshard`; options on the command line have the same names where no other is given.
 
-    After those of `SelectingOptions`, they act in this order: `sample`, `on_duplicate`, `sort_by`, `head`; `shuffle`
-    and `split` come after all of them.
+    `on_duplicate` and `per_class` act between `sample` and `sort_by`; `shuffle` and `split` come after all others.
     """
 
-    sample: str | float | None = setting(
-        None, "Share of the samples, by the hash of the key: 0.01 or 1%.", section="choosing",
-        form="share", metavar="SHARE", common=True,
-    )  # fmt: skip
     on_duplicate: OnDuplicate = setting(
-        "error", "What becomes of samples with one key: an error, new names (KEY-2), or only one stays."
+        "error", "What becomes of samples with one key: an error, new names (KEY-2), or only one stays.",
+        section="choosing",
+    )  # fmt: skip
+    per_class: int | None = setting(
+        None, "Maximum number of samples of a class, by the hash of the key and `seed`.", within=_COUNT
     )
-    head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
+    of: str | None = setting(
+        None, "Column of the classes of `per_class`.", metavar="COLUMN", shown="cls",
+        needs={"per_class": "nothing to choose"},
+    )  # fmt: skip
     method: ReadMethod = setting(
         "auto", "How samples in another order are read: each at its place (gather), or in two passes of large reads "
         "and writes (scatter).", section="machines", recorded=False,

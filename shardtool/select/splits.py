@@ -148,6 +148,34 @@ def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Sp
     return Splits(names, number, notes)
 
 
+def some_of_each(keys: Names, values: pa.ChunkedArray, most: int, *, column: str, seed: int) -> NDArray[np.int64]:
+    """Return at most so many samples of each label, in order: those of the smallest hashes of their keys.
+
+    The hash is BLAKE2b with the seed, and is not the one by which splits are chosen.
+
+    Args:
+        keys: One per sample.
+        values: The column of labels, one value a sample.
+        most: Of a label.
+        column: What the column is called.
+        seed: Another one takes others.
+
+    Raises:
+        InvalidRequest: Samples without a value, values of a nested type, or far too many labels.
+    """
+    found = _plain(values, option("of"), column)
+    _check_nulls(keys, found, option("of"), column)
+    label, labels = _labels(found, _MOST_LABELS, option("of"), column)
+    hashes = keys.hashes(b"shardtool class", _salt(seed))
+    order, counts = np.lexsort((hashes, label)), np.bincount(label, minlength=len(labels))
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(order[rank < most])
+
+
+def _salt(seed: int) -> bytes:
+    return blake2b(b"%d" % seed, digest_size=16).digest()
+
+
 def _weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
     """Return the splits' names, and their shares in parts of `SHARE_UNIT`."""
     return tuple(name for name, _ in options.shares), [int(Fraction(share) * SHARE_UNIT) for _, share in options.shares]
@@ -173,7 +201,7 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
 
 def _hashes(chunks: Iterable[list[bytes]], seed: int) -> Iterator[NDArray[np.uint64]]:
     """Yield a uniform 64-bit number for each text: BLAKE2b salted with the seed (RFC 7693), little-endian."""
-    salt = blake2b(b"%d" % seed, digest_size=16).digest()
+    salt = _salt(seed)
     for texts in chunks:
         hashed = [blake2b(text, digest_size=8, salt=salt, person=b"shardtool split").digest() for text in texts]
         yield np.frombuffer(b"".join(hashed), "<u8").astype(np.uint64)

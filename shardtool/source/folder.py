@@ -65,7 +65,7 @@ class FolderSource(Source):
         notes += filter(None, [shards_note(entries, named=bool(options.include))])
         if options.dots is None and not entries.folders:
             folder.check_torn(entries)
-        from shardtool.source.selecting import chosen, in_order, with_fields
+        from shardtool.source.selecting import chosen, first_of, in_order, sampled, with_fields
 
         listed = with_fields(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
         if options.label_from_folder:  # a class has its number whether its samples are chosen or not
@@ -75,13 +75,13 @@ class FolderSource(Source):
             below = self._below_folders(listed.skipped)
             entries = folder.label_from_folder(listed.entries, known, depth=depth, skipped=below)
             listed = replace(listed, entries=entries, notes=(*listed.notes, *folder.split_note(entries)))
-        listed = in_order(chosen(listed, options), options)
+        listed = in_order(sampled(chosen(listed, options), options), options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.names import skip_unsafe_names
 
             entries, unsafe = skip_unsafe_names(listed.entries)
             listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
-        return listed
+        return first_of(listed, options)
 
     def _list(self, pool: Pool, observer: Observer) -> Found:
         """Return the samples that files make."""

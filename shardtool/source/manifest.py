@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union
@@ -29,7 +30,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
-from shardtool.select.names import find_groups, grouped
+from shardtool.select.names import find_groups, grouped, sample_by_key
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.scan import ALWAYS, ListedTask, stat_listed
@@ -192,16 +193,15 @@ class ManifestSource(Source):
             sizes = check_sizes(rows, options.size)
         paths, endings = self._find_paths(rows)
         names, groups = self._find_keys(rows, endings)
-        self._measure(rows)
+        if options.sample is not None or options.head is not None:  # before a file is looked at
+            some = self._keep_some(names, groups)
+            names, groups = names.take(some), None if groups is None else find_groups(names.take(some), by_key=False)
+            paths, urls = ([one.take(number_array(some)) for one in columns] for columns in (paths, urls))
+            sizes = sizes if isinstance(sizes, int) else sizes[some]
+            endings = None if endings is None else endings.take(some)
+        self._measure()
         inline, values = self._values()
-        files, problem = [FieldColumn(FILE, sizes, 0, 0) for _ in paths], np.zeros((0, 1), np.int64)
-        problems: list[Problem] = []
-        if paths and options.stat:
-            parts: dict[int, ListedPart] = {}
-            for number, part in pool.map(stat_listed, self._tasks(paths)):
-                parts[number] = part
-                observer.listed(part.samples)
-            files, problems, problem = _put_together([parts[number] for number in sorted(parts)], len(paths))
+        files, problems, problem = self._look_at(paths, sizes, pool, observer)
         columns = [
             *files,
             *(FieldColumn(URL, sizes, 0, 0) for _ in urls),
@@ -342,8 +342,26 @@ class ManifestSource(Source):
             return found, groups if len(groups.first) < len(found) else None
         return found, None
 
-    def _measure(self, rows: Rows) -> None:
+    def _keep_some(self, names: Names, groups: Groups | None) -> NDArray[np.int64]:
+        """Keep the rows of the samples that `sample` and `head` take; return their places.
+
+        Raises:
+            InvalidRequest: There are none.
+        """
+        options = self._options
+        keys = names if groups is None else names.take(groups.first)
+        samples = np.arange(len(keys)) if options.sample is None else sample_by_key(keys, options.sample)
+        if not len(samples):
+            found = f"none of {len(keys):,} samples falls into {options.sample}"
+            raise InvalidRequest(option("sample"), found, expected="one sample or more")
+        samples = samples[: options.head]
+        rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_part, samples))
+        self.keep(rows)
+        return rows
+
+    def _measure(self) -> None:
         """Find the lengths of the bytes in the table, a column each."""
+        rows = Rows(self._where, self._columns, self._numbers)
         columns, found = self._roles.columns_of("binary"), []
         if columns:
             found = measure(self._table, columns)
@@ -352,6 +370,18 @@ class ManifestSource(Source):
             expected = "bytes in each row; a path beside them is not followed"
             remedy = f"{option('files')} takes a column of paths; {option('where')} can leave such rows out."
             rows.refuse(np.flatnonzero(lengths < 0), f"column {column!r}: no bytes", expected=expected, remedy=remedy)
+
+    def _look_at(
+        self, paths: list[pa.Array], sizes: _OneOrEach, pool: Pool, observer: Observer
+    ) -> tuple[list[FieldColumn], list[Problem], NDArray[np.int64]]:
+        """Return the files of each column of paths, of these sizes where none is looked at; see `_put_together`."""
+        if not paths or not self._options.stat:
+            return [FieldColumn(FILE, sizes, 0, 0) for _ in paths], [], np.zeros((0, 1), np.int64)
+        parts: dict[int, ListedPart] = {}
+        for number, part in pool.map(stat_listed, self._tasks(paths)):
+            parts[number] = part
+            observer.listed(part.samples)
+        return _put_together([parts[number] for number in sorted(parts)], len(paths))
 
     def _number_labels(self) -> None:
         """Number the labels, also of samples that are left out, so that they keep their numbers."""
@@ -978,6 +1008,12 @@ class Endings:
         self.names = list(known)
         taken: NDArray[np.uint16] = np.array(codes, np.uint16)[arrow.numbers(fields.indices)]
         return taken
+
+    def take(self, rows: NDArray[np.int64]) -> Endings:
+        """Return the endings of some of the paths, of which no stems are asked for."""
+        found = copy(self)
+        found.codes = self.codes[rows]
+        return found
 
     def stems(self) -> Iterator[pa.Array]:
         """Yield arrays of the paths without their endings, before any were left out."""

@@ -144,6 +144,27 @@ def in_order(listed: Listing, options: SelectingOptions) -> Listing:
     return replace(listed, entries=listed.entries.take(order))
 
 
+def sampled(listed: Listing, options: SelectingOptions) -> Listing:
+    """Return the share of the samples that `sample` takes, by the hashes of their keys.
+
+    Raises:
+        InvalidRequest: It takes none.
+    """
+    if options.sample is None:
+        return listed
+    from shardtool.select.names import sample_by_key
+
+    none = f"none of {len(listed.entries):,} samples falls into {options.sample}"
+    return take_some(listed, sample_by_key(listed.entries.keys, options.sample), option("sample"), none)
+
+
+def first_of(listed: Listing, options: SelectingOptions) -> Listing:
+    """Return the first samples, as many as `head` says."""
+    if options.head is None or options.head >= len(listed.entries):
+        return listed
+    return replace(listed, entries=listed.entries.take(np.arange(options.head)))
+
+
 def table_of(listed: Listing) -> pa.Table:
     """Return what a query sees of samples."""
     if listed.shards:

@@ -30,7 +30,7 @@ from shardtool.select.fields import without_empty
 from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.selecting import chosen, in_order, table_of, take_some, with_fields
+from shardtool.source.selecting import chosen, first_of, in_order, sampled, table_of, with_fields
 from shardtool.source.shard_columns import (
     FilesSeen,
     SourceShard,
@@ -313,7 +313,7 @@ def _keys(parts: list[SourceShard]) -> Names:
 
 
 _CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
-_CHOOSES = ("where", "sample", "head")
+_CHOOSES = ("where", "sample", "per_class", "head")
 _ENCODED = "image/encoded"  # what TensorFlow calls an image
 
 
@@ -367,14 +367,8 @@ class ShardSource(Source):
     def choose(self, listed: Listing, taken: Names | None) -> Listing:
         """Return the samples that were asked for, in the order that was asked for."""
         options = self._options
-        if options.sample is not None:
-            samples = order.sample_by_key(listed.entries.keys, options.sample)
-            none = f"none of {len(listed.entries):,} samples falls into {options.sample}"
-            listed = take_some(listed, samples, option("sample"), none)
-        listed = self._without_duplicates(listed, taken)
-        listed = in_order(listed, options)
-        if options.head is not None and options.head < len(listed.entries):
-            listed = replace(listed, entries=listed.entries.take(np.arange(options.head)))
+        listed = self._some_of_each(self._without_duplicates(sampled(listed, options), taken))
+        listed = first_of(in_order(listed, options), options)
         if self._format == "tar":
             _check_tar(listed)
         check_skipped(listed.name, listed.skipped, options.on_error, "make the shards anew without them")
@@ -391,6 +385,18 @@ class ShardSource(Source):
             if name in listed.entries.fields:
                 error.remedy = f"{option('columns_from', (name,))} makes a column of the field."
             raise
+
+    def _some_of_each(self, listed: Listing) -> Listing:
+        """Return at most as many samples of each class as `per_class` says."""
+        options = self._options
+        if options.per_class is None:
+            return listed
+        from shardtool.select.splits import some_of_each
+
+        column, keys = options.of or "cls", listed.entries.keys
+        labels = self.labels(listed, column)
+        samples = some_of_each(keys, labels, options.per_class, column=column, seed=options.seed)
+        return replace(listed, entries=listed.entries.take(samples))
 
     def _without_duplicates(self, listed: Listing, taken: Names | None) -> Listing:
         before, asked = listed.entries, self._options.on_duplicate

@@ -307,10 +307,10 @@ TAKEN_AGAIN = frozenset({
     "max_file_size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
     "columns_from", "select_fields", "drop_fields", "rename_fields", "on", "delimiter", "no_header",
-    "sample", "on_duplicate", "sort_by", "descending", "head",
+    "sample", "on_duplicate", "sort_by", "descending", "head", "per_class", "of",
 })  # fmt: skip
-_CHOOSE = ("where", "head", "split_column", "stratify", "group_by")  # with them, `--join` may choose samples
-_CHOSEN_BY = (*_CHOOSE, "sort_by", "descending", "split")
+_CHOOSE = ("where", "head", "per_class", "split_column", "stratify", "group_by")  # so `--join` may choose samples
+_CHOSEN_BY = (*_CHOOSE, "of", "sort_by", "descending", "split")
 
 
 @dataclass(frozen=True, slots=True)
