@@ -16,7 +16,7 @@ from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.tied import tied
-from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, write_shard
+from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, mask, sound, write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,7 +210,7 @@ def test_links_open_samples(browser: Any, page: Path) -> None:
     _wait(browser, "document.getElementById('view').open")
     opened = "return document.querySelector('.sheet').children[arguments[0]].id === location.hash.slice(1)"
     _press(browser, keys.ESCAPE)
-    assert browser.execute_script("return location.hash") == ""
+    _wait(browser, "location.hash === ''")
     browser.execute_script("document.querySelectorAll('.tile')[7].click()")
     assert browser.execute_script(opened, 7)
     address = browser.current_url
@@ -218,6 +218,33 @@ def test_links_open_samples(browser: Any, page: Path) -> None:
     browser.get(address)
     assert browser.execute_script("return document.getElementById('view').open")
     assert browser.execute_script(opened, 7)
+    assert browser.get_log("browser") == []
+
+
+def test_it_plays_and_masks_go(browser: Any, tmp_path: Path) -> None:
+    """Audio in the page is decoded, in the grid and beside an open sample; masks lie over pictures until taken away."""
+    size = (64, 48)
+    samples = {"a": {"wav": sound(1.5)}, "b": {"jpg": image(1, size=size), "mask.png": mask((0, 3, 9), size=size)}}
+    write_shard(tmp_path / "d" / "s-000000.tar", samples)
+    write_page(open_dataset(tmp_path / "d"), str(tmp_path / "page.html"))
+    _look(browser, tmp_path / "page.html")
+    _press(browser, keys.TAB)
+    browser.execute_script("document.querySelector('audio').load()")
+    _wait(browser, "document.querySelector('audio').play() && document.querySelector('audio').duration === 1.5")
+    browser.execute_script("document.querySelectorAll('.tile')[0].click()")
+    assert browser.execute_script("return document.querySelectorAll('#view-body audio').length") == 1
+    _press(browser, keys.ARROW_RIGHT)
+    boxes = (
+        "return [...document.querySelectorAll('.stack img')].map((one) => JSON.stringify(one.getBoundingClientRect()))"
+    )
+    photo, over, own = browser.execute_script(boxes)
+    assert photo == over != own
+    assert browser.execute_script("return document.querySelectorAll('.legend i').length") == 3
+    _press(browser, keys.ESCAPE)
+    drawn = "return document.querySelector('.pic img.mask').getClientRects().length"
+    assert browser.execute_script(drawn) == 1
+    browser.find_element("id", "masks").click()
+    assert browser.execute_script(drawn) == 0
     assert browser.get_log("browser") == []
 
 

@@ -27,6 +27,7 @@ from shardtool.request.results import command_line
 from shardtool.storage.places import base_name, file_stat
 from shardtool.values import counted, output_text, show_size
 from shardtool.verbs.inspect.inspect import add_shards, together
+from shardtool.verbs.inspect.media import MediaRoom
 from shardtool.verbs.inspect.overview import Sizes
 from shardtool.verbs.inspect.table import check_report, write_target
 from shardtool.verbs.inspect.thumbnails import (
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary, Summary
+    from shardtool.verbs.inspect.media import Thumbnail
     from shardtool.verbs.inspect.overview import Overview, Spread
-    from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample, Thumbnail
+    from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample
 
     # A label, how many values it has, and the rows of a table of these.
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
@@ -58,11 +60,13 @@ MOST_SAMPLES = 2000
 _USUAL_SAMPLES = 200  # of all datasets
 _IMAGE_BYTES = 3_000_000  # of all thumbnails: a third more in base64, and the page stays below 5 MB
 _TEXT_BYTES = 600_000
+_MEDIA_BYTES = 6_000_000  # of all audio and video, where there is any
 _EDGES = (384, 96)  # pixels of a thumbnail, at most and at least
 _EDGE_BYTES = 8.0  # pixels a byte, about, of a photograph as WebP
 _MOST_SETS = 6  # of labels
 _MOST_FIELDS = 60
 _META = 40  # metadata columns of a sample
+_MOST_COLOURS = 24  # of a mask, that are explained
 _READ_FIELDS = 4  # that the program names which reads the dataset
 _ANCHOR = 120  # characters
 _TEMPLATES = "shardtool.verbs.inspect"
@@ -113,7 +117,8 @@ def write_page(
 def _budget(samples: int) -> Budget:
     image = _IMAGE_BYTES // max(samples, 1)
     edge = int(min(max((image * _EDGE_BYTES) ** 0.5, _EDGES[1]), _EDGES[0]))
-    return Budget(edge, image, min(max(_TEXT_BYTES // max(samples, 1), 240), 6000))
+    texts = min(max(_TEXT_BYTES // max(samples, 1), 240), 6000)
+    return Budget(edge, image, texts, media=MediaRoom(_MEDIA_BYTES, samples))
 
 
 def _names(datasets: Sequence[StoredDataset]) -> list[str]:
@@ -214,7 +219,7 @@ class DatasetView:
         shown = "".join(f"    sample[{json.dumps(name)}]\n" for name, _ in self.fields[:_READ_FIELDS])
         return (
             f"import shardtool\n\ndataset = shardtool.open({json.dumps(given)})\n"
-            f"for sample in dataset.stream(shuffle=True, seed=0).decode():\n{shown}"
+            f"stream = dataset.stream(shuffle=True, seed=0)\nfor sample in stream.decode():\n{shown}"
         )
 
     @cached_property
@@ -285,7 +290,7 @@ class DatasetView:
 def _page(views: Sequence[DatasetView]) -> str:
     files = resources.files(_TEMPLATES) / "templates"
     style, script = ((files / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    sources = f"img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    sources = f"img-src data:; media-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     shown = [one for view in views for one in view.shown]
     template = _environment().get_template("page.html")
     return template.render(
@@ -372,7 +377,8 @@ def _filters(views: Sequence[DatasetView]) -> list[tuple[str, list[str]]]:
 
 def described(one: ShownSample, image: Thumbnail) -> str:
     """Return what a picture shows, for those who do not see it."""
-    said = (one.key, label_text(one), f"{image.kind} image, {image.full[0]:,} by {image.full[1]:,} pixels")
+    what = f"mask of {counted(len(image.colours), 'value')}" if image.colours else f"{image.kind} image"
+    said = (one.key, label_text(one), f"{what}, {image.full[0]:,} by {image.full[1]:,} pixels")
     return shorten(", ".join(filter(None, said)), 300)
 
 
@@ -393,7 +399,9 @@ def _sample(one: ShownSample) -> dict[str, object]:
         "offset": one.chosen.offset,
         "size": one.chosen.size,
         "fields": [list(field) for field in one.fields[:_META]],
-        "images": [_image(image, with_data=at > 0) for at, image in enumerate(one.images)],
+        "images": [_image(image, with_data=image not in (one.images[0], one.overlay)) for image in one.images],
+        "over": one.overlay is not None,
+        "players": [{"field": player.field, "said": player.said, "size": len(player.data)} for player in one.players],
         "texts": [
             {"field": text.field, "kind": text.kind, "text": text.text, "cut": text.is_cut} for text in one.texts
         ],
@@ -404,9 +412,9 @@ def _sample(one: ShownSample) -> dict[str, object]:
 
 
 def _image(image: Thumbnail, *, with_data: bool) -> dict[str, object]:
-    """Return what the script needs; the first picture stands in the tile already."""
+    """Return what the script needs; the first picture, and the mask laid over it, stand in the tile already."""
     shown: dict[str, object] = {"field": shorten(image.field, 200), "full": image.full, "size": image.size}
-    shown |= {"mode": image.mode, "kind": image.kind}
+    shown |= {"mode": image.mode, "kind": image.kind, "colours": image.colours[:_MOST_COLOURS]}
     return {**shown, "src": image.url} if with_data else shown
 
 

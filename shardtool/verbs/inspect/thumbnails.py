@@ -6,31 +6,39 @@ what cannot be read or decoded becomes a problem of that sample.
 
 from __future__ import annotations
 
-import base64
 import json
-import warnings
 from bisect import bisect
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from shardtool.dataset.payload import label_of, numbers_in
+from shardtool.dataset.payload import label_of, numbers_in, seconds_of
 from shardtool.dataset.shard_file import open_shard
 from shardtool.errors import CorruptShard, InvalidRequest, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
-from shardtool.transform.image import BadImage, ImageOptions, blamed, change
+from shardtool.transform.image import BadImage
 from shardtool.values import IMAGE_ENDINGS, counted
 from shardtool.verbs.inspect.inspect import summarize
+from shardtool.verbs.inspect.media import (
+    KINDS,
+    SHOULD_SHOW,
+    SNIFFED,
+    Player,
+    cut_to,
+    is_called_mask,
+    played_as,
+    thumbnail,
+)
 from shardtool.verbs.inspect.overview import SHORT, Overview, draw, found_samples, is_plain
 from shardtool.verbs.inspect.samples import text_of
 from shardtool.verbs.inspect.table import check_report, write_target
@@ -45,6 +53,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_file import PackedFile, ShardFile
     from shardtool.dataset.shard_index import FieldRow, ShardIndex
     from shardtool.verbs.inspect.inspect import Summary
+    from shardtool.verbs.inspect.media import MediaRoom, Thumbnail
     from shardtool.verbs.inspect.overview import FoundSample, Payloads
 
     # The stratum, its random number, shard, place, and what it is.
@@ -167,49 +176,14 @@ def _first(pool: list[_Candidate], most: int) -> list[_Candidate]:
 
 
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
-_KINDS = (
-    (b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"GIF8", "GIF"), (b"RIFF", "WebP"),
-    (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"BM", "BMP"), (b"P", "PNM"),
-)  # fmt: skip
-_SNIFFED = 5  # of _KINDS are known by their content alone, whatever the field is called
 SPLIT = "split"  # the column of a sample's split
 _START = 4096  # bytes that are read of a field that is no image
 _LARGEST_IMAGE = 2**26  # bytes of an image that is read
-_MOST_PIXELS = 100_000_000
 _MOST_IMAGES = 3  # of one sample
 _MOST_FIELDS = 40  # of one sample
+_MOST_PLAYERS = 2  # of one sample
 _HEX_BYTES = 32
 _SHORT = 200  # characters of a key or a metadata value
-_SHOULD_SHOW = frozenset(("animated-image", "image-depth", "image-too-large"))  # sound images that `change` refuses
-_QUALITY = 75
-_EDGE_LEAST = 40
-_TRIES = 6
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """An image made small.
-
-    Attributes:
-        data: WebP.
-        size: Width and height of `data`.
-        full: Width and height of the image.
-        mode: Pillow's name of what a pixel of the image is.
-        kind: The image's format.
-        field: Where it comes from.
-    """
-
-    data: bytes
-    size: tuple[int, int]
-    full: tuple[int, int]
-    mode: str
-    kind: str
-    field: str
-
-    @property
-    def url(self) -> str:
-        """The picture as a URL that holds it."""
-        return "data:image/webp;base64," + base64.b64encode(self.data).decode()
 
 
 @dataclass(frozen=True)
@@ -229,7 +203,8 @@ class ShownSample:
     Attributes:
         chosen: Which one.
         labels: Field or column to the label, the likeliest first.
-        images: The first few.
+        images: The first few, masks last.
+        players: Its audio and video.
         texts: Its other fields.
         problems: What is wrong with it.
         notes: Why something is not shown that is not wrong.
@@ -239,6 +214,7 @@ class ShownSample:
     chosen: FoundSample
     labels: dict[str, str]
     images: list[Thumbnail] = field(default_factory=list)
+    players: list[Player] = field(default_factory=list)
     texts: list[Text] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -253,6 +229,18 @@ class ShownSample:
     def fields(self) -> list[tuple[str, int]]:
         """Name and bytes of each of its fields."""
         return [(shorten(part["name"], _SHORT), part["length"]) for part in self.chosen.fields]
+
+    @property
+    def overlay(self) -> Thumbnail | None:
+        """The mask of its first image, if that has one."""
+        photo = self.images[0] if self.images else None
+        if photo is None or photo.colours:
+            return None
+        wide, tall = photo.full
+        masks = (one for one in self.images if one.colours)
+        return next(
+            (one for one in masks if abs(one.full[0] * tall - one.full[1] * wide) * 50 <= wide * one.full[1]), None
+        )
 
     @property
     def best(self) -> Text | None:
@@ -270,12 +258,14 @@ class Budget:
         image: Bytes of all its thumbnails; None for any.
         text: Bytes of the texts.
         images: How many thumbnails.
+        media: What all samples may have together of audio and video; None: nothing is played.
     """
 
     edge: int
     image: int | None = None
     text: int = 4000
     images: int = _MOST_IMAGES
+    media: MediaRoom | None = None
 
 
 def show_samples(gathered: ChosenSamples, budget: Budget) -> Iterator[ShownSample]:
@@ -297,70 +287,18 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-(most // 3) :]}"
 
 
-def thumbnail(data: bytes, name: str, edge: int, most: int | None = None) -> Thumbnail:
-    """Return an image made small, upright.
-
-    Args:
-        data: The image.
-        name: The field's name.
-        edge: Pixels that no side of it exceeds.
-        most: Bytes that it may take, as far as a thumbnail of a few pixels allows; None for any.
-
-    Raises:
-        BadImage: It is damaged, or is none.
-    """
-    _, fact = change(data, name, ImageOptions(probe=True, max_pixels=_MOST_PIXELS))
-    for _ in range(_TRIES):
-        small, size = _small(data, name, edge)
-        if most is None or len(small) <= most or edge <= _EDGE_LEAST:
-            break
-        edge = max(_EDGE_LEAST, int(edge * min(0.85, (most / len(small)) ** 0.5)))
-    kind = next((kind for magic, kind in _KINDS if data.startswith(magic)), "image")
-    return Thumbnail(small, size, (fact.width, fact.height), fact.mode, kind, name)
-
-
-def _small(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
-    smaller = ImageOptions(resize=(edge, edge), resize_mode="longer", only_larger=True, max_pixels=_MOST_PIXELS)
-    options = replace(smaller, encode="webp", quality=_QUALITY, fields=(name,))
-    try:
-        small, fact = change(data, name, options)
-    except BadImage as error:
-        if error.code not in _SHOULD_SHOW or error.code == "image-too-large":
-            raise
-        return _first_frame(data, edge)
-    return bytes(small), (fact.width, fact.height)
-
-
-def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
-    """Return the first picture of an animation or of a deep image, as well as eight bits can show it.
-
-    Raises:
-        BadImage: It is damaged.
-    """
-    from PIL import Image
-
-    with warnings.catch_warnings(), blamed(data):
-        warnings.simplefilter("ignore")
-        image: Image.Image = Image.open(BytesIO(data), formats=("PNG", "WEBP", "GIF", "TIFF", "PPM"))
-        image.load()
-        if image.mode[0] in ("F", "I"):  # Pillow's own conversion clips them
-            image = image.convert("F")
-            low, high = cast("tuple[float, float]", image.getextrema())
-            scale = 255 / ((high - low) or 1)
-            image = image.point(lambda value: cast("float", value) * scale - low * scale).convert("L")
-        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
-        image.thumbnail((edge, edge))
-        out = BytesIO()
-        image.save(out, "WEBP", quality=_QUALITY)
-        return out.getvalue(), image.size
-
-
 def _is_image(name: str, start: bytes) -> bool:
     if name.rpartition(".")[2].lower() in IMAGE_ENDINGS:
         return True
     if start[:4] == b"RIFF" and start[8:12] != b"WEBP":
         return False
-    return any(start.startswith(magic) for magic, _ in _KINDS[:_SNIFFED])
+    return any(start.startswith(magic) for magic, _ in KINDS[:SNIFFED])
+
+
+def _image_rank(name: str) -> int:
+    """Return which images are looked at first: photographs, before masks of them."""
+    ending = name.rpartition(".")[2].lower()
+    return 0 if ending not in IMAGE_ENDINGS else 3 if is_called_mask(name) else 1 if ending[:2] == "jp" else 2
 
 
 def _column_labels(gathered: ChosenSamples, one: FoundSample) -> dict[str, str]:
@@ -382,11 +320,14 @@ class _SampleReading:
     def show(self, one: FoundSample) -> ShownSample:
         """Return what is shown of a sample."""
         shown = ShownSample(one, _column_labels(self._gathered, one))
-        for part in one.fields[:_MOST_FIELDS]:
+        if self._budget.media is not None:
+            self._budget.media.next()
+        for part in sorted(one.fields[:_MOST_FIELDS], key=lambda part: _image_rank(part["name"])):
             try:
                 self._field(shown, part)
             except CorruptShard as error:
                 shown.problems.append(f"{shorten(part['name'], _SHORT)}: {error.found}")
+        shown.images.sort(key=lambda image: bool(image.colours))
         order = [*self._gathered.summary.labels, SPLIT]
         shown.labels = {name: shown.labels[name] for name in order if name in shown.labels}
         return shown
@@ -400,6 +341,9 @@ class _SampleReading:
             return
         if not self._checked(shown, part, start):
             return
+        if self._budget.media is not None and (kind := played_as(name, start)):
+            self._play(shown, part, kind, start)
+            return
         label = self._gathered.summary.labels.get(name)
         if label is not None and label.source == "field" and length <= SHORT:
             called, _ = label_of(start, self._kinds.get(name, "bytes"), self._gathered.overview.classes.get(name))
@@ -410,6 +354,14 @@ class _SampleReading:
             text = self._text(shown, name, start, length)
             shown.texts.append(text)
             self._texts_left -= len(text.text.encode())
+
+    def _play(self, shown: ShownSample, part: FieldRow, kind: str, start: bytes) -> None:
+        length, media = part["length"], self._budget.media
+        granted = media.take(kind, length) if media and len(shown.players) < _MOST_PLAYERS else 0
+        data = bytes(self._file.read(part["offset"], granted))
+        if granted < length or self._checked(shown, part, data):
+            data = cut_to(data) if granted < length else data
+            shown.players.append(Player(shorten(part["name"], _SHORT), kind, length, seconds_of(start, length), data))
 
     def _image(self, shown: ShownSample, part: FieldRow) -> None:
         name, length, title = part["name"], part["length"], shorten(part["name"], _SHORT)
@@ -424,9 +376,10 @@ class _SampleReading:
             left = most - sum(len(one.data) for one in shown.images)
             most = left if not shown.images and self._budget.images == 1 else left * 3 // 4
         try:
-            shown.images.append(thumbnail(data, name, self._budget.edge, most))
+            beside = any(not one.colours for one in shown.images)
+            shown.images.append(thumbnail(data, name, self._budget.edge, most, beside=beside))
         except BadImage as error:
-            where = shown.notes if error.code in _SHOULD_SHOW else shown.problems
+            where = shown.notes if error.code in SHOULD_SHOW else shown.problems
             where.append(f"{title}: {error.message}")
 
     def _checked(self, shown: ShownSample, part: FieldRow, data: bytes) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import random
 import tarfile
+import wave
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 HOSTILE_KEYS = (
@@ -39,6 +40,26 @@ def noise(seed: int, side: int) -> bytes:
     out = io.BytesIO()
     pixels = random.Random(seed).randbytes(side * side * 3)  # noqa: S311 - no secret
     Image.frombytes("RGB", (side, side), pixels).save(out, "PNG", compress_level=0)
+    return out.getvalue()
+
+
+def mask(values: Sequence[int], mode: str = "L", size: tuple[int, int] = (60, 40)) -> bytes:
+    """Return a PNG whose pixels have these values, in stripes."""
+    out, found = io.BytesIO(), Image.new(mode, size)
+    for at, value in enumerate(values):
+        found.paste(value, (at * size[0] // len(values), 0, size[0], size[1]))
+    found.save(out, "PNG")
+    return out.getvalue()
+
+
+def sound(seconds: float, rate: int = 8000) -> bytes:
+    """Return a WAV of one channel and 16 bits."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(b"\x10\x20" * round(seconds * rate))
     return out.getvalue()
 
 

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import wave
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import unescape
@@ -25,11 +26,11 @@ from shardtool.cli.text import summary_text
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.values import show_size
-from shardtool.verbs.inspect import thumbnails
+from shardtool.verbs.inspect import media
 from shardtool.verbs.inspect.page import script_json, write_page
 from tests.helpers import PHOTOS, typed, write_tree
 from tests.transform.test_image import DEPTHS
-from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, labelled, noise, write_shard
+from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, labelled, mask, noise, sound, write_shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,8 +152,8 @@ def test_policy_lets_only_its_own_script_run(photo_page: _Page) -> None:
     style = base64.b64encode(hashlib.sha256("".join(photo_page.reader.styles).encode()).digest()).decode()
     assert len(runs) == 1
     assert policy == (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{hashes[0]}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; img-src data:; media-src data:; style-src 'sha256-{style}'; "
+        f"script-src 'sha256-{hashes[0]}'; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -291,7 +292,7 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
 
 def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
-    monkeypatch.setattr(thumbnails, "_small", lru_cache(thumbnails._small))  # noqa: SLF001 - of three pictures
+    monkeypatch.setattr(media, "_small", lru_cache(media._small))  # noqa: SLF001 - of three pictures
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
         f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
@@ -446,6 +447,83 @@ def test_one_bar_is_a_sentence(tmp_path: Path) -> None:
     assert not page.tags("svg")
 
 
+_STRIPES = {  # values, mode, field: whether it is a mask beside a photograph, and alone
+    "classes": ((0, 1, 2, 17, 255), "L", "png", True, True),
+    "numbered": ((0, 300, 1200), "I;16", "png", True, False),
+    "far": ((0, 90, 180), "L", "png", True, False),
+    "called": ((0, 90, 180), "L", "labelIds.png", True, True),
+    "truth": ((0, 1), "1", "png", True, False),
+    "cut out": ((0, 255), "L", "png", True, False),
+    "grey": (tuple(range(100)), "L", "png", False, False),
+}
+
+
+@pytest.mark.parametrize("case", _STRIPES)
+def test_masks_are_coloured(case: str, tmp_path: Path) -> None:
+    """A mask has the colours that its legend says, nothing for 0, and lies over its photograph; other images stay."""
+    values, mode, name, beside, alone = _STRIPES[case]
+    data = mask(values, mode, (200, 20))
+    small = {"both": {name: data, "jpg": image(1, size=(200, 20))}, "one": {name: data}}
+    write_shard(tmp_path / "d" / "s-000000.tar", small)
+    page = _page(tmp_path / "d")
+    for one, is_mask in zip(page.samples, (beside, alone), strict=True):
+        shown = one["images"][-1]
+        assert bool(shown["colours"]) == is_mask
+    assert page.samples[0]["over"] == beside
+    assert [tag.get("class") for tag in page.tags("img")] == [None, *(["mask"] if beside else []), None]
+    if alone:
+        found = Image.open(io.BytesIO(base64.b64decode(str(page.tags("img")[2]["src"]).partition(",")[2])))
+        seen = {"#{:02x}{:02x}{:02x}".format(*one[:3]) for _, one in found.getcolors() or () if one[3]}
+        assert seen == {colour for value, colour in page.samples[1]["images"][0]["colours"] if value}
+        assert [value for value, _ in page.samples[1]["images"][0]["colours"]] == [*values]
+
+
+def test_palettes_stay(tmp_path: Path) -> None:
+    """A mask that has a palette of colours keeps it."""
+    own = Image.new("P", (30, 10), 1)
+    own.putpalette([0, 0, 0, 200, 10, 30, 9, 8, 250])
+    own.paste(2, (0, 0, 9, 9))
+    out = io.BytesIO()
+    own.save(out, "PNG")
+    write_shard(tmp_path / "d" / "s-000000.tar", {"a": {"jpg": image(2, size=(30, 10)), "seg.png": out.getvalue()}})
+    assert _page(tmp_path / "d").samples[0]["images"][1]["colours"] == [[1, "#c80a1e"], [2, "#0908fa"]]
+
+
+def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What browsers play is in the page, as much as a page may hold, from all over; the rest says how long it is."""
+    monkeypatch.setattr("shardtool.verbs.inspect.page._MEDIA_BYTES", 600_000)
+    kinds = {
+        "mp4": b"\0\0\0\x20ftypisom",
+        "webm": b"\x1a\x45\xdf\xa3....webm",
+        "mp3": b"\xff\xfb\x90\x64" + bytes(2000),
+    }
+    samples: dict[str, dict[str, bytes]] = {f"k{name}": {name: data} for name, data in kinds.items()}
+    samples |= {"html": {"wav": b"<script>alert(1)</script>"}, "none": {"mp4": b"ftyp"}}
+    samples |= {f"{at:03}": {"wav": sound(10 if at % 2 else 0.5)} for at in range(60)}
+    write_shard(tmp_path / "d" / "s-000000.tar", samples)
+    page = _page(tmp_path / "d")
+    played = [str(one["src"]) for name in ("audio", "video") for one in page.tags(name)]
+    assert {one.partition(";")[0] for one in played} == {
+        "data:audio/wav",
+        "data:audio/mpeg",
+        "data:video/mp4",
+        "data:video/webm",
+    }
+    assert sum(map(len, played)) < 810_000
+    said = {one["key"]: [player["said"] for player in one["players"]] for one in page.samples}
+    assert said["000"] == ["audio, 0.5 s"]
+    assert said["kmp3"] == ["audio, 0.1 s"]
+    assert said["html"] == said["none"] == []
+    playing = {one["key"] for one in page.samples if one["players"] and one["players"][0]["size"]}
+    assert {key[:2] for key in playing} >= {"00", "01", "02", "03", "04", "05"}
+    for one in played:
+        data = base64.b64decode(one.partition(",")[2])
+        if data[:4] == b"RIFF":
+            with wave.open(io.BytesIO(data)) as file:
+                assert len(file.readframes(10**9)) == file.getnframes() * 2 == len(data) - 44
+    assert any("audio, 10.0 s, the first" in one[0] for one in said.values() if one)
+
+
 @pytest.mark.parametrize("samples", [-1, 2001])
 def test_counts_out_of_range(tmp_path: Path, samples: int) -> None:
     """A number of samples that no page holds is refused."""
@@ -457,5 +535,5 @@ def test_counts_out_of_range(tmp_path: Path, samples: int) -> None:
 @pytest.mark.parametrize("name", DEPTHS)
 def test_a_picture_of_any_depth(name: str) -> None:
     """An image whose values no rule turns into colours is shown from its least to its greatest, and none is clipped."""
-    found = thumbnails.thumbnail(DEPTHS[name][0], "m.tif", 64)
+    found = media.thumbnail(DEPTHS[name][0], "m.tif", 64)
     assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1

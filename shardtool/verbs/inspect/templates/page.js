@@ -74,22 +74,63 @@
 
   const bytes = (count) => `${count.toLocaleString("en")} ${count === 1 ? "byte" : "bytes"}`;
 
-  const figure = (src, image) => {
-    const made = el("figure"), img = el("img");
+  const picture = (src, image, kind) => {
+    const img = el("img", undefined, kind);
     img.src = src;
     img.alt = `${image.field}: ${image.full[0]} by ${image.full[1]} pixels`;
+    return img;
+  };
+
+  const figure = (image, ...shown) => {
+    const made = el("figure"), stack = el("div", undefined, "stack");
     const small = image.size[0] !== image.full[0] || image.size[1] !== image.full[1];
-    made.append(img, el("figcaption", `${image.field}: ${image.full[0].toLocaleString("en")} × ${image.full[1].toLocaleString("en")}, ${image.kind} ${image.mode}`
+    stack.append(...shown);
+    made.append(stack, el("figcaption", `${image.field}: ${image.full[0].toLocaleString("en")} × ${image.full[1].toLocaleString("en")}, ${image.kind} ${image.mode}`
       + (small ? `; shown from ${image.size[0]} × ${image.size[1]}` : "")));
+    if (!image.colours.length) return made;
+    const legend = el("div", undefined, "legend");
+    for (const [value, colour] of image.colours) {
+      const one = el("span"), swatch = el("i");
+      swatch.style.background = value ? colour : "none";
+      one.append(swatch, String(value));
+      legend.append(one);
+    }
+    made.append(legend);
+    return made;
+  };
+
+  const blend = (mask) => {
+    const made = el("label", "mask", "blend"), range = el("input");
+    range.type = "range";
+    range.value = 60;
+    range.addEventListener("input", () => { mask.style.opacity = range.value / 100; });
+    range.addEventListener("keydown", (event) => event.stopPropagation());
+    made.append(range);
     return made;
   };
 
   const fill = (at) => {
     const one = samples[at], left = el("div", undefined, "images"), right = el("div");
     by("view-key").textContent = one.key;
+    const [photo, over] = cells[at].querySelectorAll("img");
     one.images.forEach((image, number) => {
-      left.append(figure(number === 0 ? cells[at].querySelector("img").src : image.src, image));
+      if (image.src) left.append(figure(image, picture(image.src, image, image.colours.length ? "mask" : "")));
+      else if (number) left.append(figure(image, picture(over.src, image)));
+      else left.append(figure(image, picture(photo.src, image)));
     });
+    if (one.over) {
+      const mask = picture(over.src, one.images[0], "mask");
+      mask.alt = "";
+      left.firstChild.firstChild.append(mask);
+      left.firstChild.append(blend(mask));
+    }
+    const players = [...cells[at].querySelectorAll("audio, video")];
+    for (const player of one.players) {
+      const made = el("figure");
+      if (player.size) made.append(players.shift().cloneNode());
+      made.append(el("figcaption", `${player.field}: ${player.said}`));
+      left.append(made);
+    }
     for (const problem of one.problems) right.append(el("p", problem, "alarm"));
     const labels = Object.entries(one.labels);
     section(right, "Sample", facts([...labels, ["shard", one.shard], ["offset", one.offset.toLocaleString("en")], ["size", bytes(one.size)]]));
@@ -102,8 +143,8 @@
     }
     if (one.meta.length) section(right, "Metadata", facts(one.meta));
     section(right, "Fields", facts(one.fields.map(([name, length]) => [name, bytes(length) + (short.get(name) ? `: ${short.get(name)}` : "")])));
-    body.replaceChildren(...(one.images.length ? [left] : []), right);
-    body.classList.toggle("plain", !one.images.length);
+    body.replaceChildren(...(left.firstChild ? [left] : []), right);
+    body.classList.toggle("plain", !left.firstChild);
     body.scrollTop = 0;
     const place = shown.indexOf(at);
     by("view-back").disabled = place <= 0;
@@ -139,10 +180,11 @@
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") { event.preventDefault(); move(event.key === "ArrowLeft" ? -1 : 1); }
   });
-  view.addEventListener("close", () => { if (open >= 0) stand(open, true); open = -1; history.replaceState(null, "", location.pathname + location.search); });
+  view.addEventListener("close", () => { body.replaceChildren(); if (open >= 0) stand(open, true); open = -1; history.replaceState(null, "", location.pathname + location.search); });
   more.querySelector("button").addEventListener("click", () => { const next = shown.length; all = true; choose(); stand(shown[Math.min(next, shown.length - 1)], true); });
   window.addEventListener("hashchange", follow);
   for (const one of [search, label, wrong]) if (one) { one.addEventListener("input", choose); one.addEventListener("change", choose); }
+  if (by("masks")) by("masks").addEventListener("change", () => document.body.classList.toggle("bare", !by("masks").checked));
   search.addEventListener("keydown", (event) => { if (event.key === "Escape") { search.value = ""; choose(); search.blur(); } });
   document.addEventListener("keydown", (event) => {
     if (event.key !== "/" || event.altKey || event.ctrlKey || event.metaKey || view.open || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
