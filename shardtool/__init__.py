@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # isort: off
         ExtractOptions as ExtractOptions,
         IndexOptions as IndexOptions,
         InspectOptions as InspectOptions,
+        RemoveOptions as RemoveOptions,
         ReshardOptions as ReshardOptions,
         VerifyOptions as VerifyOptions,
     )
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # isort: off
         ExtractResult as ExtractResult,
         IndexResult as IndexResult,
         Observer as Observer,
+        RemoveResult as RemoveResult,
         SplitResult as SplitResult,
     )
     from shardtool.storage.places import use_endpoint as use_endpoint
@@ -68,6 +70,7 @@ if TYPE_CHECKING:  # isort: off
         Summary as Summary,
         inspect as inspect,
     )
+    from shardtool.verbs.remove import remove as remove
     from shardtool.verbs.verify.findings import (
         Finding as Finding,
         Report as Report,
@@ -87,11 +90,11 @@ _NAMES = {  # by module
     "read.stream": ("Stream",),
     "request.options": (
         "CopyOptions", "CreateOptions", "DiffOptions", "ExportOptions", "ExtractOptions", "IndexOptions",
-        "InspectOptions", "ReshardOptions", "VerifyOptions",
+        "InspectOptions", "RemoveOptions", "ReshardOptions", "VerifyOptions",
     ),
     "request.results": (
         "CopyResult", "CreateResult", "DiffResult", "DryRun", "ExportResult", "ExtractResult", "IndexResult",
-        "Observer", "SplitResult",
+        "Observer", "RemoveResult", "SplitResult",
     ),
     "storage.places": ("use_endpoint",),
     "values": ("__version__",),
@@ -102,6 +105,7 @@ _NAMES = {  # by module
     "verbs.extract": ("extract",),
     "verbs.index.index": ("export", "index"),
     "verbs.inspect.inspect": ("Summary", "inspect"),
+    "verbs.remove": ("remove",),
     "verbs.verify.findings": ("Finding", "Report"),
     "verbs.verify.verify": ("verify",),
     "writer.output": ("WriterOptions", "merge"),

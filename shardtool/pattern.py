@@ -220,6 +220,11 @@ def sidecar_name(shard: str) -> str:
     return shard.removesuffix(ending_of(shard)) + SIDECAR_SUFFIX
 
 
+def replacing_name(base: str) -> str:
+    """Return what the plan of a run is called that replaces some shards of the dataset `base`."""
+    return f".{base}.replacing"
+
+
 def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> ShardPattern:
     """Return the pattern that `output` means: one pattern, or the names that a shell made of one.
 

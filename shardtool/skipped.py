@@ -8,15 +8,16 @@ from __future__ import annotations
 from binascii import a2b_base64, b2a_base64
 from collections import Counter
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, cast
 from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
-from shardtool.errors import listing
+from shardtool.errors import listing, printable
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 _MOST_BYTES = 2**26  # of the rows of a shard
 
@@ -25,7 +26,7 @@ SkipCode = Literal[
     "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image",
     "image-too-large", "animated-image", "image-depth", "map-failed", "field-clash", "no-number", "bad-json",
     "bad-value", "bad-url", "http-404", "timeout", "no-host", "no-connection", "bad-certificate", "refused-address",
-    "bad-redirect", "bad-response", "cut-short", "too-large", "robots-header", "not-an-image",
+    "bad-redirect", "bad-response", "cut-short", "too-large", "robots-header", "not-an-image", "removed",
 ]  # fmt: skip
 
 SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was left out"
@@ -71,7 +72,18 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "robots-header": "the server's X-Robots-Tag says that the file is not for training or for an index "
     "(--fetch robots)",
     "not-an-image": "the file of a URL does not begin as an image does (--fetch require=image)",
+    "removed": "remove has taken the sample out of the dataset; in place of its key stands a hash of it",
 }
+
+
+def key_mark(key: bytes) -> str:
+    """Return what stands for the key of a sample that was removed: it is not to be read any more."""
+    return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
+
+
+def is_listed(key: bytes, listed: Collection[str]) -> bool:
+    """Tell whether a key is among those in a list of what was left out; of samples that were removed, it has marks."""
+    return bool(listed) and (printable(key) in listed or key_mark(key) in listed)
 
 
 def pack_rows(rows: Sequence[Skipped]) -> str:

@@ -199,6 +199,14 @@ shardtool diff a/a.json b.json --json
 shardtool diff a b.json -v
 shardtool diff a/a.json sample_data/photos
 
+# remove
+shardtool create sample_data/photos 'a-{000..}.tar' --max-size 500kB --export dali-webdataset --quiet; printf 'cat/cat-0001\nnobody\n' > keys
+shardtool remove a.json --keys-from keys
+shardtool remove a.json --where "key < 'b'" --dry-run --json
+shardtool remove a.json --where "key < 'b'"
+shardtool create sample_data/photos 'a-{000..}.tar' --max-size 500kB --append --on-duplicate first
+shardtool remove a-001.tar --where "key > 'c'"
+
 # extract
 shardtool create sample_data/photos 'a-{000..}.tar' --max-size 1MB --label-from-folder --columns-from json --quiet
 shardtool extract a.json files --json

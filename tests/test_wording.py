@@ -18,6 +18,7 @@ from shardtool import (
     ExtractOptions,
     IndexOptions,
     InvalidRequest,
+    RemoveOptions,
     ReshardOptions,
     SampleFailed,
     VerifyOptions,
@@ -49,6 +50,7 @@ _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
     "export": ExportOptions, "diff": DiffOptions, "copy": CopyOptions, "extract": ExtractOptions,
+    "remove": RemoveOptions,
     "inspect": InspectOptions, "ShardWriter": WriterOptions,
     "Cache": Space, "Cache.writer": CacheWriterOptions,
 }  # fmt: skip

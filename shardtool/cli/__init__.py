@@ -49,6 +49,7 @@ _VERBS = {
     "reshard": "Write datasets anew: other sizes, order, format, splits, subsets.",
     "index": "Index the shards of any tool, and export indexes for other tools.",
     "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
+    "remove": "Remove samples from a dataset, in place; rewrite only the shards that hold them.",
     "extract": "Write samples to files again: all, or some, or some fields.",
     "cache": "Look at a cache of shards, check it, or empty it.",
     "completion": "Print what bash, zsh or fish needs to complete by TAB.",
@@ -62,6 +63,7 @@ _AFTERWARDS = {
     "reshard": _GOES_ON,
     "index": "What is there is finished files only. Run it again.",
     "copy": "What is there is finished files only. Run it again: it goes on from them.",
+    "remove": "Run the same command again: it ends what was begun.",
     "extract": "Run the same command again: files that are there stay, and the rest is written.",
 }
 
@@ -124,6 +126,7 @@ def cli() -> None:
       shardtool diff old.json new.json
       shardtool index ./shards --export energon
       shardtool copy out.json /mnt/backup/out
+      shardtool remove out.json --keys-from keys.txt
       shardtool extract out.json ./files --where "label == 'dog'"
       shardtool cache status /fast/disk/cache
       shardtool help create urls

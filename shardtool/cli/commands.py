@@ -26,6 +26,7 @@ from shardtool.request.options import (
     ExtractOptions,
     IndexOptions,
     InspectOptions,
+    RemoveOptions,
     ReshardOptions,
     VerifyOptions,
 )
@@ -390,6 +391,29 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
         raise click.UsageError(message)
     options = asked()
     _carry_out(partial(run, in_files(dataset), folder, options), how, extracted_text, always=options.dry_run)
+
+
+@verb("DATASET...", RemoveOptions, without=("start_method",))
+def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: Running) -> None:
+    """Remove samples from DATASET, in place; only the shards that hold them are written again.
+
+    DATASET is the dataset file of a dataset in a folder; of several, such as splits, each is done by itself. The old
+    shards stay until all that is new is there; a run that was killed is ended by the same command. Afterwards no file
+    of the dataset has a byte of these samples, and `create --resume` does not bring them back: a hash of each key stays
+    in NAME.skipped. Copies elsewhere, and in caches, are not touched.
+
+    \b
+    Examples:
+      shardtool remove out.json --keys-from keys.txt --dry-run
+      shardtool remove out.json --keys-from keys.txt
+      shardtool remove 'out/{split}.json' --where "key < 'c'"
+    """
+    from shardtool.cli.text import removed_text
+    from shardtool.verbs.remove import remove as run
+
+    options = asked()
+    dataset = names[0] if len(names) == 1 else names
+    _carry_out(partial(run, dataset, options), how, removed_text, always=options.dry_run)
 
 
 @described

@@ -22,7 +22,15 @@ from shardtool.wording import typed_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shardtool.request.results import Changes, CopyResult, CreateResult, DiffResult, DryRun, ExtractResult
+    from shardtool.request.results import (
+        Changes,
+        CopyResult,
+        CreateResult,
+        DiffResult,
+        DryRun,
+        ExtractResult,
+        RemoveResult,
+    )
     from shardtool.verbs.cache.cache import CacheChange, CacheStatus
     from shardtool.verbs.inspect.inspect import ImageSummary, LabelSummary, Summary
     from shardtool.verbs.inspect.overview import ColumnSummary, Spread
@@ -496,6 +504,17 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
     total = ", ".join(f"{len(found):,} {name}" for name, (found, _) in kinds.items() if found)
     fields = ", ".join(f"{printable(name)} {count:,}" for name, count in result.fields.items())
     return "\n".join([*lines, "", f"{total or 'the same'}{f' ({fields})' if fields else ''}, {result.seconds:.1f} s"])
+
+
+def removed_text(result: RemoveResult) -> str:
+    """Return what is printed of samples that were removed."""
+    lines = []
+    for one in result.datasets:
+        shards = f"{len(one.rewritten):,} of {counted(one.shards, 'shard')} written again, {show_size(one.size)}"
+        verb = "to remove" if result.dry_run else "removed"
+        lines.append(f"{counted(one.removed, 'sample')} {verb}, {one.samples:,} left; {shards}")
+        lines.append(f"dataset file  {one.dataset_file}")
+    return "\n".join(map(printable, [*lines, *(["nothing was written"] if result.dry_run else [])]))
 
 
 def copied_text(result: CopyResult) -> str:

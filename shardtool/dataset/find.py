@@ -54,6 +54,7 @@ from shardtool.pattern import (
     is_shard_name,
     parse_pattern,
     read_name,
+    replacing_name,
     sidecar_name,
     whole_of,
 )
@@ -562,7 +563,10 @@ def _of_dataset_file(path: str) -> StoredDataset:
     try:
         data = read_small(path)
     except OSError as error:
-        raise InvalidRequest(path, reason(error), expected=EXPECTED) from None
+        begun = path.removesuffix(DATASET_SUFFIX)
+        begun = join(folder_of(begun), replacing_name(base_name(begun)))
+        remedy = "`shardtool remove`, as it was run before, ends what it began." if is_file(begun) else ""
+        raise InvalidRequest(path, reason(error), expected=EXPECTED, remedy=remedy) from None
     names = listed = shard_names(data)
     urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
     if names is None:

@@ -179,10 +179,7 @@ def make_plan(
         sizes = np.minimum(estimate, limits.planned)
     else:
         limits = Limits(room, room, bounds.max_count)
-        rows, whole = entries.rows, None if entries.spans is None else entries.spans.whole
-        held = rows.size if stored is None else stored
-        payloads = Payloads(entries.keys, entries.first, entries.fields, rows.code, held, whole)
-        sizes = sample_sizes(shard_format, payloads)
+        sizes = _sizes(entries, stored, shard_format)
         which, skipped, notes = _fit(entries, sizes, shard_format, room, bounds.oversize, which)
     chosen = sizes if which is None else sizes[which]
     order: NDArray[np.int64] | None = None
@@ -199,6 +196,26 @@ def make_plan(
     starts = np.concatenate(([0], ends[:-1]))
     shard_sizes = total[ends] - total[starts] + trailer
     return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, skipped, (*notes, *rounded))
+
+
+def plan_of_counts(entries: Entries, shard_format: str, counts: Sequence[int]) -> Plan:
+    """Return the plan for `entries` in their own order, in shards of `counts` samples.
+
+    Raises:
+        InvalidRequest: A number that the format cannot hold.
+    """
+    stored, rounded = _stored(entries) if NUMBERS[shard_format] else (None, ())
+    total, ends = running(_sizes(entries, stored, shard_format)), np.cumsum(counts)
+    sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[shard_format]
+    limits = Limits(NO_LIMIT, NO_LIMIT, None)
+    return Plan(shard_format, entries, stored, None, total, ends, sizes, limits, notes=rounded)
+
+
+def _sizes(entries: Entries, stored: NDArray[np.int64] | None, shard_format: str) -> NDArray[np.int64]:
+    """Return int64[samples]: all records of each."""
+    rows, whole = entries.rows, None if entries.spans is None else entries.spans.whole
+    held = rows.size if stored is None else stored
+    return sample_sizes(shard_format, Payloads(entries.keys, entries.first, entries.fields, rows.code, held, whole))
 
 
 def _asked(pattern: ShardPattern, bounds: Bounds, samples: int) -> ShardsAsked | None:

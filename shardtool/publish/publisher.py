@@ -36,6 +36,7 @@ from shardtool.publish.records import (
     unmerged,
     wrong_size,
 )
+from shardtool.skipped import in_order
 from shardtool.storage.folders import check_there
 from shardtool.storage.staging import check_facts
 from shardtool.values import IfExists, counted, local_name, output_text, show_size
@@ -80,7 +81,8 @@ class Publisher:
         """
         old, where = self.destination.old, self.destination.skipped_file
         if old is None:
-            return [*skipped]
+            removed = self.destination.removed() if self.destination.if_exists == "resume" else {}
+            return in_order([*skipped, *removed.values()]) if removed else [*skipped]
         listed = self.destination.listed_skipped()
         try:
             check_skipped_file(encode_skipped(listed), old, where)
@@ -394,6 +396,18 @@ class Destination:
             return read_skipped(self.folder.read(name) if name in self.existing else b"", self.skipped_file)
         except OSError as error:
             raise CorruptShard(self.skipped_file, f"cannot be read: {reason(error)}") from None
+
+    def removed(self) -> dict[str, Skipped]:
+        """Return the samples that `remove` has taken out of the dataset that is there, by the marks of their keys.
+
+        Raises:
+            CorruptShard: The list of what was left out has such samples, and is damaged.
+        """
+        name = self.pattern.skipped_file
+        with suppress(OSError):
+            if name in self.existing and b'"removed"' in self.folder.read(name):
+                return {one.key: one for one in self.listed_skipped() if one.code == "removed"}
+        return {}
 
 
 def look(before: Destination) -> Destination:

@@ -261,6 +261,55 @@ class ExtractResult:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedFrom:
+    """A dataset that samples were removed from, or would be.
+
+    Attributes:
+        dataset_file: Its path.
+        removed: How many samples went.
+        samples: How many are left.
+        shards: How many shards it has, as before.
+        rewritten: The names of those that were written again.
+        empty: Those of these that have no sample any more.
+        size: Bytes of the shards that were written again.
+        freed: By how many bytes they are smaller.
+        fingerprint: The content fingerprint; empty where it is not known, and of a dry run.
+    """
+
+    dataset_file: str
+    removed: int
+    samples: int
+    shards: int
+    rewritten: tuple[str, ...]
+    empty: tuple[str, ...]
+    size: int
+    freed: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveResult:
+    """Datasets that samples were removed from, or would be.
+
+    Attributes:
+        datasets: Those that had such samples.
+        notes: What the user should know.
+        seconds: How long it took.
+        dry_run: Nothing was written: this is what would be done.
+    """
+
+    datasets: tuple[RemovedFrom, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    dry_run: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        found = {**_data(self), "datasets": [_data(one) for one in self.datasets]}
+        return {name: value for name, value in found.items() if value or name != "dry_run"}
+
+
+@dataclass(frozen=True, slots=True)
 class IndexResult:
     """The index of a dataset.
 
@@ -506,6 +555,12 @@ class RunRecord:
         return {name: value for name, value in self.options.items() if name not in others}
 
     @property
+    def removed(self) -> int:
+        """How many samples `remove` has taken out since."""
+        found = self.document.get("removed")
+        return found if type(found) is int else 0
+
+    @property
     def dots(self) -> Dots:
         """The dot at which keys end in the names of a tar's members."""
         return "last" if self.options.get("dots") == "last" else "first"
@@ -533,8 +588,8 @@ class RunRecord:
         return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
 
     def is_split_with(self, other: RunRecord) -> bool:
-        """Tell whether the same run made both, for two splits; what was appended to one of them since is no matter."""
-        mine, theirs = ({**one.document, "split": "", "appended": []} for one in (self, other))
+        """Tell whether the same run made both, for two splits; what became of one of them since is no matter."""
+        mine, theirs = ({**one.document, "split": "", "appended": [], "removed": 0} for one in (self, other))
         return mine == theirs and self.split != other.split and bool(self.split and other.split)
 
     def _text(self, name: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.names import Names
 from shardtool.request.texts import pairs
-from shardtool.skipped import Skipped
+from shardtool.skipped import Skipped, key_mark
 from shardtool.source.base import (
     FILES_A_TASK,
     LONG_TEXT,
@@ -190,12 +190,13 @@ def take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: s
 _SHOWN_KEYS = 5  # in a message
 
 
-def places_of_keys(keys: Names, given: object) -> Rows:
+def places_of_keys(keys: Names, given: object, gone: Collection[str] = ()) -> Rows:
     """Return the places of the samples that have given keys, in their own order.
 
     Args:
         keys: The keys of all samples.
         given: A file with a key a line, `-` for standard input, or the keys.
+        gone: Marks of keys that no sample needs to have, for these were removed.
 
     Raises:
         InvalidRequest: There is no such file, it has no key, or one that no sample has.
@@ -206,9 +207,10 @@ def places_of_keys(keys: Names, given: object) -> Rows:
     if not len(wanted):
         raise InvalidRequest(option("keys_from"), "no key", expected="a key a line")
     found = places_among(keys, wanted)
-    lacking = np.setdiff1d(np.arange(len(wanted)), found)
-    if len(lacking):
-        shown = [printable(wanted[at]) for at in lacking[:_SHOWN_KEYS].tolist()]
+    unknown = np.setdiff1d(np.arange(len(wanted)), found).tolist()
+    lacking = [wanted[at] for at in unknown if not gone or key_mark(wanted[at]) not in gone]
+    if lacking:
+        shown = [*map(printable, lacking[:_SHOWN_KEYS])]
         problem = f"{counted(len(lacking), 'key')} that no sample has: {listing(shown, total=len(lacking))}"
         example = f", such as {printable(keys[0])}" if len(keys) else ""
         expected, remedy = f"keys of the dataset{example}", "Nothing was touched."

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
+from shardtool.pattern import replacing_name
 from shardtool.storage.open_file import READ_PLAIN, LocalFile
 from shardtool.storage.places import list_folder, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
@@ -322,6 +323,10 @@ class Folder:
         """Return the final names of the files that lie here under temporary ones."""
         return [*dict.fromkeys(self._staged().values())]
 
+    def staged(self) -> list[DurableFile]:
+        """Return the files that lie here under temporary names, whole or not."""
+        return [DurableFile(name, self.full_path(file)) for file, name in self._staged().items()]
+
     def _staged(self) -> dict[str, str]:
         """Return the final name of each file that lies here under a temporary one."""
         found = {name: _STAGED.fullmatch(name) for name in self.names()}
@@ -390,15 +395,16 @@ class Folder:
         return fact.f_bavail * fact.f_frsize
 
     @contextmanager
-    def lock(self, base: str, *, shared: bool = False) -> Iterator[None]:
+    def lock(self, base: str, *, shared: bool = False, finishes: bool = False) -> Iterator[None]:
         """Hold the lock of the dataset `base` in this folder; it ends with the process, however that ends.
 
         Args:
             base: The dataset's name.
             shared: Others may hold it with us, unless they want it alone. The file is left to who does.
+            finishes: Whether we end what a run has begun that replaces some of its shards.
 
         Raises:
-            OutputExists: Another run holds it.
+            OutputExists: Another run holds it, or has not ended what it began.
         """
         path = self.full_path(f".{base}.lock")
         check_replaceable(path)  # it is removed in the end
@@ -409,6 +415,9 @@ class Folder:
             raise OutputExists(path, found, remedy="Wait for it to end, or write elsewhere.")
         with lock:
             try:
+                if not finishes and os.path.lexists(begun := self.full_path(replacing_name(base))):
+                    remedy = "Run `shardtool remove` again, as before: it goes on where that was."
+                    raise OutputExists(begun, "shards are being replaced by a run that did not end", remedy=remedy)
                 yield
             finally:
                 if not shared:

@@ -104,6 +104,12 @@ def _from_source(task: ShardTask, *, hashes: bool) -> tuple[ShardResult | None, 
     return None, ""
 
 
+def content_of(task: ShardTask) -> int | None:
+    """Return the content fingerprint of samples, which are read for it; None: a file changes while it is read."""
+    result, _ = _from_source(task, hashes=False)
+    return None if result is None else result.digest
+
+
 class TarPacker(Packer):
     """A member a field."""
 

@@ -147,7 +147,7 @@ class SourceFailed(Exception):
 
 def split_names(names: bytes) -> list[bytes]:
     """Return the names in a buffer with a NUL after each."""
-    return names[:-1].split(b"\0")
+    return names[:-1].split(b"\0") if names else []
 
 
 def numbers(kind: str, data: bytes) -> array[int]:

@@ -22,6 +22,7 @@ from shardtool import (
     InspectOptions,
     InvalidRequest,
     Observer,
+    RemoveOptions,
     ReshardOptions,
     ShardWriter,
     VerifyOptions,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "dry_run": CreateOptions, "reshard": ReshardOptions, "reshard_dry_run": ReshardOptions,
     "verify": VerifyOptions, "inspect": InspectOptions, "index": IndexOptions, "export": ExportOptions,
-    "copy": CopyOptions, "diff": DiffOptions, "extract": ExtractOptions,
+    "copy": CopyOptions, "diff": DiffOptions, "extract": ExtractOptions, "remove": RemoveOptions,
 }  # fmt: skip
 _ONLY_PYTHON = {"for", "no-stat"}  # a keyword, and what is False in Python
 

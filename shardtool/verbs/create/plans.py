@@ -17,6 +17,7 @@ from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.publish.publisher import EndedAppend
 from shardtool.request.texts import share
+from shardtool.skipped import key_mark
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size
@@ -57,6 +58,7 @@ def check_outputs(run: Run) -> None:
         CorruptShard: What is appended to is damaged.
     """
     check_source_stays(run)
+    _leave_out_removed(run)
     if not any(output.destination.appends for output in run.outputs):
         return
     if run.updates:
@@ -65,15 +67,38 @@ def check_outputs(run: Run) -> None:
         new = new_samples(run)
         run.listed = run.listed if new.all() else replace(run.listed, digest=None)  # that of all samples
         for output in run.outputs:
-            which = np.arange(len(run.entries)) if output.which is None else output.which
+            which = _which(run, output)
             output.which = which[new[which]]
-        run.untouched = [output for output in run.outputs if output.destination.old and not len(_which(output))]
-        run.outputs = [output for output in run.outputs if len(_which(output))]
+        run.untouched = [output for output in run.outputs if output.destination.old and not len(_which(run, output))]
+        run.outputs = [output for output in run.outputs if len(_which(run, output))]
     begin_append(run)
 
 
-def _which(output: Output) -> NDArray[np.int64]:
-    return np.zeros(0, np.int64) if output.which is None else output.which
+def _which(run: Run, output: Output) -> NDArray[np.int64]:
+    """Return the places of an output's samples."""
+    return np.arange(len(run.entries)) if output.which is None else output.which
+
+
+def _leave_out_removed(run: Run) -> None:
+    """Leave out samples that were removed from a dataset that goes on; one that is replaced has them again.
+
+    Raises:
+        CorruptShard: The list of what was left out is damaged.
+    """
+    for output in run.outputs:
+        replaced = "overwrite" in output.destination.if_exists
+        gone = output.destination.removed()
+        which = _which(run, output) if gone else np.zeros(0, np.int64)
+        keys = run.entries.keys
+        again = np.array([key_mark(keys[at]) in gone for at in which.tolist()], np.bool_)
+        if not again.any():
+            continue
+        what = counted(int(again.sum()), "sample")
+        if replaced:
+            run.notes.add(f"{what} that `remove` had taken out of the dataset will be in it again")
+            continue
+        output.which, run.listed = which[~again], replace(run.listed, digest=None)
+        run.notes.add(f"{what} left out, which `remove` took out of the dataset")
 
 
 @memory_for("planning the shards")
@@ -121,7 +146,7 @@ def _bounds(run: Run, output: Output) -> Bounds:
     bounded = (options.max_size, options.shards, output.pattern.count) != (None, None, None)
     shards = options.shards
     if shards is not None and run.updates and output.destination.appends:
-        shards = min(shards, len(_which(output)))  # as many as were asked for once, or what a night can fill
+        shards = min(shards, len(_which(run, output)))  # as many as were asked for once, or what a night can fill
     return Bounds(
         max_size=None if options.max_size is None else parse_size(options.max_size),
         max_count=options.max_count or (_FETCHED if run.fetches and not bounded else None),
@@ -195,7 +220,7 @@ def _note_plans(run: Run) -> None:
         said = {note: None for output in run.outputs if (note := sorted_note(entries, output.plan.order))}
         notes.add(*said)
     if run.takes_only_new:
-        entries = entries.take(np.sort(np.concatenate([_which(output) for output in run.outputs])))
+        entries = entries.take(np.sort(np.concatenate([_which(run, output) for output in run.outputs])))
     if run.verb == "create":
         notes.add(*empty_notes(entries))
     if run.format == "tar":

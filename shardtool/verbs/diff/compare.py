@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 from shardtool.dataset.find import recorded_pattern
 from shardtool.dataset.walk import walked_text
 from shardtool.entries.arrow import number_array
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
+from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
 from shardtool.storage.places import base_name
@@ -181,7 +182,7 @@ class Comparison:
         if self._left_out.added:
             added = added[:0]
         elif self._left_out.keys:
-            known = [printable(b.entries.keys[at]) in self._left_out.keys for at in added.tolist()]
+            known = [is_listed(b.entries.keys[at], self._left_out.keys) for at in added.tolist()]
             added = added[~np.array(known, np.bool_)]
         places = np.array([b.splits.index(name) if name and name in b.splits else -1 for name in a.splits], np.int64)
         nameless = np.array([not name for name in b.splits], np.bool_)

@@ -62,6 +62,9 @@ def why_not_again(file: DatasetFile) -> str:
             "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
             f"from a copy, or make the dataset anew: the first command with {overwrite}, then each {append}"
         )
+    if file.made.removed:
+        again = f"{option('if_exists', 'resume')} of the command that made it makes other shards of those that are left"
+        return f"the shards of a dataset that samples were removed from: get the files from a copy, or {again}"
     if verb == "index":
         return "shards that another tool made: get them again"
     if verb != "create":

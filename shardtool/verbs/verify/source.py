@@ -25,6 +25,7 @@ from shardtool.publish.records import read_skipped
 from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
 from shardtool.request.settings import fits, kinds
 from shardtool.request.texts import pairs
+from shardtool.skipped import is_listed
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import open_source
 from shardtool.source.sums import inline_sums, source_sums
@@ -179,7 +180,7 @@ class Comparison:
                 skipped = skipped_keys(file, self.subject.folder)
             except (OSError, CorruptShard):
                 self.findings.unchecked.append("what was left out: its list cannot be read")
-        lacking = [int(at) for at in np.flatnonzero(~there) if printable(entries.keys[int(at)]) not in skipped]
+        lacking = [at for at in np.flatnonzero(~there).tolist() if not is_listed(entries.keys[at], skipped)]
         parts = ("source-missing", self._name, "not in the dataset", "a sample, as in the source")
         found = (Finding(*parts, key=walked_text(entries.keys[at])) for at in lacking)
         self._add("source-missing", len(lacking), found)

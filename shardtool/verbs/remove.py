@@ -1,0 +1,422 @@
+"""`remove`: some samples leave a dataset, and only the shards that hold them are written again. `shardtool remove`.
+
+Afterwards no file of the dataset has a byte of them. What stays behind is a row for each in the list of what was left
+out, with a hash of its key, so that `create --resume` and `--append` do not bring it back from the source.
+
+A shard keeps its name, also where it has no sample any more: which number a shard has, and how many there are, stays as
+programs know it. `publish/replacing.py` has the order in which files are replaced: a run that is killed has changed
+nothing, or the next one ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from shardtool.dataset.dataset_file import ShardEntry, features_of
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputExists,
+    ShardError,
+    current_folder,
+    listing,
+    memory_for,
+    printable,
+    reason,
+)
+from shardtool.execute.local import start_pool
+from shardtool.execute.pool import Needs
+from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
+from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, parse_pattern, replacing_name, sidecar_name
+from shardtool.publish.publisher import Destination, check_space, clean
+from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
+from shardtool.request.calls import by_names
+from shardtool.request.options import RemoveOptions
+from shardtool.request.results import Notes, Observer, RemovedFrom, RemoveResult, RunRecord
+from shardtool.request.settings import given_options
+from shardtool.skipped import Skipped, key_mark
+from shardtool.storage.places import base_name, is_url
+from shardtool.storage.staging import Folder, local_folder
+from shardtool.values import SPAN, counted, local_name, output_text
+from shardtool.wording import call, export_call, option
+from shardtool.write.task import ShardTask, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.find import StoredDataset, StoredShard
+    from shardtool.dataset.shard_index import ShardTally
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.pool import Pool
+    from shardtool.pattern import ShardPattern
+    from shardtool.plan.plan import Plan
+    from shardtool.publish.foreign_indexes import StaleIndexes
+    from shardtool.values import Given
+
+_SHOWN = 3
+
+
+@by_names(RemoveOptions)
+@current_folder()
+def remove(
+    dataset: Given | Sequence[Given], options: RemoveOptions | None = None, *, observer: Observer | None = None
+) -> RemoveResult:
+    """Remove samples from datasets, in place: those of `keys_from`, or those for which `where` is true.
+
+    Args:
+        dataset: A dataset with a dataset file, or several, such as its splits, which are done one by one.
+        options: See `RemoveOptions`.
+        observer: Gets progress, and notes for the user.
+
+    Raises:
+        InvalidRequest: There is no such dataset or sample, or no other one; nothing was touched.
+        CorruptShard: A dataset is damaged, as far as it was read; nothing was touched.
+        OutputExists: Another run is writing a dataset, or has not ended what it began.
+        OutputFailed: The file system refuses.
+    """
+    options, notes, begun = given_options(options, RemoveOptions), Notes(observer or Observer()), time.monotonic()
+    if options.where is None and options.keys_from is None:
+        found = f"neither {option('where')} nor {option('keys_from')}"
+        raise InvalidRequest("the samples", found, expected="one of them: which samples are to go")
+    import_module("shardtool.write.pack_shard")
+    with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
+        from shardtool.dataset.find import given_datasets
+        from shardtool.publish.replacing import finish
+
+        targets = [_target(one) for one in given_datasets(dataset)]  # type: ignore[arg-type]
+        finished = False
+        for folder, base in [] if options.dry_run else targets:
+            stack.enter_context(folder.lock(base, finishes=True))
+            if finish(folder, base) is not None:
+                finished = True
+                notes.add(f"{base}{DATASET_SUFFIX}: a removal that did not end is done")
+        removals = _choose([_opened(*target) for target in targets], options, finished=finished)
+        if not removals and not finished:
+            notes.add("nothing to remove: these samples were removed before")
+        done = [one.carry_out(pool, notes, dry=options.dry_run) for one in removals]
+    return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - begun, options.dry_run)
+
+
+def _target(given: Given) -> tuple[Folder, str]:
+    """Return the folder of a dataset that samples can be removed from, and the name of its dataset file.
+
+    Raises:
+        InvalidRequest: It is elsewhere, or has no dataset file, and none that is being replaced.
+    """
+    from shardtool.dataset.find import find_dataset
+
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
+    if path.endswith(DATASET_SUFFIX) and not is_url(path):  # which is not there while it is replaced
+        folder, base = local_folder(os.path.dirname(path)), os.path.basename(path).removesuffix(DATASET_SUFFIX)
+        if folder.facts([replacing_name(base)]):
+            return folder, base
+    found = find_dataset(given)
+    if is_url(found.folder):
+        remedy = f"Copy it into a folder, remove them there, and {call('copy', overwrite=True)} it back."
+        raise InvalidRequest(found.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
+    if found.dataset_file is None or not found.own or not found.whole:
+        expected, remedy = "a whole dataset, by its dataset file", "`index` makes one for shards of other tools."
+        raise InvalidRequest(found.where, "shards", expected=expected, remedy=remedy)
+    return local_folder(found.folder), base_name(found.dataset_file).removesuffix(DATASET_SUFFIX)
+
+
+def _opened(folder: Folder, base: str) -> Removal:
+    """Return a dataset, once it was seen that its files are its own, and plain.
+
+    Raises:
+        InvalidRequest: Its shards lie in another folder.
+        OutputExists: There are files that are no part of it, and may hold the samples, too.
+        CorruptShard: Its dataset file is damaged.
+    """
+    from shardtool.dataset.find import open_dataset, recorded_pattern
+    from shardtool.publish.foreign_indexes import StaleIndexes
+
+    path = folder.full_path(base + DATASET_SUFFIX)
+    dataset = open_dataset(path)
+    file = dataset.file
+    if file is None:
+        raise CorruptShard(path, "no dataset file of shardtool")
+    if file.shards_folder:
+        found, expected = f"shards in the folder {file.shards_folder}", "shards beside it"
+        raise InvalidRequest(path, found, expected=expected, remedy="`reshard` makes such a dataset.")
+    names = [local_name(one.name) for one in file.shards]
+    pattern = replace(recorded_pattern(file) or parse_pattern(names), folder=folder.path)
+    there = folder.names()
+    own = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, local_name(file.name) + ".skipped"}
+    others = [name for name in there if pattern.owns(name) and name not in own]
+    others += [name for name in there if name.startswith(f".{base}.before-repair")]
+    if others:
+        remedy = "They may hold the samples, too: finish the run that made them, or remove them."
+        found = f"{counted(len(others), 'file')} that the dataset does not list: {listing(sorted(others), _SHOWN)}"
+        raise OutputExists(path, found, expected="none", remedy=remedy)
+    return Removal(folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, there, appends=False))
+
+
+def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
+    """Return the datasets that have samples which are to go, with these, found by the indexes alone.
+
+    Args:
+        removals: All datasets.
+        options: What was asked for.
+        finished: Whether some have just gone, so that there need be no more.
+
+    Raises:
+        InvalidRequest: There are none, one that was asked for is not there, or no other one would be left.
+        CorruptShard: An index is damaged.
+    """
+    import numpy as np
+
+    from shardtool.names import Names
+    from shardtool.source.selecting import places_of_keys
+    from shardtool.verbs.create.append import keys_of
+    from shardtool.verbs.inspect.samples import pieces
+
+    keys: list[bytes] = []
+    rows: list[NDArray[np.int64]] = []
+    try:
+        for piece in pieces([one.dataset for one in removals], options.where):
+            piece.raise_damage()
+            keys.append(keys_of(piece.part))
+            rows.append(piece.rows)
+    except InvalidRequest:
+        if finished:  # just now, all of them have gone
+            return []
+        raise
+    if options.keys_from is not None:
+        gone = {mark for one in removals for mark in one.gone()}
+        places = places_of_keys(Names.parse(b"".join(keys)), options.keys_from, gone)
+        starts = np.cumsum([0, *map(len, rows)])
+        parts = np.split(places, np.searchsorted(places, starts[1:-1]))
+        rows = [some - start for some, start in zip(parts, starts, strict=False)]
+    each = [(one, shard) for one in removals for shard in one.dataset.shards]
+    for (one, shard), some, names in zip(each, rows, keys, strict=True):
+        if len(some):
+            of_shard = names[:-1].split(b"\0")
+            one.rows[shard.number] = some
+            one.keys += [of_shard[at] for at in some.tolist()]
+    for one in removals:
+        if len(one.keys) == sum(shard.samples for shard in one.file.shards):
+            found, remedy = f"all of its {counted(len(one.keys), 'sample')}", "Remove its files instead."
+            raise InvalidRequest(one.path, found, expected="some that stay", remedy=remedy)
+    return [one for one in removals if one.rows]
+
+
+@dataclass(slots=True)
+class Removal:
+    """A dataset, and which of its samples are to go.
+
+    Attributes:
+        folder: Where it lies.
+        base: The name of its dataset file, without the ending.
+        pattern: The names of its files.
+        dataset: Its shards.
+        file: What its dataset file says.
+        beside: The index files of other tools.
+        rows: The samples that are to go, by the numbers of their shards.
+        keys: Their keys.
+    """
+
+    folder: Folder
+    base: str
+    pattern: ShardPattern
+    dataset: StoredDataset
+    file: DatasetFile
+    beside: StaleIndexes
+    rows: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    keys: list[bytes] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        """The path of its dataset file."""
+        return self.folder.full_path(self.base + DATASET_SUFFIX)
+
+    @property
+    def shards(self) -> list[StoredShard]:
+        """The shards that are written again."""
+        return [shard for shard in self.dataset.shards if shard.number in self.rows]
+
+    @property
+    def skipped_file(self) -> str:
+        """The name of the list of what was left out."""
+        return local_name(self.file.name) + SKIPPED_SUFFIX
+
+    def skipped(self) -> list[Skipped]:
+        """Return the list of what was left out.
+
+        Raises:
+            CorruptShard: It is not that of the dataset.
+        """
+        where = self.folder.full_path(self.skipped_file)
+        try:
+            data = self.folder.read(self.skipped_file) if self.file.skipped else b""
+        except OSError as error:
+            raise CorruptShard(where, reason(error)) from None
+        check_skipped_file(data, self.file, where)
+        return read_skipped(data, where)
+
+    def gone(self) -> set[str]:
+        """Return the marks of the keys of samples that were removed before."""
+        return {one.key for one in self.skipped() if one.code == "removed"}
+
+    @memory_for("removing samples")
+    def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovedFrom:
+        """Write the shards again without the samples, and replace them; `dry`: only find out what that takes.
+
+        Raises:
+            CorruptShard: A shard or an index of theirs is damaged.
+            OutputFailed: The file system refuses.
+        """
+        import numpy as np
+
+        from shardtool.plan.plan import plan_of_counts
+        from shardtool.source.shards import list_datasets
+
+        shards, rows = self.shards, [*self.rows.values()]
+        paths = [shard.path for shard in shards]
+        entries = list_datasets([paths], pool, Observer(), to_format=self.file.format).entries
+        counts = np.bincount(entries.known_spans.file, minlength=len(shards))
+        starts, left = np.cumsum(counts) - counts, counts - [len(some) for some in rows]
+        doomed = np.concatenate([start + some for start, some in zip(starts, rows, strict=True)])
+        stay = entries.take(np.setdiff1d(np.arange(len(entries)), doomed))
+        plan = plan_of_counts(stay, self.file.format, left.tolist())
+        size, before = int(plan.sizes.sum()), sum(one.entry.size for one in shards if one.entry)
+        empty = tuple(one.name for one, count in zip(shards, left.tolist(), strict=True) if not count)
+        result = RemovedFrom(
+            dataset_file=self.path,
+            removed=len(self.keys),
+            samples=sum(one.samples for one in self.file.shards) - len(self.keys),
+            shards=len(self.file.shards),
+            rewritten=tuple(one.name for one in shards),
+            empty=empty,
+            size=size,
+            freed=before - size,
+            fingerprint="",
+        )
+        if dry:
+            return result
+        file = self._replace(plan, entries.take(doomed), pool, notes)
+        if empty:
+            notes.add(
+                f"{listing([*empty], _SHOWN)}: no sample any more; the file stays, so that shards keep their numbers"
+            )
+        if removed := self.beside.removed:
+            again = export_call(self.path, sorted({*removed.values()}), overwrite=True)
+            what = f"{counted(len(removed), 'file')} of other tools' indexes removed, since their shards changed"
+            notes.add(f"{what} ({listing([*removed], _SHOWN)}): {again} makes them again")
+        return replace(result, fingerprint=file.fingerprint)
+
+    def _replace(self, plan: Plan, doomed: Entries, pool: Pool, notes: Notes) -> DatasetFile:
+        """Stage all that is new, and let it take the place of the old; return what the dataset file says."""
+        from shardtool.publish.replacing import replace_staged
+
+        folder, beside = self.folder, self.beside
+        self._discard()
+        check_space(folder, int(plan.sizes.sum()), "written")
+        pool.check(Needs(output=folder.path))
+        try:
+            made = self._pack(plan, pool, notes)
+            file = self._dataset_file(made, doomed)
+            if rows := self._rows():
+                folder.stage_whole(self.skipped_file, rows)
+            for shard in self.shards:
+                beside.drop(local_name(shard.name))
+            beside.remove()
+            replace_staged(folder, self.base, file)
+        except BaseException:
+            if not folder.facts([replacing_name(self.base)]):
+                self._discard()
+            raise
+        return file
+
+    def _discard(self) -> None:
+        """Remove what a killed run has left under temporary names: of any run, for it may hold the samples, too."""
+        clean(Destination(self.folder, self.pattern, "error"))
+        self.folder.discard_staged([self.skipped_file, self.base + DATASET_SUFFIX, replacing_name(self.base)])
+
+    def _pack(self, plan: Plan, pool: Pool, notes: Notes) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
+        """Stage the shards and their sidecars; return what is to be said of each, and its figures before and after."""
+        from shardtool.dataset import sidecar
+        from shardtool.plan.plan import shard_samples
+        from shardtool.write.pack_shard import pack_shard
+
+        observer, found, now = notes.observer, {}, time.time_ns()
+        tasks = [
+            ShardTask(at, local_name(one.name), plan.format, self.folder, shard_samples(plan, at), "stop", now)
+            for at, one in enumerate(self.shards)
+        ]
+        observer.start(len(plan), int(plan.sizes.sum()), len(tasks))
+        for at, result in pool.map(pack_shard, tasks, lambda _, *done: observer.advance(done[0], done[1], 0)):
+            task, before = tasks[at], self.shards[at].index()
+            index = sidecar.index_of(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
+            fact = replace(before.fact, size=result.size, crc=result.crc, plan="", made=None)
+            data, _ = sidecar.encode(index, fact)
+            staged = self.folder.stage_whole(sidecar_name(task.name), data)
+            tally = index.tally()
+            said = output_text(staged.name), len(data), crc32c(data), tally.first_key, tally.last_key
+            entry = ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *said)
+            found[fact.name] = entry, before.tally(), tally
+            observer.advance(0, 0, 1)
+            observer.log(f"{task.name}: written, {tally.samples:,} samples, {fact.size:,} bytes")
+        return found
+
+    def _dataset_file(
+        self, made: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], doomed: Entries
+    ) -> DatasetFile:
+        """Return what the dataset file says once the samples have gone."""
+        file, fields, size = self.file, Counter(self.file.fields), self.file.field_bytes
+        for _, before, after in made.values():
+            fields.subtract(before.fields)
+            fields.update(after.fields)
+            size += after.field_bytes - before.field_bytes
+        counts = {name: count for name, count in fields.items() if count > 0}
+        shards = tuple(made[one.name][0] if one.name in made else one for one in file.shards)
+        rows, total = self._rows(), sum(one.samples for one in shards)
+        kinds = {name: one.kind for name, one in file.features.items()}
+        lists = [name for name, one in file.features.items() if one.is_list]
+        removed = file.made.removed + len(self.keys)
+        return replace(
+            file,
+            shards=shards,
+            fields=counts,
+            field_bytes=size,
+            skipped=rows.count(b"\n"),
+            skipped_crc=crc32c(rows) if rows else None,
+            features=features_of(counts, kinds, total, lists) if file.features else {},
+            numbers={name: kind for name, kind in file.numbers.items() if name in counts},
+            fingerprint=self._fingerprint(doomed),
+            made=RunRecord({**file.made.document, "removed": removed}),
+        )
+
+    def _rows(self) -> bytes:
+        """Return the list of what was left out, with the samples that go, and without what names them."""
+        keys = {*map(printable, self.keys)}
+        why = "removed from the dataset; this is a hash of its key"
+        new = [Skipped(key_mark(key), "", "removed", why) for key in self.keys]
+        return encode_skipped(merged([one for one in self.skipped() if one.key not in keys], new))
+
+    def _fingerprint(self, doomed: Entries) -> str:
+        """Return the content fingerprint without the samples that go; empty where it is not known."""
+        from shardtool.plan.plan import plan_of_counts, shard_samples
+        from shardtool.write.pack_shard import content_of
+
+        whole = sum_fingerprints([self.file.fingerprint])
+        if whole is None:
+            return ""
+        samples = shard_samples(plan_of_counts(doomed, self.file.format, [len(doomed)]), 0)
+        gone: int | None = None
+        with suppress(ShardError):  # they may go because they are damaged
+            gone = content_of(ShardTask(0, "", self.file.format, self.folder, samples, "stop", 0))
+        expected, known = doomed.known_spans.expected, not samples.content.lists
+        if gone is None and known and bool((expected[doomed.rows.kind == SPAN] >= 0).all()):
+            gone = digest(samples.content, expected.astype("<u4").tobytes(), ())
+        return "" if gone is None else show_fingerprint(whole - gone)

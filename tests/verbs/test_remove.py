@@ -1,0 +1,243 @@
+"""`remove`: samples leave a dataset without a trace; all others stay as they are, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool import InvalidRequest, create, remove, verify
+from shardtool.skipped import key_mark
+from tests import stored
+from tests.faults.helpers import start
+from tests.helpers import flip, identity, read_tree, sidecar, typed, write_tree
+from tests.verbs.test_inspect import tar_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KEYS = [f"{top}/person-{number:03}" for top in ("ann", "bob", "eve") for number in range(20)]
+
+
+def _bytes(key: str) -> bytes:
+    return random.Random(key).randbytes(600)  # noqa: S311 - only to differ
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Give a folder of 60 samples of three people."""
+    files = {f"{key}.jpg": _bytes(key) for key in _KEYS}
+    return write_tree(tmp_path / "source", files | {f"{key}.txt": key.encode() for key in _KEYS[::2]})
+
+
+def _packed(source: Path, ending: str = "tar", count: int = 7) -> Path:
+    pattern = source.parent / "out" / f"out-{{000..}}.{ending}"
+    return source.parent / "out" / create(source, pattern, max_count=count, label_from_folder=True).dataset_file
+
+
+def _traces(folder: Path, keys: list[str]) -> list[tuple[str, str]]:
+    """Return the files that have a key, or a part of a payload, of these samples."""
+    marks = {key: (key.encode(), _bytes(key)[100:132]) for key in keys}
+    files = read_tree(folder)
+    found = (
+        (name, key) for name, data in files.items() for key, pair in marks.items() if any(one in data for one in pair)
+    )
+    return [*found]
+
+
+def _keys(dataset: Path) -> list[str]:
+    return [sample.key for shard in stored.sound(dataset) for sample in shard]
+
+
+def test_no_byte_stays_and_all_others_do(source: Path, ending: str) -> None:
+    """The dataset is sound, has what one without these samples would have, and no file has a trace of them."""
+    dataset, gone = _packed(source, ending), [_KEYS[3], _KEYS[4], _KEYS[41]]
+    before = identity(dataset.parent)
+    (done,) = remove(dataset, keys_from=gone).datasets
+    assert (done.removed, done.samples, done.shards) == (3, 57, 9)
+    assert [name[4:7] for name in done.rewritten] == ["000", "005"]
+    assert done.size == sum((dataset.parent / name).stat().st_size for name in done.rewritten)
+    assert _traces(dataset.parent, gone) == []
+    assert verify(dataset, source=source).sound
+    written = {*done.rewritten, *map(sidecar, done.rewritten), "out.json"}
+    after = identity(dataset.parent)
+    assert {name: after.get(name) for name in before if name not in written} == {
+        name: fact for name, fact in before.items() if name not in written
+    }
+    for key in gone:
+        for path in source.glob(f"{key}.*"):
+            path.unlink()
+    assert (
+        done.fingerprint == create(source, source.parent / f"new-{{0..}}.{ending}", label_from_folder=True).fingerprint
+    )
+    assert _keys(dataset) == [key for key in sorted(_KEYS) if key not in gone]
+
+
+def test_a_dry_run_says_what_would_be_done(source: Path) -> None:
+    """It says which shards, and how large they will be, and touches nothing."""
+    dataset = _packed(source)
+    before = identity(dataset.parent)
+    plan = json.loads(typed("remove", dataset, "--where", "key < 'ann/person-002'", "--dry-run", "--json").out)
+    assert identity(dataset.parent) == before
+    done = json.loads(typed("remove", dataset, "--where", "key < 'ann/person-002'", "--json").out)
+    for found in (plan, done):
+        del found["seconds"], found["datasets"][0]["fingerprint"]
+    assert plan == {**done, "dry_run": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--where", "key == 'nobody'"), "no sample"), (("--where", "key > ''"), "all of its"), ((), "neither"),
+     (("--keys-from", "none"), "no such file"), (("--where", "key > 'b'", "--keys-from", "none"), "used with")],
+)  # fmt: skip
+def test_what_makes_no_sense_touches_nothing(source: Path, words: tuple[str, ...], says: str) -> None:
+    """No such sample, all samples, and contradictions are errors, and nothing is touched."""
+    dataset = _packed(source)
+    before = identity(dataset.parent)
+    ran = typed("remove", dataset, *words)
+    assert (ran.code, says in ran.err, identity(dataset.parent)) == (2, True, before), ran
+    with pytest.raises(InvalidRequest, match="1 key that no sample has: x"):
+        remove(dataset, keys_from=[_KEYS[0], "x"])
+    assert identity(dataset.parent) == before
+
+
+def test_only_whole_datasets_of_ours(source: Path, tmp_path: Path) -> None:
+    """Shards without a dataset file, and some of a dataset's, are refused."""
+    dataset = _packed(source)
+    shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
+    for given in (shard, dataset.parent / "out-000.tar"):
+        ran = typed("remove", given, "--where", "key > ''")
+        assert (ran.code, "expected a whole dataset" in ran.err) == (2, True), ran
+
+
+def test_what_is_no_part_of_the_dataset_is_found(source: Path) -> None:
+    """What a killed run has left under temporary names goes, too; shards that are not listed are refused."""
+    dataset = _packed(source)
+    (dataset.parent / ".out-001.tar.part").write_bytes(_bytes(_KEYS[0]))
+    shutil.copy(dataset.parent / "out-000.tar", dataset.parent / "out-009.tar")
+    assert typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'").code == 5
+    (dataset.parent / "out-009.tar").unlink()
+    assert typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'").code == 0
+    assert _traces(dataset.parent, [_KEYS[0]]) == []
+
+
+def test_an_empty_shard_keeps_its_number(source: Path, ending: str) -> None:
+    """A shard without a sample stays, and the dataset is sound; a class without one keeps its number."""
+    dataset = _packed(source, ending)
+    (done,) = remove(dataset, where="key < 'bob'").datasets
+    assert (done.samples, done.empty[:2]) == (40, (f"out-000.{ending}", f"out-001.{ending}"))
+    assert verify(dataset).sound
+    assert json.loads(dataset.read_text())["shardtool"]["classes"]["cls"] == ["ann", "bob", "eve"]
+    assert _keys(dataset) == sorted(_KEYS)[20:]
+
+
+def test_nobody_brings_them_back_unasked(source: Path) -> None:
+    """`--resume` and appends of what is new leave them out, and say so; `--overwrite` takes them again, and says so."""
+    dataset, gone = _packed(source), _KEYS[5]
+    remove(dataset, keys_from=[gone])
+    again = ("create", source, dataset.parent / "out-{000..}.tar", "--max-count", "7", "--label-from-folder")
+    for words in (("--resume",), ("--append", "--on-duplicate", "first")):
+        ran = typed(*again, *words)
+        assert (ran.code, "1 sample left out, which `remove` took out of the dataset" in ran.err) == (0, True), ran
+        assert _keys(dataset) == [key for key in sorted(_KEYS) if key != gone]
+        assert key_mark(gone.encode()) in (dataset.parent / "out.skipped").read_text()
+        assert verify(dataset, source=source).sound
+    assert "were removed before" in "".join(remove(dataset, keys_from=[gone]).notes)
+    ran = typed(*again, "--overwrite")
+    assert (ran.code, gone in _keys(dataset), "will be in it again" in ran.err) == (0, True, True)
+
+
+def test_splits_are_done_one_by_one(source: Path) -> None:
+    """Each split that has such samples gets new shards; the others are not touched, and they stay splits of one."""
+    folder = source.parent / "out"
+    create(source, folder / "{split}-{000..}.tar", split="a=0.5,b=0.4,c=0.1", max_count=9)
+    splits = {name: _keys(folder / f"{name}.json") for name in "abc"}
+    gone, before = [splits["a"][0], splits["b"][-1]], identity(folder)
+    ran = remove(f"{folder}/{{split}}.json", keys_from=gone)
+    assert [os.path.basename(one.dataset_file) for one in ran.datasets] == ["a.json", "b.json"]
+    assert {name for name, fact in identity(folder).items() if before.get(name) != fact} == {
+        name for one in ran.datasets for shard in one.rewritten for name in (shard, sidecar(shard))
+    } | {"a.json", "b.json", "a.skipped", "b.skipped"}
+    report = typed("verify", f"{folder}/{{split}}.json", "--source", source)
+    assert (report.code, _traces(folder, gone)) == (0, []), report
+
+
+def test_metadata_stay_and_a_list_of_what_was_left_out_is_renewed(tmp_path: Path) -> None:
+    """Columns of the others are as before; rows of the list that name the sample go."""
+    files = {"a.json": b'{"n": 1}', "b.json": b'{"n": 2}', "c.json": b'{"n": 3}', "bad.json": b"{", "b.x": b"1"}
+    made = create(write_tree(tmp_path / "s", files), tmp_path / "o-{000..}.tar", columns_from=["json"], on_error="skip")
+    data = tmp_path / made.dataset_file
+    remove(data, where="n == 2")
+    assert [sample.columns["n"] for shard in stored.sound(data) for sample in shard] == [1, 3]
+    rows = [json.loads(line) for line in (tmp_path / "o.skipped").read_text().splitlines()]
+    assert [row["code"] for row in rows] == ["removed", "bad-json"]
+    assert verify(data).sound
+
+
+def test_a_damaged_sample_can_go_and_a_damaged_neighbour_stops_it(source: Path, ending: str) -> None:
+    """What is damaged can go, and what is left is sound; damage in a sample that stays ends the run."""
+    dataset = _packed(source, ending)
+    shard = dataset.parent / f"out-000.{ending}"
+    flip(shard, shard.read_bytes().index(_bytes(_KEYS[2])) + 9)
+    before = identity(dataset.parent)
+    ran = typed("remove", dataset, "--where", f"key == '{_KEYS[1]}'")
+    assert (ran.code, identity(dataset.parent)) == (4, before), ran
+    assert typed("remove", dataset, "--where", f"key == '{_KEYS[2]}'").code == 0
+    assert verify(dataset).sound
+    assert _keys(dataset) == [key for key in sorted(_KEYS) if key != _KEYS[2]]
+
+
+_KILLED = """
+import os, signal
+calls = [AT]
+def killing(real):
+    def call(*words, **more):
+        calls[0] -= 1
+        if not calls[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words, **more)
+    return call
+for name in ("rename", "unlink", "fsync"):
+    setattr(os, name, killing(getattr(os, name)))
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_each_step(source: Path) -> None:
+    """At each renaming, removal and fsync: the dataset is the old one, or the next run makes it the new one."""
+    first, gone = _packed(source, count=30), [_KEYS[0], _KEYS[30]]
+    keys, left = source.parent / "{keys}", [key for key in sorted(_KEYS) if key not in gone]
+    keys.write_text("\n".join(gone))
+    seen = set()
+    for at in range(1, 60):
+        folder = source.parent / f"at{at}"
+        shutil.copytree(first.parent, folder)
+        dataset = folder / "out.json"
+        run = start(
+            dataset, f"--keys-from={keys}", verb="remove", code=f"exec({_KILLED.replace('AT', str(at))!r}, {{}})"
+        ).end()
+        if run.code == 0:
+            break
+        assert run.code == -signal.SIGKILL, run.err
+        unfinished = (folder / ".out.replacing").exists()
+        seen.add((dataset.exists(), unfinished))
+        if dataset.exists():
+            assert verify(dataset).sound or unfinished
+        if unfinished:
+            ran = typed(
+                "create", source, folder / "out-{000..}.tar", "--max-count", "30", "--label-from-folder", "--resume"
+            )
+            assert (ran.code, "shardtool remove" in ran.err) == (5, True)
+        elif dataset.exists():
+            assert _keys(dataset) in (left, sorted(_KEYS))
+        assert typed("remove", dataset, "--keys-from", keys).code == 0
+        assert (_keys(dataset), _traces(folder, gone)) == (left, [])
+        assert sorted(read_tree(folder)) == sorted({*read_tree(first.parent), "out.skipped"})
+        shutil.rmtree(folder)
+    assert run.code == 0
+    assert seen == {(True, False), (True, True), (False, True)}
