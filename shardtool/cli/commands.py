@@ -540,7 +540,7 @@ class _Looking(InspectOptions):
         apart=(*_PICTURES, "read_speed", "extract"),
     )  # fmt: skip
     where: str | None = setting(
-        None, "Query that takes samples, as `reshard --where` has it.", section="samples", metavar="QUERY", common=True,
+        None, "Only samples of which this is true, as for reshard.", section="samples", metavar="QUERY", common=True,
         needs={"head|keys|extract|table": "nothing to choose for"},
     )  # fmt: skip
     overwrite: bool = setting(
@@ -566,7 +566,9 @@ class _Looking(InspectOptions):
     read_speed: bool = setting(
         False, "Read for some seconds, as training does, and say how fast it was.", apart=("extract",), common=True
     )
-    decode: bool = setting(False, "Decode images and other fields, too.", needs={"read_speed": "nothing is read"})
+    decode: bool = setting(
+        False, "With `read_speed`, decode images and other fields, too.", needs={"read_speed": "nothing is read"}
+    )
 
     @property
     def summary(self) -> bool:

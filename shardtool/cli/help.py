@@ -11,7 +11,7 @@ import shutil
 import sys
 from functools import cache
 from inspect import cleandoc
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -19,9 +19,13 @@ from shardtool.cli.suggest import meant_option
 from shardtool.errors import printable
 from shardtool.wording import FAMILIES
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 _WIDEST = 100
 _COLUMN = 26  # of names, at most; longer ones have a line of their own
 _EXAMPLES = 6  # on the first screen
+_HYPHEN = "\u2011"  # at which no line is broken
 _OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -131,6 +135,29 @@ def _others(ctx: click.Context) -> dict[str, list[str]]:
     return {name: verb.shown() for name, verb in verbs.items() if isinstance(verb, Verb)}
 
 
+class _Page(click.HelpFormatter):
+    """A page as wide as the terminal, up to 100 columns, on which no line ends within an option's name."""
+
+    def __init__(self) -> None:
+        super().__init__(width=width())
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        super().write_text(text.replace("-", _HYPHEN))
+
+    def write_options(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Write options, and what each does."""
+        self.write_dl([(names, text.replace("-", _HYPHEN)) for names, text in rows], col_max=_COLUMN)
+
+    def write_lines(self, lines: Iterable[str]) -> None:
+        """Write lines as they are."""
+        self.write("".join(f"{'':{self.current_indent}}{line}\n" for line in lines))
+
+    def getvalue(self) -> str:
+        """Return the page."""
+        return super().getvalue().replace(_HYPHEN, "-").rstrip("\n")
+
+
 def width() -> int:
     """Return how wide the help is: as the terminal, up to 100 columns."""
     return min(_WIDEST, max(50, shutil.get_terminal_size((_WIDEST, 24)).columns))
@@ -146,29 +173,29 @@ def overview(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> s
     """
     page = _page(group, ctx)
     with page.section("Verbs"):
-        page.write_dl([*verbs.items()])
+        page.write_options([*verbs.items()])
     with page.section("Examples"):
-        page.write("".join(f"  {line}\n" for line in examples(group)))
+        page.write_lines(examples(group))
     page.write_paragraph()
     page.write_text(cleandoc(group.help or "").rpartition("\n\n")[2])
-    return page.getvalue().rstrip("\n")
+    return page.getvalue()
 
 
 def brief(verb: Verb, ctx: click.Context) -> str:
     """Return the help of one screen."""
     page = _page(verb, ctx)
     with page.section("Examples"):
-        page.write("".join(f"  {line}\n" for line in examples(verb)[:_EXAMPLES]))
+        page.write_lines(examples(verb)[:_EXAMPLES])
     records = [one.get_help_record(ctx) for one in verb.options() if one.common]
     rows = [(record[0], _first_sentence(record[1])) for record in records if record]
     if rows:
         with page.section("Common options"):
-            page.write_dl(rows, col_max=_COLUMN)
+            page.write_options(rows)
     page.write_paragraph()
     known = verb.topics()
     more = f", or shardtool help {verb.name} TOPIC ({', '.join(known)})" if len(known) > 1 else ""
     page.write_text(f"More: shardtool {verb.name} --help{more}.")
-    return page.getvalue().rstrip("\n")
+    return page.getvalue()
 
 
 def full(verb: Verb, ctx: click.Context) -> str:
@@ -177,13 +204,13 @@ def full(verb: Verb, ctx: click.Context) -> str:
     for name, topic in verb.topics().items():
         records = [one.get_help_record(ctx) for one in verb.options() if one.section == name]
         if rows := [record for record in records if record]:
-            rows += [("-h, --help", "Show the options of most runs, or all.")] if name == "output" else []
+            rows += [("-h, --help", "Show what most runs need (-h), or all (--help).")] if name == "output" else []
             with page.section(topic.title):
-                page.write_dl(rows, col_max=_COLUMN)
+                page.write_options(rows)
     if known := verb.topics():
         page.write_paragraph()
         page.write_text(f"More: shardtool help {verb.name} TOPIC, which is one of: {', '.join(known)}.")
-    return page.getvalue().rstrip("\n")
+    return page.getvalue()
 
 
 def about(verb: Verb, ctx: click.Context, name: str) -> str:
@@ -196,22 +223,22 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
     if name not in known:
         message = f"`shardtool {verb.name}` has no topic {name!r}, but: {', '.join(known)}."
         raise click.UsageError(message, ctx)
-    page = click.HelpFormatter(width=width())
+    page = _Page()
     page.write_text(f"shardtool {verb.name}: {known[name].title}")
     page.write_paragraph()
     with page.indentation():
         page.write_text(" ".join(said(verb, name)))
     here = [one for one in verb.options(rare=True) if one.section == name]
     with page.section("Options"):
-        page.write_dl([record for one in here if (record := one.get_help_record(ctx))], col_max=_COLUMN)
+        page.write_options([record for one in here if (record := one.get_help_record(ctx))])
     for family, keys in keys_of(verb, name).items():
         with page.section(f"Keys of --{family}"):
-            page.write_dl([one.key_record() for one in keys], col_max=_COLUMN)
+            page.write_options([one.key_record() for one in keys])
     words = {word for one in here for word in one.opts if word.startswith("--")}
     if shown := [line for line in examples(verb) if words & {*line.split()}]:
         with page.section("Examples"):
-            page.write("".join(f"  {line}\n" for line in shown))
-    return page.getvalue().rstrip("\n")
+            page.write_lines(shown)
+    return page.getvalue()
 
 
 def said(verb: Verb, name: str) -> list[str]:
@@ -229,9 +256,9 @@ def keys_of(verb: Verb, name: str) -> dict[str, list[Option]]:
     return found
 
 
-def _page(command: click.Command, ctx: click.Context, *, all_of_it: bool = False) -> click.HelpFormatter:
+def _page(command: click.Command, ctx: click.Context, *, all_of_it: bool = False) -> _Page:
     """Return a page with the usage, and what is said of the verb: a sentence, or all of it."""
-    page, text = click.HelpFormatter(width=width()), cleandoc(command.help or "")
+    page, text = _Page(), cleandoc(command.help or "")
     page.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(ctx)))
     page.write_paragraph()
     with page.indentation():

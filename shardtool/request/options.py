@@ -138,9 +138,9 @@ class OutputOptions(WorkerOptions):
     )
     seed: int = setting(0, "Seed of `shuffle` and `split`.", within=_SEED, common=True)
     where: str | None = setting(
-        None, "Query that takes samples: \"label == 'dog' and width > 256\". It knows the columns of a manifest, of "
-        "indexes, of `join` and `columns_from`, and: of files key, path, folder and size; of datasets key, shard, size "
-        "and fields.", section="choosing", metavar="QUERY", common=True,
+        None, "Only samples of which this is true: \"label == 'dog' and width > 256\". It knows the columns of a "
+        "manifest, of indexes, of `join` and `columns_from`, and: of files key, path, folder and size; of datasets "
+        "key, shard, size and fields.", section="choosing", metavar="QUERY", common=True,
     )  # fmt: skip
     split: Shares | None = setting(
         None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each becomes a dataset; its name takes the place of "
@@ -189,9 +189,10 @@ class OutputOptions(WorkerOptions):
     append: bool | None = spelled("if_exists=append")
     resume: bool | None = spelled("if_exists=resume")
     overwrite: bool | None = spelled("if_exists=overwrite")
+    update: bool | None = spelled("if_exists=update")
     max_removed: str | float = setting(
-        "10%", "Share of the samples that the source may have lost since for `if_exists='resume'`.", form="share",
-        metavar="SHARE", recorded=False,
+        "10%", "Share of the samples that `if_exists='resume'` may remove, where the source has lost them.",
+        form="share", metavar="SHARE", recorded=False,
     )  # fmt: skip
     trust: Trust = setting(
         "time", "How `if_exists='resume'` knows a finished shard: by times and its checksum, or by sizes, reading "
@@ -453,8 +454,8 @@ class CreateOptions(SelectingOptions):
         metavar="N|WxH", common=True,
     )  # fmt: skip
     resize_mode: ResizeMode = setting(
-        "shorter", "What that is: the shorter side, the longer one, both, or a frame that images fill and are cropped "
-        "to, or are fitted into and padded to.",
+        "shorter", "What that is the size of: the shorter side, the longer one, both, or a frame that images fill and "
+        "are cropped to, or fit into and are padded to.",
     )  # fmt: skip
     only_larger: bool = setting(False, "Enlarge no image.", needs={"resize": "nothing is resized"})
     encode: ImageFormat | None = setting(None, "Format that images are written in.")
@@ -487,7 +488,7 @@ class CreateOptions(SelectingOptions):
     )  # fmt: skip
     plan_only: Folder | None = setting(
         None, "File that the plan is written to, for `plan`; no shards are written.", form="path", metavar="FILE",
-        apart=("plan", "part", "stat", "urls"), recorded=False,
+        apart=("plan", "part", "stat", "urls"), recorded=False, rare=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -718,7 +719,7 @@ class InspectOptions(Settings):
     looks: int = setting(
         256, "Number of samples that are opened for their images and labels.", within=(0, 10**6), rare=True
     )
-    seed: int = setting(0, "Seed of the choice of these samples.", within=_SEED)
+    seed: int = setting(0, "Seed of the choice of the samples that are opened.", within=_SEED)
 
 
 @described
@@ -742,7 +743,7 @@ class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 
     where: str | None = setting(
-        None, "Query that takes samples, as that of reshard.", section="choosing", metavar="QUERY", common=True
+        None, "Only samples of which this is true, as for reshard.", section="choosing", metavar="QUERY", common=True
     )
     keys_from: object = setting(
         None, "File with the key of a sample a line, or - for standard input.", form="path", metavar="FILE",

@@ -132,6 +132,7 @@ def test_the_help_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "80")
     lines = typed("create", "--help").out.splitlines()
     assert [line for line in lines if len(line) > 80 and "shardtool create " not in line and line[:4].strip()] == []
+    assert [line for line in lines if re.search(r"--[a-z-]*-$", line)] == []  # no name of an option is torn
 
 
 @pytest.mark.parametrize(
