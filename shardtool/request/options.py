@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -287,12 +288,12 @@ class SelectingOptions(OutputOptions):
         such_as="jpeg=jpg", commas=True, of="folder", within_family="fields {}",
     )  # fmt: skip
     join: object = setting(
-        None, "Table whose columns become the samples' metadata: CSV, Parquet ...", form="path", metavar="TABLE",
-        of="folder", needs={"on": "no column of keys"}, recorded=False,
+        None, "Table whose columns become the samples' metadata: CSV, Parquet, COCO's JSON ...", form="path",
+        metavar="TABLE", of="folder", recorded=False,
     )  # fmt: skip
     on: str | None = setting(
-        None, "Column of `join` that holds keys, or paths of files.", metavar="COLUMN", such_as="key", of="folder",
-        needs={"join": "no table"},
+        None, "Column of `join` that holds keys, or paths of files.", metavar="COLUMN", such_as="key",
+        shown="of COCO's JSON file_name", of="folder", needs={"join": "no table"},
     )  # fmt: skip
     delimiter: str | None = setting(
         None, "Character between the values of a table that is text, of `join` or a manifest: ';', '|' or tab. With "
@@ -327,6 +328,12 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
 
+    def __post_init__(self) -> None:
+        OutputOptions.__post_init__(self)
+        may_say = isinstance(self.join, str | os.PathLike) and ".json" in os.path.basename(self.join).lower()
+        if self.join is not None and not self.on and not may_say:
+            raise no_column()
+
     @property
     def text_form(self) -> TextForm:
         """How a table that is text is written, as far as its name does not say."""
@@ -340,6 +347,11 @@ class SelectingOptions(OutputOptions):
         """
         if given := self.first_given("" if self.join is not None else "delimiter|no_header"):
             raise InvalidRequest(option(given), "no table", expected=f"a manifest, or {option('join', 'TABLE')}")
+
+
+def no_column() -> InvalidRequest:
+    """Return the error for a table to be joined that nothing says how."""
+    return InvalidRequest(option("join"), "no column of keys", expected=f"{option('on', 'key')}, too")
 
 
 def _fetching(default: Default, text: str, **facts: Any) -> Default:

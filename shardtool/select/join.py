@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from keyword import iskeyword
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
+from shardtool.request.options import no_column
 from shardtool.request.texts import BY_NAME
 from shardtool.select.fields import Field, paths_of, with_fields
 from shardtool.table.columns import (
@@ -33,11 +35,13 @@ from shardtool.table.columns import (
     is_key,
     is_text,
     key_texts,
+    may_repeat,
     no_such,
     places_among,
 )
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.values import (
+    check_list_field,
     column_texts,
     has_text,
     large_places,
@@ -46,12 +50,13 @@ from shardtool.table.values import (
     number_of,
     numbered,
     render_values,
+    unnamed_places,
 )
 from shardtool.values import INLINE, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -77,6 +82,7 @@ class JoinedSamples:
         unmatched: How many samples have no row.
         unused: How many rows have no sample.
         notes: What people should know of these.
+        classes: Of columns of class numbers, or of lists of these: the names of classes.
     """
 
     entries: Entries
@@ -84,25 +90,29 @@ class JoinedSamples:
     unmatched: int
     unused: int
     notes: tuple[str, ...]
+    classes: Mapping[str, list[str]]
 
 
 def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> JoinedSamples:
     """Return the samples with the columns of a table as metadata.
 
     A sample's row is the one with its key, or, where the samples have a column of metadata called `on`, with what that
-    says of the sample. Of files, where no key matches, it is the one with the path of a file of the sample. A column
-    that the samples have already is replaced for those that have a row.
+    says of the sample. Where no key matches, it is, of files, the one with the path of a file of the sample, and else
+    the one with a name that is the key up to its first dot. A column that the samples have already is replaced for
+    those that have a row.
 
     Args:
         entries: The samples.
         table: See `open_table`.
-        on: The table's column of keys.
+        on: The table's column of keys; empty: the one that its format says.
         form: How the table is written, where its name does not say it.
 
     Raises:
         InvalidRequest: The table cannot be read, its keys are no keys, no row matches, or a column cannot be joined.
     """
     source = open_table(table, {on}, form)
+    if not (on := on or source.on):
+        raise no_column()
     names = _check_columns(source, on)
     had = {} if entries.metadata is None else {one.name: one.type for one in entries.metadata.schema}
     texts = {name for name in names if name in had and is_text(had[name])}
@@ -114,10 +124,15 @@ def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> 
             raise InvalidRequest(source.where, problem, expected=expected, remedy=remedy)
     rows, keys = _row_keys(Rows(source.where, columns, None), on), _sample_keys(entries, on)
     del columns[on]
-    found, told = places_among(keys, rows), list[str]()
-    if on not in had and _has_paths(entries) and not np.any(found >= 0):
-        found = _places_by_path(entries, rows, source.where)
-        told = [f"column {on!r} holds paths of files, not keys: samples have the row of their file's path"]
+    found, told = places_among(keys, rows), [*source.notes]
+    if on not in had and not np.any(found >= 0):
+        whose = "file's path"
+        if _has_paths(entries):
+            found = _places_by_path(entries, rows, source.where)
+        if not np.any(found >= 0) and not may_repeat(stems := _stems(rows)):
+            found, whose = places_among(keys, stems), "key, with an ending"
+        if on != source.on and np.any(found >= 0):
+            told += [f"column {on!r} holds paths of files, not keys: samples have the row of their {whose}"]
     lone = np.flatnonzero(found < 0)
     if len(lone) == len(keys):
         side = "keys" if on not in had else f"values of the samples' column {on!r}"
@@ -131,7 +146,7 @@ def join(entries: Entries, table: object, on: str, form: TextForm = BY_NAME) -> 
     if heavy := heavy_columns(source.schema):
         told.append(f"columns of bytes in {source.name} left out: {listing(heavy)}")
     notes = (*told, *_notes(source.name, entries.keys, lone, rows, unused), *replaced)
-    return JoinedSamples(entries, source.name, len(lone), len(unused), notes)
+    return JoinedSamples(entries, source.name, len(lone), len(unused), notes, source.classes)
 
 
 def _has_paths(entries: Entries) -> bool:
@@ -187,6 +202,12 @@ def _places_by_path(entries: Entries, rows: Names, where: str) -> NDArray[np.int
     found = np.full(len(entries), -1, np.int64)
     found[owners] = places[hits]
     return found
+
+
+def _stems(names: Names) -> Names:
+    """Return names of files without their endings, the keys that samples of such files have."""
+    folders = (name.rpartition(b"/") for _, some in names.chunks() for name in some)
+    return Names.of(above + slash + name.partition(b".")[0] for above, slash, name in folders)
 
 
 def _check_columns(source: Table, on: str) -> list[str]:
@@ -335,7 +356,11 @@ def _spread(column: pa.Array, found: NDArray[np.int64], before: pa.Array | None)
 
 
 def set_fields(
-    entries: Entries, fields: tuple[tuple[str, str], ...], classes: Sequence[str], known: Classes | None = None
+    entries: Entries,
+    fields: tuple[tuple[str, str], ...],
+    classes: Sequence[str],
+    known: Classes | None = None,
+    names: Mapping[str, list[str]] = MappingProxyType({}),
 ) -> tuple[Entries, tuple[str, ...]]:
     """Return the samples with values of metadata as fields, in place of fields of these names, and notes.
 
@@ -347,6 +372,7 @@ def set_fields(
         fields: (field, column).
         classes: Those of the fields whose values are numbered, in the order of their bytes.
         known: The numbers that classes have already.
+        names: Of columns of class numbers, or of lists of these: the names of classes.
 
     Raises:
         InvalidRequest: A column that is not there, or holds what cannot be a field.
@@ -356,13 +382,16 @@ def set_fields(
     made, notes = [], []
     for name, column in fields:
         had = _samples_with(entries, name)
-        labels = (known or Classes("", {}, grows=True)) if name in classes else None
-        made.append(_field(entries, (name, column), had, labels))
+        called = names.get(column)
+        own = Classes("", {} if called is None else {name: called}, grows=True)
+        made.append(_field(entries, (name, column), had, (known or own) if name in classes else None, called))
         notes.append(_note(made[-1], column, int(np.count_nonzero(had))))
     return with_fields(entries, made), tuple(notes)
 
 
-def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], known: Classes | None) -> Field:
+def _field(
+    entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], known: Classes | None, called: list[str] | None
+) -> Field:
     """Return the field that a column is.
 
     Args:
@@ -370,9 +399,15 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
         pair: The field, and the column.
         had: Which samples have a field of its name.
         known: The numbers that classes have already, where the values are labels; None: they are not.
+        called: The names of classes, where the values are their numbers.
     """
     (name, column), label = pair, known is not None
     values = _metadata(entries, name, column, label=label)
+    if called is not None:
+        check_list_field(name, column, values.type)
+        expected = f"numbers of its classes, 0 to {len(called) - 1:,}"
+        _refuse(entries, unnamed_places(values, called), f"column {column!r}: the number of no class", expected)
+        values = arrow.texts(called).take(values) if label else values
     number: Number | None = "int64" if label else number_of(values.type)
     missing = missing_places(values)
     alike = number is not None or name in entries.values.inline or name in entries.values.classes
@@ -380,7 +415,7 @@ def _field(entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], know
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'{option("where")} "{query}" leaves them out.'
     _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
-    labels = None
+    labels = called
     if label:
         values, labels = numbered(values, name, known)
     given = np.ones(len(entries), bool)

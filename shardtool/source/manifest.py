@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.dataset_file import open_classes
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
+from shardtool.entries.classes import Classes
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
@@ -60,6 +61,7 @@ from shardtool.table.columns import (
 from shardtool.table.open import open_table, read_columns, readable
 from shardtool.table.values import (
     ArrowTexts,
+    check_list_field,
     column_texts,
     has_text,
     large_places,
@@ -69,12 +71,13 @@ from shardtool.table.values import (
     numbered,
     render_rows,
     render_values,
+    unnamed_places,
 )
 from shardtool.values import FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -115,7 +118,7 @@ class ManifestSource(Source):
         self._table = table = open_table(source, {column for _, column in asked_columns(options)}, options.text_form)
         self.name, self._where = table.name, table.where
         self._roles = roles = choose(self._where, table.schema, options, self._first_ending)
-        self.notes = roles.notes
+        self.notes = [*table.notes, *roles.notes]
         self._root = _root(options, table.folder)
         self._is_typed = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
         is_own = self._is_typed or not isinstance(source, str | os.PathLike)  # no file says these paths: the user does
@@ -185,7 +188,7 @@ class ManifestSource(Source):
         rows = Rows(self._where, self._columns, self._numbers)
         check_types(rows, roles, options.classes, self._table.schema)
         check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
-        check_values(rows, roles)
+        check_values(rows, roles, self._table.classes)
         self._number_labels()
         urls = self._take_urls()
         sizes: _OneOrEach = _GUESSED
@@ -385,9 +388,15 @@ class ManifestSource(Source):
 
     def _number_labels(self) -> None:
         """Number the labels, also of samples that are left out, so that they keep their numbers."""
-        columns = dict(self._roles.values)
-        for name in self._options.classes:
-            self._labels[name], self._classes[name] = numbered(self._columns[columns[name]], name, self._known)
+        for name, column in self._roles.values:
+            values, known, called = self._columns[column], self._known, self._table.classes.get(column)
+            if called is not None:
+                check_list_field(name, column, values.type)
+                self._classes[name] = called
+            if name in self._options.classes:
+                if called is not None:
+                    values, known = arrow.texts(called).take(values), known or Classes("", {name: called}, grows=True)
+                self._labels[name], self._classes[name] = numbered(values, name, known)
 
     def _tasks(self, paths: list[pa.Array]) -> Iterator[ListedTask]:
         """Yield about `TASKS` tasks, in which workers look at files."""
@@ -693,8 +702,13 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
         want(column, "bytes", "bytes, or text", right=right, remedy=f"{option('values')} takes a column of numbers.")
 
 
-def check_values(rows: Rows, roles: Roles) -> None:
+def check_values(rows: Rows, roles: Roles, classes: Mapping[str, list[str]]) -> None:
     """Refuse nulls where a value must be, and values that cannot be written.
+
+    Args:
+        rows: The rows of the table.
+        roles: What each column is for.
+        classes: Of columns of class numbers, or of lists of these: the names of classes.
 
     Raises:
         InvalidRequest: There are such values.
@@ -711,6 +725,10 @@ def check_values(rows: Rows, roles: Roles) -> None:
     for name in roles.columns_of("values"):
         bad = large_places(rows.columns[name])
         rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
+        if name in classes:
+            bad, expected = unnamed_places(rows.columns[name], classes[name]), f"0 to {len(classes[name]) - 1:,}"
+            remedy = f"{option('where')} can leave such rows out."
+            rows.refuse(bad, f"column {name!r}: the number of no class", expected=expected, remedy=remedy)
     for name in roles.meta:
         problem = f"column {name!r}: an infinite number"
         remedy = f"Make it null, or leave the column out of {option('meta')}."

@@ -107,7 +107,7 @@ def _may_be_folder(path: str) -> bool:
 
 _FROM_COMMAND = "`shardtool create 'pipe:COMMAND' OUTPUT`"
 _TABLES = (".xlsx", ".xls", ".ods", ".pkl", ".pickle", ".orc", ".sqlite", ".db")  # of other programs
-_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON lines, Parquet or Feather"
+_OR_TABLE = "a folder of samples, or a table: CSV, TSV, JSON, Parquet or Feather"
 
 
 def check_folder(source: str) -> None:
@@ -190,7 +190,7 @@ def _shards(source: str) -> str:
 
 def _of_file(source: str) -> str:
     if source.endswith(DATASET_SUFFIX):
-        return "JSON, such as COCO's, or a list of rows, becomes a table first: docs/examples.md shows how."
+        return "JSON is a table where it is a list of objects, a row each, or COCO's images and annotations."
     if source.endswith(_TABLES):
         return "Save it as CSV or Parquet."
     if source.endswith(".txt"):

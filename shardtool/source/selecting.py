@@ -99,11 +99,12 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     Raises:
         InvalidRequest: The table, the query or a column is not what it must be, or no sample is left.
     """
+    names: Mapping[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join
 
         joined = join(listed.entries, options.join, options.on or "", options.text_form)
-        recorded = {**listed.recorded, "join": joined.name}
+        recorded, names = {**listed.recorded, "join": joined.name}, joined.classes
         listed = replace(listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes))
     if (query := options.where) is not None:
         from shardtool.select.query import matching
@@ -117,7 +118,8 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     from shardtool.dataset.dataset_file import open_classes
     from shardtool.select.join import set_fields
 
-    entries, notes = set_fields(listed.entries, values, options.classes, open_classes(options.classes_from))
+    known = open_classes(options.classes_from)
+    entries, notes = set_fields(listed.entries, values, options.classes, known, names)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from shardtool.storage.places import (
     join,
     names_in,
     objects_below,
+    read_head,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = (".jsonl", ".ndjson")
+JSON = ".json"
 ARROW = (".feather", ".arrow", ".ipc")
 PARQUET = ".parquet"
 _PACKED = (".gz", ".bz2", ".zst")
@@ -48,7 +51,7 @@ def table_ending(path: str) -> str:
     lower = base_name(path).lower() if is_web(path) else path.lower()  # an address may end in a query
     packed = next((one for one in _PACKED if lower.endswith(one)), "")
     ending = os.path.splitext(lower.removesuffix(packed))[1]
-    text = (*SEPARATORS, *JSON_LINES)
+    text = (*SEPARATORS, *JSON_LINES, JSON)
     return ending if ending in text or (not packed and ending in (PARQUET, *ARROW)) else ""
 
 
@@ -103,6 +106,19 @@ def _parquet_objects(folder: str) -> list[str]:
 
 
 _LOOKED_AT = 8  # names in a folder: there may be millions
+_HEAD = 2**16  # bytes of JSON
+_OF_COCO = re.compile(rb'^\{.*"(images|annotations|categories|licenses)"\s*:\s*\[', re.DOTALL)
+
+
+def _holds_rows(path: str) -> bool:
+    """Tell whether JSON may be rows, or COCO's annotations: a list, or an object with such names and no shards."""
+    if not path.lower().endswith(JSON):  # packed, which a dataset file never is
+        return True
+    try:
+        head = read_head(path, _HEAD)[0].removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError:
+        return False
+    return head[:1] == b"[" or (_OF_COCO.search(head) is not None and b'"shardlist"' not in head)
 
 
 def archive_in(source: object) -> tuple[str, str] | None:
@@ -125,8 +141,10 @@ def is_table(source: object, form: TextForm = BY_NAME) -> bool:
     if not isinstance(source, str | os.PathLike):
         return True
     path = os.fspath(source)
-    if path == "-" or (table_ending(path) and not os.path.isdir(path)) or (form != BY_NAME and os.path.isfile(path)):
+    if path == "-" or (form != BY_NAME and os.path.isfile(path)):
         return True
+    if (ending := table_ending(path)) and not os.path.isdir(path):
+        return ending != JSON or _holds_rows(path)
     if is_url(path):
         if is_web(path) or is_shard_name(base_name(path)) or path.lower().endswith(".zip"):
             return False

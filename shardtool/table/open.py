@@ -52,6 +52,7 @@ from shardtool.table.columns import (
 )
 from shardtool.table.kinds import (
     ARROW,
+    JSON,
     JSON_LINES,
     PARQUET,
     SEPARATORS,
@@ -64,7 +65,7 @@ from shardtool.values import counted, is_utf8
 from shardtool.wording import create_again, either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from typing import Any, BinaryIO, Literal
 
     import pandas as pd
@@ -104,12 +105,18 @@ class Table:
         folder: What relative paths in it count from.
         name: The name of the file, or of the kind of table.
         schema: Its columns.
+        classes: Of columns of class numbers, or of lists of these: the names of classes.
+        on: The column that names samples, where the format says it; else empty.
+        notes: What people should know of it.
     """
 
     schema: pa.Schema
 
     def __init__(self, where: str, folder: str, name: str) -> None:
         self.where, self.folder, self.name = where, folder, name
+        self.classes: Mapping[str, list[str]] = {}
+        self.on = ""
+        self.notes: tuple[str, ...] = ()
 
     def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
         """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
@@ -900,13 +907,31 @@ def _open_file(path: str, form: TextForm) -> Table:
         return ParquetTable(path, [path])
     if ending in ARROW:
         return ArrowTable(path)
+    if ending == JSON:
+        return _read_json_file(path)
     if ending in SEPARATORS or (form.delimiter and ending not in JSON_LINES):
         separator, folder = SEPARATORS.get(ending, ""), folder_of(path)
         return DelimitedTable(path, _opener(path), form, separator, name=base_name(path), folder=folder)
     if ending in JSON_LINES:
         return MemoryTable(path, folder_of(path), read_json_lines(path, _opener(path)), base_name(path))
     remedy = f"Of a text, {option('delimiter')} says what stands between the values."
-    raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON lines, Parquet or Feather", remedy=remedy)
+    raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON, Parquet or Feather", remedy=remedy)
+
+
+def _read_json_file(path: str) -> MemoryTable:
+    """Return the table of an array of rows, or of COCO's annotations."""
+    from shardtool.table.json_file import ON, JsonStream, lines_of, read_coco
+
+    with _opener(path)() as stream:
+        document = JsonStream(path, stream)
+        if document.peek() == "{":
+            table, classes, notes = read_coco(path, document)
+            found = MemoryTable(path, folder_of(path), table, base_name(path))
+            found.classes, found.on, found.notes = classes, ON, notes
+            return found
+        lines = lines_of(path, document)
+    rows = read_json_lines(path, lambda: pa.input_stream(lines, compression="lz4"))
+    return MemoryTable(path, folder_of(path), rows, base_name(path))
 
 
 def _opener(path: str) -> Callable[[], BinaryIO]:

@@ -22,9 +22,11 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import number_classes
+from shardtool.errors import InvalidRequest
+from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -270,6 +272,26 @@ def large_places(column: pa.ChunkedArray) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     found = np.flatnonzero(arrow.numbers(column) > _INT64)
     return np.setdiff1d(found, missing_places(column), assume_unique=True)  # at a null stands anything
+
+
+def unnamed_places(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
+    """Return where a number is that of none of some classes; in lists, none is looked for."""
+    if not pa.types.is_integer(column.type):
+        return np.zeros(0, np.int64)
+    found = arrow.numbers(pc.fill_null(column, 0))
+    return np.flatnonzero((found < 0) | (found >= len(classes)))
+
+
+def check_list_field(name: str, column: str, kind: pa.DataType) -> None:
+    """Refuse lists of class numbers as a field that readers take for one number.
+
+    Raises:
+        InvalidRequest: The field does not end in json.
+    """
+    if pa.types.is_nested(kind) and name.rpartition(".")[2].lower() != "json":
+        found = f"column {column!r} (field {name}) holds lists of class numbers"
+        remedy = f"Call it so: {option('values', {f'{column}.json': column})}."
+        raise InvalidRequest(option("values"), found, expected="a field that ends in json", remedy=remedy)
 
 
 def number_of(kind: pa.DataType) -> Number | None:

@@ -54,15 +54,18 @@ def coco(root: Path) -> None:
     """Write two splits of images and masks, and annotations: of polygons, of run lengths, and an image without any."""
     files = {}
     for split, first in (("train2017", 0), ("val2017", 6)):
-        images, annotations = [], []
+        images, annotations, captions = [], [], []
         for number in range(first, first + 6):
             stem = f"{number * 37 + 9:012}"
             files[f"{split}/{stem}.jpg"] = picture(number)
             files[f"stuffthingmaps/{split}/{stem}.png"] = picture(number, "PNG")
             images.append({"id": number * 37 + 9, "file_name": f"{stem}.jpg", "height": 36, "license": 3})
             annotations += [_annotation(number * 37 + 9, nth) for nth in range(number % 3)]
+            captions += [{"image_id": images[-1]["id"], "id": nth, "caption": f"{nth}: a photo"} for nth in range(2)]
         document = {"info": {}, "images": images, "annotations": annotations, "categories": CATEGORIES}
         files[f"annotations/instances_{split}.json"] = json.dumps(document).encode()
+        of_captions = {"info": {}, "annotations": captions, "images": images}
+        files[f"annotations/captions_{split}.json"] = json.dumps(of_captions, indent=1).encode()
     write_tree(root / "coco", files)
 
 

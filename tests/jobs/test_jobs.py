@@ -128,6 +128,29 @@ def test_coco(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_coco_annotations(tmp_path: Path) -> None:
+    """Each image stands with its mask, its boxes, their classes by numbers from 0, with names, and captions."""
+    inputs.coco(tmp_path)
+    ran = run("coco.sh", tmp_path)
+    assert ran.code == 0, ran
+    for split in ("train2017", "val2017"):
+        theirs = json.loads((tmp_path / f"coco/annotations/instances_{split}.json").read_text())
+        found = samples(*tmp_path.glob(f"shards/{split}-*.tar"))
+        assert sorted(found) == sorted(Path(image["file_name"]).stem for image in theirs["images"])
+        names = dataset(tmp_path / f"shards/{split}.json")["classes"]["labels.json"]
+        categories = {one["id"]: one["name"] for one in theirs["categories"]}
+        for image in theirs["images"]:
+            sample = found[Path(image["file_name"]).stem]
+            assert sample["jpg"] == (tmp_path / f"coco/{split}/{image['file_name']}").read_bytes()
+            assert size_of(sample["png"]) == size_of(sample["jpg"])
+            own = [one for one in theirs["annotations"] if one["image_id"] == image["id"]]
+            assert json.loads(sample["boxes.json"]) == [one["bbox"] for one in own]
+            labels = [names[number] for number in json.loads(sample["labels.json"])]
+            assert labels == [categories[one["category_id"]] for one in own]
+            assert json.loads(sample["captions.json"]) == ["0: a photo", "1: a photo"]
+
+
+@pytest.mark.slow
 def test_ljspeech(tmp_path: Path) -> None:
     """Each clip is in one split, with what is said in it, to the letter."""
     inputs.ljspeech(tmp_path)

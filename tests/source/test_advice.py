@@ -18,7 +18,7 @@ OUTPUT = "new/o-{0..}.tar"
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Give a folder with a folder of samples, two shards of it, and files of other kinds."""
-    files = {"imgs/a.jpg": b"1", "imgs/b.jpg": b"2", "instances.json": b'{"images": []}', "notes.docx": b"x"}
+    files = {"imgs/a.jpg": b"1", "imgs/b.jpg": b"2", "notes.json": b'{"a": [1]}', "notes.docx": b"x"}
     files |= {"labels.xlsx": b"PK", "files.txt": b"imgs/a.jpg\n"}
     write_tree(tmp_path, files)
     create(tmp_path / "imgs", f"{tmp_path}/s-{{0..1}}.tar", CreateOptions(workers=1))
@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Path:
         ("notes.docx", "a file that is no table", "Give the folder that it lies in, ., with --include notes.docx."),
         ("labels.xlsx", "a file that is no table", "Save it as CSV or Parquet."),
         ("files.txt", "a file that is no table", "standard input: `shardtool create - OUTPUT < files.txt`."),
-        ("instances.json", "a file that is no table", "becomes a table first"),
+        ("notes.json", "a file that is no table", "JSON is a table where it is a list"),
         ("nowhere", "no such file or folder", ""),
         ("no*where", "no such file or folder", ""),
         ("no-{0..1}.tar", "no such file or folder", ""),
