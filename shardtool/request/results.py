@@ -252,7 +252,7 @@ class ExtractResult:
     size: int
     seconds: float
     notes: tuple[str, ...]
-    create: Mapping[str, object] = field(default_factory=dict)
+    create: Mapping[str, Any] = field(default_factory=dict)
     dry_run: bool = False
 
     def to_json(self) -> dict[str, object]:

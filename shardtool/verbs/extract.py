@@ -18,7 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from shardtool.errors import InvalidRequest, OutputExists, current_folder, listing, memory_for, printable
@@ -179,7 +179,7 @@ def check_names(names: Names, *, folded: bool = False) -> None:
         raise InvalidRequest(listing(shown, total=len(twice)), f"names that {what}", remedy=remedy)
 
 
-def _same_again(datasets: Sequence[StoredDataset], options: ExtractOptions) -> dict[str, object]:
+def _same_again(datasets: Sequence[StoredDataset], options: ExtractOptions) -> dict[str, Any]:
     """Return the options of `create` that are about the names of these files."""
     known = [one.file.made.options if one.file is not None else {} for one in datasets]
     found = {
@@ -187,6 +187,9 @@ def _same_again(datasets: Sequence[StoredDataset], options: ExtractOptions) -> d
     }
     if options.by_key:
         found.pop("portable", None)
+    is_part = options.where is not None or options.keys_from is not None
+    if is_part and "label_from_folder" in found and len(datasets) == 1:  # of some classes, numbers would be others
+        found["classes_from"] = datasets[0].dataset_file
     return {**found, "exclude": [MANIFEST]} if "hidden" in found else found
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, ExtractOptions, InvalidRequest, create, extract
+from shardtool import CreateOptions, InvalidRequest, create, extract, reshard
 from shardtool.names import Names
 from shardtool.verbs.extract import MANIFEST, check_names
 from tests.faults.helpers import settles, start
@@ -79,7 +79,10 @@ def test_samples_and_fields_that_are_asked_for(tmp_path: Path) -> None:
     assert {*_files(tmp_path / "a")} == wanted | {name.replace(".jpg", ".cls") for name in wanted}
     ran = typed("extract", data, tmp_path / "b", "--where", "key < 'b'", "--dry-run")
     assert (ran.code, ran.out.endswith("nothing was written\n"), (tmp_path / "b").exists()) == (0, True, False)
-    assert extract(data, tmp_path / "b", ExtractOptions(keys_from=["cat/cat-0001"])).samples == 1
+    part = extract(data, tmp_path / "b", where="cls == 'cat'")
+    again = create(tmp_path / "b", tmp_path / "p-{0..}.tar", **part.create)
+    assert again.fingerprint == reshard(data, tmp_path / "q-{0..}.tar", where="cls == 'cat'").fingerprint
+    assert extract(data, tmp_path / "d", keys_from=["cat/cat-0001"]).samples == 1
     keys.write_text("cat/cat-0001\nmouse\n", encoding="utf-8")
     wrong = (("--keys-from", keys), ("--keys-from", tmp_path / "none"), ("--fields", "png"), ("--where", "key == ''"))
     for words in wrong:
@@ -90,7 +93,7 @@ def test_samples_and_fields_that_are_asked_for(tmp_path: Path) -> None:
 def test_metadata_come_back_by_the_table(tmp_path: Path) -> None:
     """The table beside has the metadata of each sample, and `create --join` takes them from there."""
     create(PHOTOS, tmp_path / "o-{0..}.tar", CreateOptions(columns_from=("json",)))
-    extract(tmp_path / "o.json", tmp_path / "x", ExtractOptions(fields=("jpg",)))
+    extract(tmp_path / "o.json", tmp_path / "x", fields=["jpg"])
     table, before = pq.read_table(tmp_path / "x" / MANIFEST), pq.read_table(tmp_path / "o-0.index")
     ran = typed("create", tmp_path / "x", tmp_path / "p-{0..}.tar", "--join", tmp_path / "x" / MANIFEST, "--on", "key")
     after = pq.read_table(tmp_path / "p-0.index")
