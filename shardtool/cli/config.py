@@ -95,6 +95,7 @@ def _words(verb: click.Command) -> list[_Word]:
 
 
 def _read(path: str) -> dict[str, Any]:
+    _check_file(path)
     try:
         found: dict[str, Any] = tomllib.loads(read_small(path, _LARGEST).decode())
     except OSError as error:
@@ -102,6 +103,12 @@ def _read(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(path, f"no TOML: {error}", expected='lines such as max-size = "1GB"') from None
     return found
+
+
+def _check_file(path: str) -> None:
+    """Refuse what is no name of a file here: what others can change tells no run what to do."""
+    if is_url(path) or not base_name(path) or path == "-":
+        raise InvalidRequest(path or "''", "no name of a file here", expected="one such as job.toml")
 
 
 def _value(where: str, value: object, param: click.Option, path: str) -> Any:
@@ -117,6 +124,11 @@ def _value(where: str, value: object, param: click.Option, path: str) -> Any:
     texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
     if isinstance(param.type, click.Path):
         texts = [_from_file(where, one, path) for one in texts]
+    try:
+        for one in texts:
+            param.type.convert(one, param, None)
+    except click.BadParameter as error:
+        raise InvalidRequest(where, error.message) from None
     return texts if param.multiple else ",".join(texts)
 
 
@@ -160,6 +172,7 @@ def save_config(path: str, ctx: click.Context) -> list[str]:
         OutputExists: There is another file of this name.
         OutputFailed: It cannot be written.
     """
+    _check_file(path)
     notes, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _given(ctx, path):
         texts = [] if value is True else [value] if isinstance(value, str) else value
@@ -168,8 +181,6 @@ def save_config(path: str, ctx: click.Context) -> list[str]:
         else:
             lines.append(f"{key} = {_toml(key, value)}")
     data, earlier = "\n".join([*lines, ""]).encode(), ctx.params["config"]
-    if is_url(path):
-        raise InvalidRequest(path, "an address", expected="a file on a file system")
     with suppress(OSError):
         if read_small(path, _LARGEST) == data:
             return notes
