@@ -18,6 +18,7 @@ from shardtool.request.settings import (
     described,
     facts,
     is_several,
+    of_flags,
     setting,
     spellings,
     typed_text,
@@ -294,4 +295,4 @@ def _if_exists(flags: Sequence[str]) -> str:
     if "overwrite" in flags and adding:
         message = f"--{adding} adds to what is there and --overwrite replaces it: choose one."
         raise click.UsageError(message)
-    return "update" if adding == "update" else "-".join(flags) or "error"  # an update appends and resumes by itself
+    return of_flags(flags) or "error"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from operator import index
@@ -133,6 +133,11 @@ def spelled(name: str) -> Any:
         name: The option, or `name=value` for a flag that stands for a value.
     """
     return field(default=None, repr=False, compare=False, metadata={"means": name})
+
+
+def of_flags(flags: Sequence[str]) -> str:
+    """Return the value that flags stand for; an update appends and resumes by itself."""
+    return "update" if "update" in flags and "overwrite" not in flags else "-".join(flags)
 
 
 def like(kind: type, name: str) -> Any:
@@ -316,17 +321,20 @@ class Settings:
         Raises:
             InvalidRequest: Two names have one.
         """
-        values = dict[str, object]()
+        values, flags = dict[str, object](), dict[str, list[str]]()
         for one in fields(self):
             name, _, flag = one.metadata.get("means", "").partition("=")
             given = getattr(self, one.name) if name else None
             if given is None or (flag and not given):
                 continue
-            if self.is_given(name) or (name in values and not flag):
+            if self.is_given(name) or name in values:
                 raise InvalidRequest(one.name, f"used with {name}", expected="one of them: they mean the same")
-            values[name] = f"{values[name]}-{flag}" if name in values else flag or given
             object.__setattr__(self, one.name, None)
-        for name, value in values.items():
+            if flag:
+                flags.setdefault(name, []).append(flag)
+            else:
+                values[name] = given
+        for name, value in {**values, **{name: of_flags(some) for name, some in flags.items()}}.items():
             object.__setattr__(self, name, value)
 
     def _plain(self, name: str, value: Any) -> Any:

@@ -102,6 +102,7 @@ def test_an_observer_beside_them(source: Path) -> None:
         ({"overwrite": True, "append": False}, {"if_exists": "overwrite"}),
         ({"resume": True, "overwrite": True}, {"if_exists": "resume-overwrite"}),
         ({"append": True, "resume": True}, {"if_exists": "append-resume"}),
+        ({"update": True, "resume": True}, {"if_exists": "update"}),
     ],
 )
 def test_names_of_the_command_line(given: dict[str, Any], same: dict[str, Any]) -> None:
@@ -138,6 +139,10 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
         (
             {"overwrite": True, "append": True},
             "if_exists: 'append-overwrite'; expected one of error, resume, overwrite, ",
+        ),
+        (
+            {"overwrite": True, "update": True},
+            "if_exists: 'overwrite-update'; expected one of error, resume, overwrite",
         ),
         ({"include": "*.jpg"}, "include: '*.jpg'; expected several texts, such as ('*.jpg',)"),
     ],
