@@ -113,9 +113,9 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
 def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: DryRunning) -> None:
     """Write the samples of each DATASET into other shards, called OUTPUT.
 
-    Another size, order, format, split or subset: bytes are moved and checked, never decoded. A DATASET is a dataset
-    file (out.json), a pattern, a glob, a folder, or a shard, made by any tool; where there is no index, shards are
-    walked. Several become one.
+    Another size, order, format, split or subset: bytes are moved and checked, and decoded only to be changed. A DATASET
+    is a dataset file (out.json), a pattern, a glob, a folder, or a shard, made by any tool; where there is no index,
+    shards are walked. Several become one.
 
     OUTPUT is a pattern, as for `create`; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
 
@@ -125,6 +125,8 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
       shardtool reshard out.json 'mixed-{000000..}.tar' --shuffle --seed 1
       shardtool reshard out.json 'dogs-{000000..}.tar' --where "label == 'dog'" --fields -json
       shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
+      shardtool reshard out.json 'even-{000000..}.tar' --per-class 100 --of label
+      shardtool reshard out.json 'small-{000000..}.tar' --resize 128 --encode webp
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
       shardtool reshard out.json 'records-{000000..}.tfrecord' --shards 16
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -327,12 +326,34 @@ class SelectingOptions(OutputOptions):
         form="share", metavar="SHARE", common=True,
     )  # fmt: skip
     head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
-
-    def __post_init__(self) -> None:
-        OutputOptions.__post_init__(self)
-        may_say = isinstance(self.join, str | os.PathLike) and ".json" in os.path.basename(self.join).lower()
-        if self.join is not None and not self.on and not may_say:
-            raise no_column()
+    resize: str | int | tuple[int, int] | None = setting(
+        None, "Size of images in pixels; see `resize_mode`.", section="images", form="pixels",
+        metavar="N|WxH", common=True,
+    )  # fmt: skip
+    resize_mode: ResizeMode = setting(
+        "shorter", "What that is the size of: the shorter side, the longer one, both, or a frame that images fill and "
+        "are cropped to, or fit into and are padded to.",
+    )  # fmt: skip
+    only_larger: bool = setting(False, "Enlarge no image.", needs={"resize": "nothing is resized"})
+    encode: ImageFormat | None = setting(None, "Format that images are written in.")
+    quality: int | None = setting(
+        None, "Quality of jpg and webp.", within=(1, 100), shown="90", needs={"resize|encode": "no image is written"},
+        apart=("encode=png, which is lossless and takes none",),
+    )  # fmt: skip
+    images: Texts = setting(
+        (), "Field that holds images.", typed="image", metavar="FIELD", shown="by its ending", needs=_CHANGES
+    )
+    image: Texts | None = spelled("images")
+    masks: Texts = setting(
+        (), "Field that holds images of labels, which are never blended.", typed="mask", metavar="FIELD",
+        needs=_CHANGES,
+    )  # fmt: skip
+    mask: Texts | None = spelled("masks")
+    probe: bool = setting(False, "Put width, height and mode of images into the sidecars.")
+    map: Function | None = setting(
+        None, "Function that is called with each sample, a dict, and returns one, some or None.", form="function",
+        metavar="MODULE:FUNCTION", apart=("if_exists=update, which compares keys, and a function makes its own",),
+    )  # fmt: skip
 
     @property
     def text_form(self) -> TextForm:
@@ -347,6 +368,26 @@ class SelectingOptions(OutputOptions):
         """
         if given := self.first_given("" if self.join is not None else "delimiter|no_header"):
             raise InvalidRequest(option(given), "no table", expected=f"a manifest, or {option('join', 'TABLE')}")
+
+    def of_transform(self) -> Transform | None:
+        """Return what is done to samples; None: nothing."""
+        changes, fetch = self.resize is not None or self.encode is not None or self.probe, self.of_fetch()
+        if not changes and not self.map and fetch is None:
+            return None
+        from shardtool.transform import Transform
+
+        function = self.map if isinstance(self.map, str) else ""
+        if not changes:
+            return Transform(None, function, fetch)
+        from shardtool.transform.image import ImageOptions
+
+        size = None if self.resize is None else pixels("resize", self.resize)
+        images = self.pick(ImageOptions, resize=size, fields=tuple(self.images), masks=tuple(self.masks))
+        return Transform(images, function, fetch)
+
+    def of_fetch(self) -> FetchOptions | None:
+        """Return how the files of URLs are fetched; None: there are none."""
+        return None
 
 
 def no_column() -> InvalidRequest:
@@ -461,34 +502,6 @@ class CreateOptions(SelectingOptions):
         True, "Whether files are looked at; if not, a plan goes by `size`.", typed="no-stat",
         off="Look at no file: a plan then goes by `size`.", rare=True, of="manifest", recorded=False,
     )  # fmt: skip
-    resize: str | int | tuple[int, int] | None = setting(
-        None, "Size of images in pixels; see `resize_mode`.", section="images", form="pixels",
-        metavar="N|WxH", common=True,
-    )  # fmt: skip
-    resize_mode: ResizeMode = setting(
-        "shorter", "What that is the size of: the shorter side, the longer one, both, or a frame that images fill and "
-        "are cropped to, or fit into and are padded to.",
-    )  # fmt: skip
-    only_larger: bool = setting(False, "Enlarge no image.", needs={"resize": "nothing is resized"})
-    encode: ImageFormat | None = setting(None, "Format that images are written in.")
-    quality: int | None = setting(
-        None, "Quality of jpg and webp.", within=(1, 100), shown="90", needs={"resize|encode": "no image is written"},
-        apart=("encode=png, which is lossless and takes none",),
-    )  # fmt: skip
-    images: Texts = setting(
-        (), "Field that holds images.", typed="image", metavar="FIELD", shown="by its ending", needs=_CHANGES
-    )
-    image: Texts | None = spelled("images")
-    masks: Texts = setting(
-        (), "Field that holds images of labels, which are never blended.", typed="mask", metavar="FIELD",
-        needs=_CHANGES,
-    )  # fmt: skip
-    mask: Texts | None = spelled("masks")
-    probe: bool = setting(False, "Put width, height and mode of images into the sidecars.")
-    map: Function | None = setting(
-        None, "Function that is called with each sample, a dict, and returns one, some or None.", form="function",
-        metavar="MODULE:FUNCTION", apart=("if_exists=update, which compares keys, and a function makes its own",),
-    )  # fmt: skip
     on_duplicate: Literal["error", "first"] = setting(
         "error", "What becomes of a sample whose key the dataset has: an error, or the first one stays.",
         section="rerun", needs={"if_exists=append|if_exists=update": "no dataset to compare keys with"},
@@ -529,22 +542,7 @@ class CreateOptions(SelectingOptions):
             return OutputOptions.of_split(self)
         return SplitOptions(column=TOP_FOLDER, option="split_from_folder", seed=self.seed)
 
-    def of_transform(self) -> Transform | None:
-        """Return what is done to samples; None: nothing."""
-        if self.resize is None and self.encode is None and not self.probe and not self.map and not self.urls:
-            return None
-        from shardtool.transform import Transform
-
-        function, fetch = self.map if isinstance(self.map, str) else "", self._of_fetch()
-        if self.resize is None and self.encode is None and not self.probe:
-            return Transform(None, function, fetch)
-        from shardtool.transform.image import ImageOptions
-
-        size = None if self.resize is None else pixels("resize", self.resize)
-        images = self.pick(ImageOptions, resize=size, fields=tuple(self.images), masks=tuple(self.masks))
-        return Transform(images, function, fetch)
-
-    def _of_fetch(self) -> FetchOptions | None:
+    def of_fetch(self) -> FetchOptions | None:
         """Return how the files of URLs are fetched; None: there are none."""
         if not self.urls:
             return None

@@ -312,7 +312,7 @@ def _keys(parts: list[SourceShard]) -> Names:
     return names
 
 
-_CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable")
+_CHANGES_CONTENT = ("select_fields", "drop_fields", "rename_fields", "values", "portable", "resize", "encode", "map")
 _CHOOSES = ("where", "sample", "per_class", "head")
 _ENCODED = "image/encoded"  # what TensorFlow calls an image
 

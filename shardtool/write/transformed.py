@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import SampleFailed
 from shardtool.fetch import FetchFailed, shown_bytes
+from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import Skipped
 from shardtool.transform import BadSample, ChangedSample, Transformer
-from shardtool.values import URL, counted, ends_early, show_size, to_text
+from shardtool.values import SPAN, URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
 from shardtool.write.packer import Field, Packer, ShardRecords, no_report, unreadable
 from shardtool.write.task import ShardResult, SourceFailed, TransformedSamples, digest
@@ -184,6 +185,8 @@ class TransformPacker(Packer):
             self.read_payload(key + self.endings[self.codes[row]], row, payload)
         except OSError as error:
             raise unreadable(self._path(key, row), error) from None
+        if self.expected and self.kinds[row] == SPAN:
+            self.check_crc(row, crc32c(payload))
         return payload
 
     def _check_dots(self, changed: list[ChangedSample]) -> None:

@@ -345,7 +345,7 @@ def dry_run(
     return plan_dataset(source, output, given_options(options, CreateOptions), observer)
 
 
-# `reshard`: datasets become another one, without decoding a sample. The library twin of `shardtool reshard`.
+# `reshard`: datasets become another one, and no sample is decoded that stays as it is. The library twin of the command.
 #
 # It is `create` with shards as the source: the same planner, packers and publisher. What is its own is how samples
 # are chosen and changed between the listing and the plan, and how a global shuffle reads its source.
@@ -358,8 +358,9 @@ def reshard(
 ) -> CreateResult:
     """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
 
-    Bytes are moved and checked, never decoded: where an index has a payload's checksum, a payload with another one
-    ends the run. Where all samples stay as they are, the fingerprint of what was written must be that of the source.
+    Bytes are moved and checked, and decoded only where they are to be changed: where an index has a payload's checksum,
+    a payload with another one ends the run. Where all samples stay as they are, the fingerprint of what was written
+    must be that of the source.
 
     Args:
         datasets: A dataset, or a list of them: each a dataset file, a pattern, a glob, a folder, or a list of shards.

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode, index_of, most_metadata
-from shardtool.errors import InvalidRequest, memory_for
+from shardtool.errors import InvalidRequest, listing, memory_for
 from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads
 from shardtool.plan.order import Bounds, shuffled
@@ -290,8 +290,12 @@ def _estimate(run: Run, transform: Transform) -> NDArray[np.int64]:
     """Return int64[samples]: about how many bytes the records of each changed sample take."""
     entries = run.entries
     transform.check_fields(entries.fields)
+    if lists := [*entries.values.lists]:
+        asked = option(next(name for name in ("resize", "encode", "probe", "map") if getattr(run.options, name)))
+        remedy = f"Leave them out with {option('drop_fields', tuple(lists))}."
+        raise InvalidRequest(asked, f"lists of values: {listing(lists)}", expected="single ones", remedy=remedy)
     before: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _BLOCK
-    if run.is_binary or run.fetches or not len(entries):  # a plan asks no server
+    if run.is_binary or run.fetches or run.listed.compressed or not len(entries):  # a plan asks no server
         return before
     tried = np.sort(shuffled(len(entries), _SEED)[:_TRIED])
     tries = replace(run.outputs[0].pattern, count=None, names=None)  # nothing gets these names

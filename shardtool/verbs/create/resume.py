@@ -80,6 +80,8 @@ class PlannedShard:
         if work:
             work += f" {plan.limits.room} {plan.limits.max_count} {self.run.options.oversize}"
             work += " last" if self.run.dots == "last" else ""  # other keys of the function's may be in the way
+            if self.run.shuffle is not None:  # of shards: the places of payloads say nothing of what they are
+                work += " " + blake2b(self.samples.spans.expected, digest_size=16).hexdigest()
             if (metadata := plan.metadata(self.shard)) is not None:
                 work += " " + blake2b(ipc_stream(metadata), digest_size=16).hexdigest()
         return fingerprint(plan.format, self.samples, work)

@@ -300,8 +300,7 @@ class Packing:
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
             if columns is not None and self.run.makes_keys:  # whose function may have changed labels
-                values = plan.entries.values
-                columns = without_numbers(columns, {*values.numbers, *values.classes})
+                columns = without_numbers(columns, plan.entries.fields)
             if made.images or (self.run.transform and self.run.transform.probes):
                 columns = with_images(columns, made.images)
             left_out = tuple(one for _, one in result.skipped) if self.run.fetches else ()

@@ -338,7 +338,7 @@ class RecordedRun:
     def changes(self) -> bool:
         """Whether payloads were changed on the way."""
         options = self.options
-        return isinstance(options, CreateOptions) and (options.resize is not None or options.encode is not None)
+        return options.resize is not None or options.encode is not None
 
     @property
     def of_table(self) -> str:
@@ -365,15 +365,15 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -
         InvalidRequest: The dataset file records something that is no option, or that the user is to give.
     """
     verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
+    function = recorded.pop("map", "")
+    if type(function) is not str:
+        raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
     if verb == "reshard":
         if name := next((name for name in OF_SOURCE if getattr(given, name, None)), ""):
             raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
         recorded.pop("dots", None)  # found in the source, not asked for
         found, told = _without_table(recorded, ReshardOptions)
-        return RecordedRun(verb, _with_classes(ReshardOptions(**found), file), **told)
-    function = recorded.pop("map", "")
-    if type(function) is not str:
-        raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
+        return RecordedRun(verb, _with_classes(ReshardOptions(**found), file), map=printable(function)[:80], **told)
     found, told = _without_table(recorded, CreateOptions)
     options = _with_classes(_with_given(found, given), file)
     return RecordedRun(verb, options, map=printable(function)[:80], **told)

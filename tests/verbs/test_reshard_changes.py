@@ -1,0 +1,116 @@
+"""Laws of `reshard` where samples are changed on the way: the bytes are those that `create` makes of the source."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from PIL import Image
+
+import shardtool
+from shardtool import (
+    CorruptShard,
+    CreateOptions,
+    InvalidRequest,
+    ReshardOptions,
+    SampleFailed,
+    VerifyOptions,
+    create,
+    reshard,
+    verify,
+)
+from tests.helpers import flip, shards, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _image(at: int) -> bytes:
+    found = BytesIO()
+    Image.effect_noise((40 + at, 30), 90).convert("RGB").save(found, "PNG")
+    return found.getvalue()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of ten images of two classes, with text."""
+    files = {f"{'ab'[at % 2]}/{at}.png": _image(at) for at in range(10)}
+    return write_tree(tmp_path_factory.mktemp("in"), files | {f"{name[:-4]}.txt": b"0" for name in files})
+
+
+def _create(source: Path, output: Path, ending: str, **asked: Any) -> Path:
+    create(source, output / f"out-{{0..}}.{ending}", CreateOptions(workers=1, label_from_folder=True, **asked))
+    return output / "out.json"
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"resize": 8, "max_count": 3},
+    {"encode": "jpg", "quality": 60, "max_size": 12_000},
+    {"resize": "5x7", "resize_mode": "pad", "probe": True, "shuffle": True, "seed": 3},
+    {"map": "tests.mapped:doubled", "max_count": 4},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", CHANGES, ids=lambda asked: next(iter(asked)))
+def test_changed_on_the_way_as_from_the_source(
+    asked: dict[str, Any], source: Path, ending: str, tmp_path: Path
+) -> None:
+    """Shards of samples packed as they are give, changed, the shards that `create` gives; `verify` agrees."""
+    whole = _create(source, tmp_path / "whole", ending)
+    _create(source, tmp_path / "direct", ending, **asked)
+    reshard(whole, tmp_path / "o" / f"out-{{0..}}.{ending}", ReshardOptions(workers=1, **asked))
+    for mine, theirs in zip(shards(tmp_path / "o"), shards(tmp_path / "direct"), strict=True):
+        assert mine.read_bytes() == theirs.read_bytes()
+    assert verify(tmp_path / "o" / "out.json", VerifyOptions(workers=1, source=whole)).findings == ()
+    if "map" not in asked:
+        assert len(shardtool.open(tmp_path / "o" / "out.json").where("cls == 'a'")) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gather", "scatter"])
+def test_in_another_order(method: Any, source: Path, tmp_path: Path) -> None:
+    """In one pass or two, samples that find no room where they were planned go elsewhere, with the same bytes."""
+    whole, made = _create(source, tmp_path / "whole", "tar"), {}
+    asked: dict[str, Any] = {"workers": 1, "encode": "png", "resize": 60, "shuffle": True, "max_size": 30_000}
+    for name in ("auto", method):
+        options = ReshardOptions(method=name, memory="16MB", **asked)
+        reshard(whole, tmp_path / name / "out-{0..}.tar", options)
+        made[name] = [path.read_bytes() for path in shards(tmp_path / name)]
+    assert made["auto"] == made[method]
+    assert len(made[method]) > 1
+
+
+def test_damaged_payloads_are_never_changed(source: Path, tmp_path: Path) -> None:
+    """What has not the checksum of its index ends the run, or is left out: it is decoded in neither case."""
+    whole = _create(source, tmp_path / "whole", "tar")
+    shard = shards(tmp_path / "whole")[0]
+    flip(shard, shard.read_bytes().index(b"IDAT") + 9)
+    with pytest.raises(CorruptShard, match="has the CRC-32C"):
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, resize=8))
+    made = reshard(whole, tmp_path / "o-{0..}.tar", ReshardOptions(workers=1, resize=8, on_error="skip"))
+    assert (made.samples, made.skipped) == (9, 1)
+
+
+def test_another_source_of_the_same_shape_is_changed_anew(tmp_path: Path) -> None:
+    """A resumed run takes no shard for its own whose source has other bytes of the same sizes, whatever is trusted."""
+    asked: dict[str, Any] = {"workers": 1, "map": "tests.mapped:doubled", "trust": "size", "if_exists": "resume"}
+    found = []
+    for text in (b"0", b"1"):
+        write_tree(tmp_path / "in", {"a/0.txt": text, "b/1.txt": b"7"})
+        whole = create(tmp_path / "in", tmp_path / "w-{0..}.tar", CreateOptions(workers=1, if_exists="overwrite"))
+        reshard(whole.dataset_file, tmp_path / "o-{0..}.tar", ReshardOptions(**asked))
+        found.append((tmp_path / "o-0.tar").read_bytes())
+    assert found[0] != found[1]
+
+
+def test_what_cannot_be_changed(source: Path, tmp_path: Path) -> None:
+    """Fields that there are not, images that are none, and parts are refused as in `create`."""
+    whole = _create(source, tmp_path / "whole", "tar")
+    with pytest.raises(InvalidRequest, match="no sample has a field 'jpg'"):
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, encode="jpg", images=("jpg",)))
+    with pytest.raises(SampleFailed, match="txt"):
+        reshard(whole, tmp_path / "x-{0..}.tar", ReshardOptions(workers=1, encode="jpg", images=("txt",)))
+    with pytest.raises(InvalidRequest, match="samples whose sizes are known"):
+        ReshardOptions(part="1/2", resize=8)
