@@ -490,7 +490,10 @@ def encode(index: ShardIndex, shard: ShardFact) -> tuple[bytes, dict[str, str]]:
         InvalidRequest: Its metadata takes more memory than a reader gives it.
     """
     table, more = index.plain_table(), index.metadata
-    data = encode_table(table, shard)
+    try:
+        data = encode_table(table, shard)
+    except pa.ArrowNotImplementedError as error:  # objects without names
+        raise InvalidRequest(shard.name, f"metadata that Parquet cannot hold: {error}") from None
     if more.num_columns and not is_small(data, more, shard.size):
         _check_readable(data, shard)
     # Parquet does not keep all of Arrow's types: what the dataset file says is what a reader gets.

@@ -49,6 +49,7 @@ from shardtool.table.columns import (
     gather,
     heavy_columns,
     is_bytes,
+    is_hollow,
     is_index,
     is_key,
     is_text,
@@ -696,6 +697,9 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
         right = column in kinds and has_text(kinds[column])
         remedy = f"Make it a field ({option('binary', {'jpg': column})}), or leave it out of {option('meta')}."
         want(column, "metadata", "what JSON has a form for", right=right, remedy=remedy)
+        right = not is_hollow(kinds[column])
+        cure = f"Leave it out of {option('meta')}."
+        want(column, "metadata", "objects with a name in some row, as Parquet needs", right=right, remedy=cure)
     for _, column in roles.binary:
         kind = schema.field(column).type
         right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)

@@ -45,6 +45,11 @@ def is_bytes(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
+def is_hollow(kind: pa.DataType) -> bool:
+    """Tell whether objects without any name are in a type: what JSON's `{}` in all rows becomes."""
+    return any(pa.types.is_struct(one) and not one.num_fields for one, _ in _levels(kind))
+
+
 def is_wrapped_bytes(kind: pa.DataType) -> bool:
     """Tell whether a type is Hugging Face's `struct<bytes, path>`."""
     return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
