@@ -32,6 +32,7 @@ from shardtool.errors import (
     StoreFailed,
     current_folder,
     is_out_of_memory,
+    printable,
     reason,
 )
 from shardtool.frames import withhold_pandas
@@ -80,6 +81,16 @@ class _Verbs(click.Group):
         from shardtool.cli.commands import VERBS
 
         return VERBS[cmd_name]()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what was typed before the verb."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            message = (
+                f"No such option {printable(error.option_name)} before the verb. Options of a verb stand behind it."
+            )
+            raise click.UsageError(message, ctx) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

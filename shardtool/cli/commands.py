@@ -777,6 +777,9 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
     from shardtool.cli.help import Verb, about
 
     above = context.parent
+    if len(names) > 2:  # noqa: PLR2004 - a verb, a topic
+        message = "one VERB, and one TOPIC of it."
+        raise click.UsageError(message)
     if above is None or not isinstance(above.command, click.Group) or not names:
         show((above or context).get_help())
         return

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from shardtool import create
 from shardtool.cli import cli
 from shardtool.cli.help import Verb, said, topics
 from shardtool.cli.suggest import words as guessed
-from tests.helpers import typed
+from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardtool.cli.help import Option
 
 _CONTEXT = click.Context(cli)
@@ -163,6 +166,25 @@ def test_what_may_be_meant(words: str, said: str) -> None:
     assert f"No such option {next(word for word in words.split() if word[:2] == '--')}. {said}" in ran.err
 
 
+def test_old_spellings_of_what_is_looked_at(tmp_path: Path) -> None:
+    """`inspect --sample --field` and `verify --format` work as before."""
+    write_tree(tmp_path / "s", {"a.txt": b"text"})
+    create(tmp_path / "s", f"{tmp_path}/x-{{0..}}.tar", workers=1)
+    for old, new in (("--sample a --field txt", "--show a --raw txt"), ("--sample 0", "--show 0")):
+        one, other = (typed("inspect", tmp_path / "x.json", *words.split()) for words in (old, new))
+        assert (one.code, one.out) == (other.code, other.out) == (0, one.out)
+        assert "text" in one.out
+    assert typed("verify", tmp_path / "x.json", "--format", "junit").out.startswith("<?xml")
+
+
+def test_options_stand_behind_the_verb() -> None:
+    """An option before the verb is refused with where it stands."""
+    ran = typed("--json", "create", "a", "b")
+    assert "No such option --json before the verb. Options of a verb stand behind it." in ran.out + ran.err
+    assert ran.code == 2
+    assert "one VERB, and one TOPIC of it" in typed("help", "create", "urls", "more").err
+
+
 @pytest.mark.parametrize("word", ["--zzz", "--a", "--frobnicate", "--x-y-z"])
 def test_nothing_far_off_is_suggested(word: str) -> None:
     """Where nothing is near, nothing is suggested."""
@@ -194,7 +216,7 @@ def test_what_is_suggested_is_there() -> None:
     for typed_here, meant in guessed("options"):
         assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
         assert typed_here
-    verbs = {*cli.list_commands(_CONTEXT), "remove", "diff"}
+    verbs = {*cli.list_commands(_CONTEXT)}
     for typed_here, meant in guessed("verbs"):
         assert not verbs & {*typed_here}
         assert meant.startswith("-") or meant.replace(",", "").split()[0] in verbs, meant

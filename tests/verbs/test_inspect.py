@@ -182,7 +182,7 @@ def test_nothing_to_read_is_an_error(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "out.json").write_bytes((photos / "out.json").read_bytes())
     assert typed("inspect", tmp_path / "out.json", "--json").code == 4
     (tmp_path / "one.tar").write_bytes(b"no tar" * 1000)
-    ran = typed("inspect", tmp_path / "one.tar", "--sample", "0", "--json")
+    ran = typed("inspect", tmp_path / "one.tar", "--show", "0", "--json")
     assert (ran.code, json.loads(ran.out)["error"]["code"]) == (4, "corrupt-shard")
 
 
@@ -308,15 +308,15 @@ def test_a_key_is_the_same_with_and_without_an_index(tmp_path: Path) -> None:
 
 def test_a_sample_is_shown_by_key_or_number(photos: Path) -> None:
     """Key and number lead to the same sample, whose fields are what the source has."""
-    found = json.loads(typed("inspect", photos, "--sample", "cat/cat-0003", "--json").out)["samples"][0]
-    again = json.loads(typed("inspect", photos, "--sample", str(found["number"]), "--json").out)["samples"][0]
+    found = json.loads(typed("inspect", photos, "--show", "cat/cat-0003", "--json").out)["samples"][0]
+    again = json.loads(typed("inspect", photos, "--show", str(found["number"]), "--json").out)["samples"][0]
     assert again == found
     fields = found["fields"]
     assert fields["json"]["value"] == json.loads((PHOTOS / "cat/cat-0003.json").read_text())
     assert (fields["cls"]["value"], fields["cls"]["label"]) == (2, "cat")
     size = {name: fields["json"]["value"][name] for name in ("width", "height")}
     assert {name: fields["jpg"]["image"][name] for name in ("width", "height")} == size
-    unknown = typed("inspect", photos, "--sample", "98")
+    unknown = typed("inspect", photos, "--show", "98")
     assert (unknown.code, "a number below 98" in unknown.err) == (2, True)
 
 
@@ -369,17 +369,17 @@ def test_extract_overwrites_only_when_asked(tmp_path: Path) -> None:
     shard = tar_of(tmp_path / "x.tar", [("a/b.txt", b"new")])
     outside, into = write_tree(tmp_path / "outside", {"kept": b"old"}), tmp_path / "into"
     write_tree(into, {"a/b.txt": b"old"})
-    refused = typed("inspect", shard, "--sample", "0", "--extract", into, "--json")
+    refused = typed("inspect", shard, "--show", "0", "--extract", into, "--json")
     assert (refused.code, json.loads(refused.out)["error"]["code"]) == (5, "output-exists")
     assert read_tree(into) == {"a/b.txt": b"old"}
     (into / "a/b.txt").unlink()
     (into / "a/b.txt").symlink_to(outside / "kept")
-    assert typed("inspect", shard, "--sample", "0", "--extract", into).code == 5
-    assert typed("inspect", shard, "--sample", "0", "--extract", into, "--overwrite").code == 0
+    assert typed("inspect", shard, "--show", "0", "--extract", into).code == 5
+    assert typed("inspect", shard, "--show", "0", "--extract", into, "--overwrite").code == 0
     assert (read_tree(outside), (into / "a/b.txt").is_symlink()) == ({"kept": b"old"}, False)
     shutil.rmtree(into / "a")
     (into / "a").symlink_to(outside)
-    assert typed("inspect", shard, "--sample", "0", "--extract", into, "--overwrite").code == 5
+    assert typed("inspect", shard, "--show", "0", "--extract", into, "--overwrite").code == 5
     assert read_tree(outside) == {"kept": b"old"}
 
 
@@ -388,7 +388,7 @@ def test_extract_never_leaves_its_folder(tmp_path: Path, name: str) -> None:
     """A key that leads out of the folder, or is no file's name, is an error, and nothing is written for it."""
     shard = tar_of(tmp_path / "x.tar", [(f"{name}.txt", b"evil")])
     before = read_tree(tmp_path)
-    ran = typed("inspect", shard, "--sample", "0", "--extract", tmp_path / "deep" / "into")
+    ran = typed("inspect", shard, "--show", "0", "--extract", tmp_path / "deep" / "into")
     assert ran.code == 4
     assert read_tree(tmp_path) == before
 
@@ -399,14 +399,14 @@ def test_output_cannot_steer_a_terminal(tmp_path: Path) -> None:
     body = json.dumps({steer: steer}, ensure_ascii=False).encode()
     files = [(f"k{steer}.json", body), (f"k{steer}.txt", steer.encode()), (f"k{steer}.cls", steer.encode())]
     shard = tar_of(tmp_path / "x.tar", [*files, (f"k{steer}.x{steer}", b"1")])
-    for words in ([], ["--head", "1"], ["--sample", "0"], ["--keys"]):
+    for words in ([], ["--head", "1"], ["--show", "0"], ["--keys"]):
         ran = typed("inspect", shard, *words)
         assert ran.code == 0
         assert not {"\x1b", "\x9b", "\u202e"} & set(ran.out)
 
 
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
-@pytest.mark.parametrize("options", [("--sample", "1", "--head", "2"), ("--extract", "x"), ("--overwrite",)])
+@pytest.mark.parametrize("options", [("--show", "1", "--head", "2"), ("--extract", "x"), ("--overwrite",)])
 def test_options_that_make_no_sense_together_are_refused(photos: Path, options: tuple[str, ...]) -> None:
     """What cannot be meant is a usage error."""
     assert typed("inspect", photos, *options).code == 2

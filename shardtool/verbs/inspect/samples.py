@@ -240,7 +240,7 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> FoundSample:
         raise damage[0]
     such = f", such as {printable(example)!r}" if example else ""
     raise InvalidRequest(
-        either(f"sample {key}", f"--sample {key}"),
+        either(f"sample {key}", f"--show {key}"),
         "no such sample",
         expected=f"a key{such}, or a number below {number:,}",
     )

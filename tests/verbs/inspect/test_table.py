@@ -148,11 +148,11 @@ def test_a_query_on_the_command_line(packed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("--where", "width > 1"), ("--sample", "1", "--where", "width > 1"), ("--field", "txt"),
-     ("--sample", "1", "--sample", "2", "--field", "txt"), ("--sample", "1", "--field", "txt", "--json"),
-     ("--sample", "1", "--field", "txt", "--extract", "x"), ("--keys", "--table", "x.csv"),
+    [("--where", "width > 1"), ("--show", "1", "--where", "width > 1"), ("--raw", "txt"),
+     ("--show", "1", "--show", "2", "--raw", "txt"), ("--show", "1", "--raw", "txt", "--json"),
+     ("--show", "1", "--raw", "txt", "--extract", "x"), ("--keys", "--table", "x.csv"),
      ("--keys", "--extract", "x"),
-     ("--table", "x.csv", "--extract", "x", "--where", "width > 1"), ("--sample", "1", "--field", "png")],
+     ("--table", "x.csv", "--extract", "x", "--where", "width > 1"), ("--show", "1", "--raw", "png")],
 )  # fmt: skip
 def test_what_cannot_be_meant(words: tuple[str, ...], packed: Path) -> None:
     """Options that do not go together, and a field that is not there, are refused, and nothing is written."""
@@ -165,9 +165,9 @@ def test_the_bytes_of_a_field(packed: Path, tmp_path: Path) -> None:
     """`--field` writes just the payload; damage in it is an error, and a terminal is refused."""
     payloads = dict(members(*shards(packed)))
     for key in ("000", "007", "29"):
-        ran = typed("inspect", packed, "--sample", key, "--field", "txt")
+        ran = typed("inspect", packed, "--show", key, "--raw", "txt")
         assert (ran.code, ran.out.encode(), ran.err) == (0, payloads[f"{int(key):03}.txt"], "")
     shutil.copytree(packed, tmp_path / "x")
     shard = shards(tmp_path / "x")[-1]
     flip(shard, shard.read_bytes().index(b"x" * 29))
-    assert typed("inspect", tmp_path / "x", "--sample", "029", "--field", "txt").code == 4
+    assert typed("inspect", tmp_path / "x", "--show", "029", "--raw", "txt").code == 4
