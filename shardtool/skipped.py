@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _MOST_BYTES = 2**26  # of the rows of a shard
 
 SkipCode = Literal[
-    "no-field", "unsafe-name", "duplicate", "incomplete", "oversize", "unreadable", "vanished", "changed", "corrupt",
-    "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image",
+    "no-field", "unsafe-name", "duplicate", "twin", "incomplete", "oversize", "unreadable", "vanished", "changed",
+    "corrupt", "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image",
     "image-too-large", "animated-image", "image-depth", "map-failed", "field-clash", "no-number", "bad-json",
     "bad-value", "bad-url", "http-404", "timeout", "no-host", "no-connection", "bad-certificate", "refused-address",
     "bad-redirect", "bad-response", "cut-short", "too-large", "robots-header", "not-an-image", "removed",
@@ -34,6 +34,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was le
     "unsafe-name": "the key or a field is not UTF-8, has a control character, or is far too long; in an archive, "
     "a path that leads out of it",
     "duplicate": "another sample has the same key (--on-duplicate first or last)",
+    "twin": "another sample holds the same, under a key that comes first (--drop-duplicates)",
     "incomplete": "one of several folders has no file of the sample (--complete)",
     "oversize": "the sample fits in no shard",
     "unreadable": "the file or folder cannot be opened or read; in an archive, a member that is damaged, encrypted, or "

@@ -565,6 +565,10 @@ class _Looking(InspectOptions):
         None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE", common=True,
         apart=("read_speed", "extract"),
     )  # fmt: skip
+    duplicates: bool = setting(
+        False, "List samples that hold the same, under whatever keys and in whatever splits.", common=True,
+        apart=("samples", "head", "keys", "table", *_PICTURES, "read_speed", "extract"),
+    )  # fmt: skip
     read_speed: bool = setting(
         False, "Read for some seconds, as training does, and say how fast it was.", apart=("extract",), common=True
     )
@@ -575,7 +579,7 @@ class _Looking(InspectOptions):
     @property
     def summary(self) -> bool:
         """Whether nothing else is asked for."""
-        shows = ("samples", "head", "keys", "table", *_PICTURES, "read_speed", "extract")
+        shows = ("samples", "head", "keys", "table", *_PICTURES, "read_speed", "extract", "duplicates")
         return not any(map(self.is_given, shows))
 
 
@@ -599,6 +603,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
       shardtool inspect out.json --show 17 --extract ./look
       shardtool inspect out.json --where "width < 64" --extract ./small
       shardtool inspect 'out/{split}.json' --keys | grep cat/
+      shardtool inspect 'out/{split}.json' --duplicates
       shardtool inspect out.json --read-speed --decode
     """
     from shardtool.cli.text import encodable, read_speed_text, summary_text, width
@@ -612,6 +617,13 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
 
         work = partial(run, dataset, options)
         _carry_out(work, how, lambda found: encodable(summary_text(found, width())), always=True)
+        return
+    if options.duplicates:
+        from shardtool.cli.text import duplicates_text
+        from shardtool.verbs.inspect.duplicates import duplicates
+
+        looked = partial(duplicates, dataset)
+        _carry_out(looked, how, lambda found: encodable(duplicates_text(found, whole=how.verbose)), always=True)
         return
     if options.read_speed:
         from shardtool.verbs.inspect.read_speed import read_speed

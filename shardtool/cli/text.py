@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         RemoveResult,
     )
     from shardtool.verbs.cache.cache import CacheChange, CacheStatus
+    from shardtool.verbs.inspect.duplicates import Duplicates
     from shardtool.verbs.inspect.inspect import ImageSummary, LabelSummary, Summary
     from shardtool.verbs.inspect.overview import ColumnSummary, Spread
     from shardtool.verbs.inspect.read_speed import ReadSpeed
@@ -397,6 +398,28 @@ def read_speed_text(speed: ReadSpeed) -> str:
         shards += f" on average; opening one takes {opening}: {verdict}"
     lines.append(f"{'shards':<10}{shards}")
     return "\n".join(lines)
+
+
+def duplicates_text(found: Duplicates, *, whole: bool) -> str:
+    """Return which samples hold the same, for people; `whole`: all of them."""
+    lines = []
+    for group in found.groups if whole else islice(found.groups, _SHOWN):
+        splits = len({one.split for one in group} - {""}) > 1
+        several = len({one.dataset for one in group}) > 1
+        names = [f"{one.split or one.dataset}: {one.key}" if several else one.key for one in group]
+        unlike = listing(list(dict.fromkeys(name for one in group for name in one.differs)))
+        marks = ["in several splits"] * splits + [f"other {unlike}"] * bool(unlike)
+        lines.append("  ".join([" = ".join(map(printable, names)), *map(printable, marks)]))
+    if len(found.groups) > _SHOWN and not whole:
+        lines.append(f"... and {len(found.groups) - _SHOWN:,} more groups: -v shows all")
+    what = f"{printable(found.dataset)}: {counted(found.samples, 'sample')}"
+    if not found.groups:
+        return f"{what}, no two of which hold the same ({', '.join(map(printable, found.fields))})"
+    groups = f"{counted(len(found.groups), 'group')} of the same {listing([*map(printable, found.fields)])}"
+    facts = [f"{found.leaks:,} in several splits"] * bool(found.leaks)
+    facts += [f"{found.unlike:,} with other labels or fields"] * bool(found.unlike)
+    total = f"{what}, {found.surplus:,} too many ({show_size(found.size)}): {', '.join([groups, *facts])}"
+    return "\n".join([*lines, "", total])
 
 
 # What `create` and `reshard` wrote, or would write, what `copy` copied, and what is in a cache.

@@ -77,7 +77,7 @@ from shardtool.storage.places import (
     read_small,
     refuse_near_url,
 )
-from shardtool.values import counted, output_text, to_bytes
+from shardtool.values import SPLIT_NAMES, counted, output_text, to_bytes
 from shardtool.wording import create_again, either, made_again
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
+_WORD = re.compile(r"[a-z]+")
 _SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _MOST_MISSING = 1000  # names
 _LOOKED_AT = 8  # files of a series: some may be empty
@@ -265,6 +266,14 @@ class StoredDataset:
     def where(self) -> str:
         """Its dataset file or else its folder, for messages."""
         return self.dataset_file or self.folder or "."
+
+    @property
+    def split(self) -> str:
+        """The split that it is, as its dataset file or else its name says; empty: none."""
+        if self.file is not None and self.file.made.split:
+            return self.file.made.split
+        words = _WORD.findall(base_name(self.dataset_file or self.paths[0]).lower())
+        return next((word for word in words if word in SPLIT_NAMES), "")
 
     def folders(self) -> list[str]:
         """Return the folders of the shards, in order."""

@@ -264,7 +264,8 @@ class SelectingOptions(OutputOptions):
 
     Of a folder and of datasets, they act in this order: `columns_from`, then `select_fields`, `drop_fields` and
     `rename_fields`, then `join`, `where`, `values`, `sample`, `sort_by` and `head`. A manifest has its own
-    columns and its own order, and takes of these only `where`, `values`, what numbers classes, `sample` and `head`.
+    columns and its own order, and takes of these only `where`, `values`, what numbers classes, `sample`, `head` and
+    `drop_duplicates`, which comes last.
     """
 
     columns_from: Texts = setting(
@@ -326,6 +327,15 @@ class SelectingOptions(OutputOptions):
         form="share", metavar="SHARE", common=True,
     )  # fmt: skip
     head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
+    drop_duplicates: bool = setting(
+        False, "Leave out samples that hold the same as one whose key comes first. The same images, audio, video and "
+        "arrays; where there are none, the same texts.", section="choosing", apart=(
+            "if_exists=append, which reads nothing of the samples that are there",
+            "if_exists=update, which reads nothing of the samples that are there",
+            "part, which reads only its own samples", "urls, whose files are not there yet",
+            "stat, by which no file is looked at",
+        ),
+    )  # fmt: skip
     resize: str | int | tuple[int, int] | None = setting(
         None, "Size of images in pixels; see `resize_mode`.", section="images", form="pixels",
         metavar="N|WxH", common=True,

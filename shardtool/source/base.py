@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 TASKS = 32  # enough to keep a few workers busy to the end
-_CHOSEN = ("no-field", "duplicate")  # reasons that are no failure
+_CHOSEN = ("no-field", "duplicate", "twin")  # reasons that are no failure
 _EMPTY = "empty"  # of samples, not files, that are without a field
 
 
@@ -183,6 +183,7 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
         _EMPTY: "sample left out, without a field",
         "incomplete": "sample left out, without a file of each folder",
         "duplicate": "sample left out, of a key that another one has",
+        "twin": "sample left out, the same as another one",
         "damaged": "part of the shards left out as damaged",
     }
     return [

@@ -19,9 +19,11 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import CreateOptions
-    from shardtool.source.base import Source
+    from shardtool.request.results import Observer
+    from shardtool.source.base import Listing, Source
 
 
 def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
@@ -44,6 +46,21 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
         return PlannedSource(os.fspath(options.plan), asked_of(source, options, outputs[0].format))
     return _open_listed(source, options, outputs)
+
+
+def each_once(
+    listed: Listing, source: Source, options: CreateOptions | ReshardOptions, pool: Pool, observer: Observer
+) -> Listing:
+    """Return the chosen samples of a source, where that is asked for without twins; a plan has none already.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    if not options.drop_duplicates or getattr(options, "plan", None) is not None:
+        return listed
+    from shardtool.source.twins import without_twins
+
+    return without_twins(listed, source, pool, observer)
 
 
 def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:

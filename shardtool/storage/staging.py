@@ -161,6 +161,11 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         with written(self._name):
             write_all(self._fd, data)
 
+    @property
+    def size(self) -> int:
+        """Bytes that were written."""
+        return os.fstat(self._fd).st_size
+
     def sync(self) -> None:
         """Make durable what was written so far; another thread may write meanwhile.
 

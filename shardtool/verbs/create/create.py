@@ -16,7 +16,7 @@ from shardtool.request.calls import by_names
 from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.results import Notes, Observer
 from shardtool.request.settings import given_options
-from shardtool.source.open import open_source
+from shardtool.source.open import each_once, open_source
 from shardtool.values import SPAN, SpanFile, show_size
 from shardtool.verbs.create.run import (
     check_other_place,
@@ -177,6 +177,7 @@ def _list_samples(run: Run, source: Source) -> None:
     """
     run.listed = source.list_samples(run.pool, run.notes.observer)
     run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys and not run.updates else None)
+    run.listed = each_once(run.listed, source, run.options, run.pool, run.notes.observer)
     if run.asked is not None:
         run.chosen = run.listed
     run.notes.add(*run.listed.notes)
@@ -264,8 +265,8 @@ def _spool(run: Run, source: Source) -> None:
     entries = run.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
     file = run.outputs[0].publisher.spool(size)
-    source.write_binary(file)
-    spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), size, -1),))
+    source.write_binary(file)  # also of samples that were left out since
+    spans = replace(entries.known_spans, files=(SpanFile(os.fsencode(file.path), file.size, -1),))
     run.listed = replace(run.listed, entries=replace(entries, spans=spans))
 
 

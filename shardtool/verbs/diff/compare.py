@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,7 @@ from shardtool.request.results import ChangedSample, DiffResult, LazyList, Moved
 from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
-from shardtool.storage.places import base_name
-from shardtool.values import SPAN, SPLIT_NAMES, URL, counted, show_size, to_bytes, to_text
+from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text
 from shardtool.verbs.verify.source import has_others, listed_again, open_again, recorded_run, skipped_keys
 from shardtool.wording import option
 
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
 
 METADATA = "(metadata)"  # stands for all columns among the fields of a sample that changed
 _SPLIT_COLUMN = "split"  # of metadata: what a run divided
-_WORD = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +90,10 @@ def _of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_
     given = [one.given for one in datasets]
     listed = list_datasets(given, pool, notes.observer, to_format="tfrecord", as_stored=as_stored)
     notes.add(*listed.notes)
-    names = [_split_of(one) for one, _ in listed.stored]
+    names = [one.split for one, _ in listed.stored]
     splits = tuple(dict.fromkeys(names))
     of_shards = np.array([splits.index(name) for name in names], np.int64)
     return Side(listed.entries, splits, of_shards[listed.entries.known_spans.file])
-
-
-def _split_of(dataset: StoredDataset) -> str:
-    """Return the split that a dataset is, as its dataset file or its name says; empty: none."""
-    if dataset.file is not None and dataset.file.made.split:
-        return dataset.file.made.split
-    words = _WORD.findall(base_name(dataset.dataset_file or dataset.shards[0].path).lower())
-    return next((word for word in words if word in SPLIT_NAMES), "")
 
 
 def with_source(

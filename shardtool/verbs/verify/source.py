@@ -27,7 +27,7 @@ from shardtool.request.settings import fits, kinds
 from shardtool.request.texts import pairs
 from shardtool.skipped import is_listed
 from shardtool.source.folder import FolderSource
-from shardtool.source.open import open_source
+from shardtool.source.open import each_once, open_source
 from shardtool.source.sums import inline_sums, source_sums
 from shardtool.storage.places import base_name, join, read_small
 from shardtool.values import INLINE, URL, counted, output_text, to_bytes
@@ -308,7 +308,7 @@ TAKEN_AGAIN = frozenset({
     "max_file_size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
     "columns_from", "select_fields", "drop_fields", "rename_fields", "on", "delimiter", "no_header",
-    "sample", "on_duplicate", "sort_by", "descending", "head", "per_class", "of",
+    "sample", "on_duplicate", "drop_duplicates", "sort_by", "descending", "head", "per_class", "of",
 })  # fmt: skip
 _CHOOSE = ("where", "head", "per_class", "split_column", "stratify", "group_by")  # so `--join` may choose samples
 _CHOSEN_BY = (*_CHOOSE, "of", "sort_by", "descending", "split")
@@ -473,6 +473,7 @@ def listed_again(
         InvalidRequest: The source has no such samples.
     """
     listed = source.choose(source.list_samples(pool, observer), None)
+    listed = each_once(listed, source, run.options, pool, observer)
     entries, dividing, which = listed.entries, run.options.of_split(), np.zeros(len(listed.entries), np.int64)
     if dividing is not None:
         from shardtool.select.splits import divide

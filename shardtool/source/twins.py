@@ -1,0 +1,179 @@
+"""Twins: samples that hold the same, under whatever keys.
+
+What a sample holds are its images, audio, video and arrays; where it has none of these, its texts; then other bytes;
+then JSON. Labels and numbers are said of it, and are no part of that. Lengths and, where they are known, checksums find
+samples that may be twins; a digest of their bytes says which are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from shardtool.dataset.payload import content_of, is_label
+from shardtool.entries.arrow import number_array
+from shardtool.errors import printable
+from shardtool.skipped import Skipped
+from shardtool.source.sums import source_digests
+from shardtool.values import SPAN, to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardtool.entries.entries import Entries
+    from shardtool.execute.pool import Pool
+    from shardtool.request.results import Observer
+    from shardtool.source.base import Listing, Source
+
+    Rows = NDArray[np.int64]
+
+# The first of these that a sample has is what it holds.
+_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": 3}
+_JSON, _NEVER = 3, 4
+_MIXED = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Twins:
+    """The groups of samples that hold the same.
+
+    Attributes:
+        groups: The samples of each, two or more, in the order of their keys; groups in that of their first ones.
+        sizes: Bytes of what each sample of a group holds.
+        fields: The fields that samples hold.
+        differ: Sample to the labels and other fields in which it differs from the first one of its group.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    fields: tuple[str, ...]
+    differ: dict[int, tuple[str, ...]]
+
+
+def find_twins(entries: Entries, source: Source | None, pool: Pool, observer: Observer) -> Twins:
+    """Return which samples hold the same.
+
+    Args:
+        entries: The samples.
+        source: What they come from; of shards, None.
+        pool: Reads payloads: of those samples that may be twins.
+        observer: Gets progress.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    held, ranks = _held(entries)
+    fields = tuple(entries.fields[code] for code in np.unique(entries.rows.code[held]).tolist())
+    owners = entries.owners(held)
+    alike = np.isin(owners, _candidates(entries, held, owners))
+    rows = held[alike]
+    observer.phase("comparing", int(entries.rows.size[rows].sum()))
+    digests = defaultdict[int, list[int]](list)
+    for sample, digest in zip(owners[alike].tolist(), source_digests(source, entries, rows, pool), strict=True):
+        digests[sample].append(digest)
+    groups = defaultdict[tuple[int, ...], list[int]](list)
+    for sample, found in digests.items():
+        held_there = (int(ranks[sample]), *sorted(found))
+        if min(found) >= 0:  # else it cannot be read, which packing says
+            groups[held_there].append(sample)
+
+    def place(sample: int) -> tuple[bytes, int]:
+        return entries.keys[sample], sample
+
+    several = [tuple(sorted(group, key=place)) for group in groups.values() if len(group) > 1]
+    several.sort(key=lambda group: place(group[0]))
+    sizes = np.bincount(owners, entries.rows.size[held], len(entries))
+    of_groups = tuple(int(sizes[group[0]]) for group in several)
+    return Twins(tuple(several), of_groups, fields, dict(_differing(entries, several, held, source, pool)))
+
+
+def _held(entries: Entries) -> tuple[Rows, NDArray[np.uint8]]:
+    """Return the rows that are what their samples hold, and of what rank that is, for each sample."""
+    values = entries.values
+    ranks = np.full(len(entries.fields), _NEVER, np.uint8)
+    for code, name in enumerate(entries.fields):
+        if not (is_label(name) or name in values.numbers or name in values.lists or name in values.classes):
+            ranks[code] = _RANKS.get(content_of(name), _NEVER)
+    of_rows, owners = ranks[entries.rows.code], np.repeat(np.arange(len(entries)), entries.counts())
+    of_samples = np.full(len(entries), _NEVER, np.uint8)
+    np.minimum.at(of_samples, owners, of_rows)
+    return np.flatnonzero((of_rows < _NEVER) & (of_rows == of_samples[owners])), of_samples
+
+
+def _candidates(entries: Entries, held: Rows, owners: Rows) -> Rows:
+    """Return the samples that hold as many payloads as another one, of these lengths and checksums."""
+    if not len(held):
+        return held
+    crcs = np.full(len(held), -1, np.int64)
+    if entries.spans is not None and np.all(entries.rows.kind[held] == SPAN):
+        crcs = entries.spans.expected[held]
+    crcs = crcs if crcs.min() >= 0 else np.zeros_like(crcs)  # some unknown: lengths alone
+    mixed = (entries.rows.size[held].astype(np.uint64) * _MIXED[0]) ^ (crcs.astype(np.uint64) * _MIXED[1])
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIXED[2]
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    sums, samples = np.add.reduceat(mixed, starts), owners[starts]
+    order = np.argsort(sums, kind="stable")
+    same = sums[order][1:] == sums[order][:-1]
+    return np.asarray(np.sort(samples[order[np.append(same, False) | np.append(False, same)]]))
+
+
+def _differing(
+    entries: Entries, groups: list[tuple[int, ...]], held: Rows, source: Source | None, pool: Pool
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield samples that differ from the first one of their group in more than JSON, and the names of what does."""
+    samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
+    if not len(samples):
+        return
+    others = np.setdiff1d(entries.rows_of(samples), held, assume_unique=True)
+    names = [entries.fields[code] for code in entries.rows.code[others].tolist()]
+    said: dict[int, dict[str, object]] = {sample: {} for sample in samples.tolist()}
+    digests = source_digests(source, entries, others, pool)
+    for sample, name, digest in zip(entries.owners(others).tolist(), names, digests, strict=True):
+        if _RANKS.get(content_of(name)) != _JSON:
+            said[sample][name] = digest
+    table = entries.metadata if entries.metadata is not None else pa.table({})
+    for name in filter(is_label, table.column_names):
+        values = table.column(name).take(number_array(samples)).to_pylist()
+        for sample, value in zip(samples.tolist(), values, strict=True):
+            said[sample].setdefault(name, value)
+    for group in groups:
+        first = said[group[0]]
+        for sample in group[1:]:
+            here = said[sample]
+            unlike = sorted(name for name in {*first, *here} if first.get(name) != here.get(name))
+            if unlike:
+                yield sample, tuple(unlike)
+
+
+def without_twins(listed: Listing, source: Source, pool: Pool, observer: Observer) -> Listing:
+    """Return the samples without those that hold the same as one whose key comes first, which are left out by name.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    entries = listed.entries
+    twins = find_twins(entries, source, pool, observer)
+    skipped = {
+        sample: _left_out(entries, sample, group[0], twins.differ.get(sample, ()))
+        for group in twins.groups
+        for sample in group[1:]
+    }
+    if not skipped:
+        return listed
+    lost = sorted(skipped)
+    kept = entries.take(np.delete(np.arange(len(entries)), lost))
+    rows = tuple(skipped[sample] for sample in lost)
+    return replace(listed, entries=kept, skipped=listed.skipped + rows, digest=None)
+
+
+def _left_out(entries: Entries, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:
+    message = f"holds the same as {printable(entries.keys[first])}"
+    if differ:
+        message += f", which has another {', '.join(map(printable, differ))}"
+    return Skipped(to_text(entries.keys[sample]), "", "twin", message)

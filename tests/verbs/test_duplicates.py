@@ -1,0 +1,151 @@
+"""Laws of duplicates: samples that hold the same are found by their bytes, and left out where that is asked for."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import shardtool
+from shardtool import CreateOptions, InvalidRequest, ShardWriter
+from shardtool.fingerprint import crc32c
+from shardtool.verbs.inspect.duplicates import duplicates
+from tests.helpers import read_tree, typed, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Samples = dict[str, dict[str, bytes]]
+
+_KEYS = st.sampled_from([f"{folder}/{at}" for folder in ("a", "é") for at in range(8)])
+_LABEL = st.sampled_from([b"1", b"2"])
+_SAMPLE = st.fixed_dictionaries(
+    {"jpg": st.sampled_from([b"", b"1", b"2", b"12"])}, optional={"png": st.just(b"1"), "cls": _LABEL}
+)
+_SAMPLES = st.dictionaries(_KEYS, _SAMPLE, min_size=1, max_size=12)
+
+
+def write(pattern: Path, samples: Samples) -> str:
+    """Write samples into shards of three."""
+    with ShardWriter(pattern, max_count=3) as writer:
+        for key, fields in samples.items():
+            writer.write({"__key__": key, **fields})
+    return str(pattern)
+
+
+def grouped(samples: Samples) -> list[list[str]]:
+    """Return the keys of samples that have the same images, of which there are two or more."""
+    groups = defaultdict(list)
+    for key in sorted(samples, key=str.encode):
+        fields = samples[key]
+        groups[tuple(sorted(data for name, data in fields.items() if name != "cls"))].append(key)
+    return sorted(([group for group in groups.values() if len(group) > 1]), key=lambda group: group[0].encode())
+
+
+@given(samples=_SAMPLES, ending=st.sampled_from(["tar", "tfrecord"]))
+@settings(max_examples=10)
+def test_what_is_the_same_is_what_is_the_same_in_memory(
+    samples: Samples, ending: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Groups, and labels in them that differ, are those of the samples; without them, each content is there once."""
+    folder = tmp_path_factory.mktemp("twins")
+    dataset = write(folder / f"a-{{0..}}.{ending}", samples)
+    found, groups = duplicates(dataset), grouped(samples)
+    assert [[one.key for one in group] for group in found.groups] == groups
+    labels = [[samples[key].get("cls") for key in group] for group in groups]
+    assert [[bool(one.differs) for one in group] for group in found.groups] == [
+        [label != group[0] for label in group] for group in labels
+    ]
+    shardtool.reshard(dataset, folder / "b-{0..}.tar", drop_duplicates=True, workers=1)
+    lost = [key for group in groups for key in group[1:]]
+    assert [*shardtool.open(folder / "b.json").keys] == [key for key in samples if key not in lost]
+    assert not duplicates(folder / "b.json").groups
+    left_out = (folder / "b.skipped").read_text().splitlines() if lost else []
+    assert sorted(json.loads(line)["key"] for line in left_out) == sorted(lost)
+
+
+def test_equal_checksums_are_no_proof(tmp_path: Path) -> None:
+    """Payloads of one length and one CRC-32C that differ in their bytes are not the same."""
+    known: dict[int, bytes] = {}
+    drawn = random.Random(1)  # noqa: S311 - no secret
+    for _ in range(2**20):
+        data = drawn.randbytes(8)
+        if (other := known.setdefault(crc32c(data), data)) != data:
+            break
+    else:
+        pytest.fail("no collision")
+    write(tmp_path / "a-{0..}.tar", {"x": {"jpg": data}, "y": {"jpg": other}, "z": {"jpg": other}})
+    (group,) = duplicates(tmp_path / "a.json").groups
+    assert [one.key for one in group] == ["y", "z"]
+
+
+def test_splits_and_datasets(tmp_path: Path) -> None:
+    """Groups in several splits are marked, across formats; a label or a text that differs is named."""
+    write(tmp_path / "train-{0..}.tar", {"a": {"jpg": b"1", "cls": b"1"}, "b": {"jpg": b"2", "txt": b"cat"}})
+    write(tmp_path / "val-{0..}.tfrecord", {"c": {"jpg": b"1", "cls": b"2"}, "d": {"jpg": b"2", "txt": b"dog"}})
+    found = duplicates([tmp_path / "train.json", tmp_path / "val.json"])
+    assert [[(one.key, one.split, one.differs) for one in group] for group in found.groups] == [
+        [("a", "train", ()), ("c", "val", ("cls",))],
+        [("b", "train", ()), ("d", "val", ("txt",))],
+    ]
+    assert (found.leaks, found.unlike, found.surplus, found.size) == (2, 2, 2, 2)
+    ran = typed("inspect", tmp_path / "train.json", tmp_path / "val.json", "--duplicates")
+    assert (ran.code, "train: a = val: c  in several splits  other cls" in ran.out) == (0, True)
+    document = json.loads(typed("inspect", tmp_path / "train.json", "--duplicates", "--json").out)
+    assert (document["counts"]["groups"], document["fields"]) == (0, ["jpg"])
+
+
+def test_what_create_leaves_out(tmp_path: Path) -> None:
+    """Samples with the same content become one, by any number of workers, in a dry run, and resumed."""
+    files = {f"{at:02}.jpg": b"%d" % (at % 7) for at in range(30)} | {"03.cls": b"1", "17.cls": b"2", "99.txt": b"0"}
+    source = write_tree(tmp_path / "in", files)
+    asked = {"one": 1, "two": 2}
+    for name, workers in asked.items():
+        options = CreateOptions(drop_duplicates=True, workers=workers, max_count=2)
+        shardtool.create(source, tmp_path / name / "a-{0..}.tar", options)
+    one = read_tree(tmp_path / "one")
+    assert read_tree(tmp_path / "two") == one
+    assert [*shardtool.open(tmp_path / "one/a.json").keys] == ["00", "01", "02", "03", "04", "05", "06", "99"]
+    rows = {row["key"]: row for row in map(json.loads, one["a.skipped"].splitlines())}
+    assert rows["17"] == {
+        "key": "17", "path": "", "code": "twin", "message": "holds the same as 03, which has another cls"
+    }  # fmt: skip
+    assert len(rows) == 23
+    plan = shardtool.dry_run(source, tmp_path / "three/a-{0..}.tar", drop_duplicates=True, plan_only=tmp_path / "p")
+    assert plan.skipped == len(rows)
+    (tmp_path / "one" / "a.json").unlink()
+    (tmp_path / "one" / "a-1.tar").unlink()
+    shardtool.create(
+        source, tmp_path / "one/a-{0..}.tar", CreateOptions(drop_duplicates=True, max_count=2, resume=True)
+    )
+    assert read_tree(tmp_path / "one") == one
+    assert typed("verify", tmp_path / "one/a.json", "--source", source).code == 0
+    assert shardtool.diff(tmp_path / "one/a.json", source).same
+
+
+@pytest.mark.parametrize("packed", ["zip", "gztar", "table"])
+def test_sources_that_are_no_folder(packed: str, tmp_path: Path) -> None:
+    """Payloads of archives, also of those that are read in sequence, and of a table are compared by their bytes."""
+    files = {"a.jpg": b"1", "b.jpg": b"2", "c.jpg": b"1", "d.jpg": b"3"}
+    source: object = pd.DataFrame({"key": [name[0] for name in files], "jpg": [*files.values()]})
+    if packed != "table":
+        write_tree(tmp_path / "in", files)
+        source = shutil.make_archive(str(tmp_path / "x"), packed, tmp_path / "in")
+    binary = ("jpg=jpg",) if packed == "table" else ()
+    shardtool.create(source, tmp_path / "a-{0..}.tar", binary=binary, drop_duplicates=True, workers=1)
+    assert [*shardtool.open(tmp_path / "a.json").keys] == ["a", "b", "d"]
+
+
+def test_what_dropping_cannot_do(tmp_path: Path) -> None:
+    """What is appended, or written in parts, is not compared with what it does not read: that is refused."""
+    source = write_tree(tmp_path / "in", {"a.jpg": b"1"})
+    for more in ({"append": True}, {"part": "1/2"}):
+        with pytest.raises(InvalidRequest, match="drop_duplicates: used with"):
+            shardtool.create(source, tmp_path / "a-{0..}.tar", CreateOptions(drop_duplicates=True, **more))
