@@ -375,7 +375,8 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
 
     Each payload is compared with its checksum before it is written. Nothing is written outside of DIR, and no file that
     is there is replaced unless --overwrite is given; one that has the right bytes stays. A run that was killed is
-    finished by the same command. In DIR/.manifest.parquet is a row for each sample: its key, its files, its metadata.
+    finished by the same command. DIR/.manifest.parquet has the key and the path of each file, DIR/.metadata.parquet the
+    metadata of each sample, for --join.
 
     \b
     Examples:

@@ -499,6 +499,7 @@ def extracted_text(result: ExtractResult) -> str:
     words = [word for one in result.create.items() for word in typed_words(*one)]
     again = join(["shardtool", "create", result.folder, "out-{000000..}.tar", *words])
     lines = [f"{what}, {_speed(result.size, result.seconds)}{kept}", f"manifest  {result.manifest}"]
+    lines += [f"metadata  {result.metadata}"] if result.metadata else []
     return "\n".join(map(printable, [*lines, f"back      {again}"]))
 
 

@@ -779,7 +779,7 @@ class ChoosingOptions(WorkerOptions):
 class ExtractOptions(ChoosingOptions):
     """The options of `extract`."""
 
-    fields: str | tuple[str, ...] | list[str] | Mapping[str, str] = setting(
+    fields: str | Texts | Mapping[str, str] = setting(
         (), "Fields to write (jpg,cls), leave out (-json), or rename (JPEG=jpg).", section="files",
         metavar="FIELDS", word=True, common=True, shown="all, but for the cls that `label_from_folder` made",
     )  # fmt: skip

@@ -233,7 +233,8 @@ class ExtractResult:
 
     Attributes:
         folder: Where they are.
-        manifest: The path of the table with a row for each sample: its key, the paths of its files, its metadata.
+        manifest: The path of the table with a row for each file: its sample's key, its path. `create` takes it, too.
+        metadata: The path of the table with the metadata of each sample, for `join`; empty: they have none.
         samples: How many.
         files: How many files, one for each field.
         kept: How many of them were there already, with the right bytes.
@@ -246,6 +247,7 @@ class ExtractResult:
 
     folder: str
     manifest: str
+    metadata: str
     samples: int
     files: int
     kept: int

@@ -35,7 +35,9 @@ from shardtool.write.task import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.entries.entries import Entries
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from shardtool.values import Given
 
 MANIFEST = ".manifest.parquet"  # a hidden name, so that `create` of the folder passes it over
+METADATA = ".metadata.parquet"
 _LOCK = "extract"
 _MARK = ".extract.unfinished"
 _LABEL = "cls"
@@ -86,16 +89,18 @@ def extract(
         notes.add(*listed.notes)
         entries, names = listed.entries, _names(listed.entries, by_key=options.by_key)
         check_names(names)
+        metadata = "" if _metadata(entries) is None else place.full_path(METADATA)
         result = ExtractResult(
             folder=place.path,
             manifest=place.full_path(MANIFEST),
+            metadata=metadata,
             samples=len(entries),
             files=len(names),
             kept=0,
             size=int(entries.rows.size.sum()),
             seconds=0,
             notes=(),
-            create=_same_again(found, options),
+            create=_same_again(found, entries, metadata, options),
             dry_run=options.dry_run,
         )
         kept = 0
@@ -179,18 +184,23 @@ def check_names(names: Names, *, folded: bool = False) -> None:
         raise InvalidRequest(listing(shown, total=len(twice)), f"names that {what}", remedy=remedy)
 
 
-def _same_again(datasets: Sequence[StoredDataset], options: ExtractOptions) -> dict[str, Any]:
-    """Return the options of `create` that are about the names of these files."""
+def _same_again(
+    datasets: Sequence[StoredDataset], entries: Entries, metadata: str, options: ExtractOptions
+) -> dict[str, Any]:
+    """Return the options of `create` that make the same samples of these files; `metadata`: their table, if any."""
     known = [one.file.made.options if one.file is not None else {} for one in datasets]
-    found = {
-        name: known[0][name] for name in _AGAIN if all(name in one and one[name] == known[0][name] for one in known)
-    }
+    alike = [name for name in _AGAIN if name in known[0] and all(one.get(name) == known[0][name] for one in known)]
+    found = {name: known[0][name] for name in alike}
     if options.by_key:
         found.pop("portable", None)
+    if _LABEL in (name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count):
+        found.pop("label_from_folder", None)  # they are files
     is_part = options.where is not None or options.keys_from is not None
     if is_part and "label_from_folder" in found and len(datasets) == 1:  # of some classes, numbers would be others
         found["classes_from"] = datasets[0].dataset_file
-    return {**found, "exclude": [MANIFEST]} if "hidden" in found else found
+    if metadata and "portable" not in found:  # which makes keys once the table was joined
+        found |= {"join": metadata, "on": "key"}
+    return {**found, "exclude": [MANIFEST, METADATA]} if "hidden" in found else found
 
 
 @memory_for("extracting")
@@ -200,8 +210,8 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
         check_names(names, folded=True)
     entries, observer = listed.entries, notes.observer
     entries = replace(entries, rows=replace(entries.rows, paths=names))
-    tasks, table, kept = [*_tasks(listed, entries, place)], _manifest(entries), 0
-    _check_there(place, names, entries.rows.size.tolist(), table, options)
+    tasks, tables, kept = [*_tasks(listed, entries, place)], _tables(entries), 0
+    _check_there(place, names, entries.rows.size.tolist(), tables, options)
     with _unfinished(place, listed, names) as again:
         there: IfThere = "overwrite" if options.overwrite else "finish" if again else "keep"
         observer.start(len(entries), int(entries.rows.size.sum()), len(tasks))
@@ -214,7 +224,7 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
             kept += some
             observer.advance(0, 0, 1)
             observer.log(f"{tasks[number].name}: {counted(len(tasks[number].samples.kinds), 'file')}")
-        place.publish(place.stage_whole(MANIFEST, table))
+        place.publish(*(place.stage_whole(name, table) for name, table in tables.items()))
     return kept
 
 
@@ -241,31 +251,42 @@ def _tasks(listed: Listing, entries: Entries, place: Folder) -> Iterator[ShardTa
         yield ShardTask(number, name, plan.format, place, shard_samples(plan, number), "stop", 0)
 
 
-def _manifest(entries: Entries) -> bytes:
-    """Return the bytes of a Parquet table of samples: key, path, or a path for each of several fields, metadata."""
+def _tables(entries: Entries) -> dict[str, bytes]:
+    """Return the Parquet tables that lie beside the files, by their names: one of files, and one of metadata, if any.
+
+    In the first is a row for each file, its sample's key and its path: `create` takes it as a manifest. In the other
+    is one for each sample, with its key: `create` takes it by `join`.
+    """
     import numpy as np
     import pyarrow as pa
+
+    keys = pa.array([to_text(key) for _, some in entries.keys.chunks() for key in some], pa.string())
+    rows = np.arange(len(entries.rows.code))
+    paths = pa.array([source_text(path) for path in entries.paths(rows)], pa.string())
+    found = {MANIFEST: pa.table({"key": keys.take(pa.array(entries.owners(rows))), "path": paths})}
+    if (metadata := _metadata(entries)) is not None:
+        found[METADATA] = metadata.append_column("key", keys)
+    return {name: _parquet(table) for name, table in found.items()}
+
+
+def _metadata(entries: Entries) -> pa.Table | None:
+    """Return the columns of metadata that `create` does not make itself; None: there are none."""
+    names = [] if entries.metadata is None else entries.metadata.column_names
+    names = [name for name in names if name not in (_PATHS, "key")]
+    return entries.metadata.select(names) if names and entries.metadata is not None else None
+
+
+def _parquet(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
-    owners, found = entries.owners(np.arange(len(entries.rows.code))), dict[str, pa.Array]()
-    found["key"] = pa.array([to_text(key) for _, keys in entries.keys.chunks() for key in keys], pa.string())
-    used = [code for code, count in enumerate(entries.code_counts()) if count]
-    for code in used:
-        rows, texts = np.flatnonzero(entries.rows.code == code), dict[int, str]()
-        for owner, path in zip(owners[rows].tolist(), entries.paths(rows), strict=True):
-            texts[owner] = source_text(path)
-        found["path" if len(used) == 1 else f"path.{entries.fields[code]}"] = pa.array(
-            map(texts.get, range(len(entries))), pa.string()
-        )
-    if entries.metadata is not None:
-        columns = zip(entries.metadata.column_names, entries.metadata.columns, strict=True)
-        found = {**{name: column for name, column in columns if name != _PATHS}, **found}
     sink = io.BytesIO()
-    pq.write_table(pa.table(found), sink)
+    pq.write_table(table, sink)
     return sink.getvalue()
 
 
-def _check_there(place: Folder, names: Names, sizes: list[int], table: bytes, options: ExtractOptions) -> None:
+def _check_there(
+    place: Folder, names: Names, sizes: list[int], tables: Mapping[str, bytes], options: ExtractOptions
+) -> None:
     """Refuse to write where other files are, as far as that shows, before anything is written.
 
     Raises:
@@ -277,9 +298,10 @@ def _check_there(place: Folder, names: Names, sizes: list[int], table: bytes, op
     with closing(Tree(place.path)) as tree:
         for first, some in names.chunks():
             tree.check_free(some, sizes[first : first + len(some)])
-    if MANIFEST in there and place.read(MANIFEST) != table:
-        remedy = f"Name all datasets in one command, choose another folder, or {flag('overwrite')}."
-        raise OutputExists(place.full_path(MANIFEST), "the table of other samples", remedy=remedy)
+    for name, table in tables.items():
+        if name in there and place.read(name) != table:
+            remedy = f"Name all datasets in one command, choose another folder, or {flag('overwrite')}."
+            raise OutputExists(place.full_path(name), "the table of other samples", remedy=remedy)
 
 
 def _folds_case(place: Folder) -> bool:

@@ -207,6 +207,32 @@ def test_partition_and_labels(tmp_path: Path) -> None:
             assert (np.load(io.BytesIO(sample["npy"])) == int(name[3:]) - 1).all()
 
 
+@pytest.mark.slow
+def test_a_class_is_taken_out(tmp_path: Path) -> None:
+    """Each class but one is in both splits; of that one there is no byte, and the files are those of the others."""
+    shutil.copytree(REPO / "sample_data" / "photos", tmp_path / "photos")
+    ran = run("classes.sh", tmp_path)
+    assert ran.code == 0, ran
+    source = {
+        path.relative_to(tmp_path / "photos").as_posix(): path.read_bytes() for path in tmp_path.glob("photos/*/*")
+    }
+    cats = {name: data for name, data in source.items() if name.startswith("cat/")}
+    found = {split: samples(*tmp_path.glob(f"split/{split}-*.tar")) for split in ("train", "val")}
+    assert {split: {key.partition("/")[0] for key in some} for split, some in found.items()} == dict.fromkeys(
+        found, {name.partition("/")[0] for name in source} - {"cat"}
+    )
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("split/*"))
+    assert not any(data[-64:] in written for data in cats.values())
+    files = {
+        path.relative_to(tmp_path / "files").as_posix(): path.read_bytes() for path in tmp_path.glob("files/[!.]*/*")
+    }
+    assert files == {name: data for name, data in source.items() if name not in cats}
+    told = json.loads((tmp_path / "difference.json").read_text())
+    assert sorted(told["removed"]) == sorted({name.rpartition(".")[0] for name in cats})
+    assert (tmp_path / "same.txt").read_text().splitlines()[-1].startswith("the same")
+    assert found == {split: samples(*tmp_path.glob(f"again/{split}-*.tar")) for split in found}
+
+
 def test_foreign_shards(tmp_path: Path) -> None:
     """Each sample of three tools is in the dataset once, with its image, label or caption, in a new order."""
     inputs.foreign(tmp_path)

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, create, extract, reshard
+from shardtool import CreateOptions, InvalidRequest, create, diff, extract, reshard
 from shardtool.names import Names
-from shardtool.verbs.extract import MANIFEST, check_names
+from shardtool.verbs.extract import MANIFEST, METADATA, check_names
 from tests.faults.helpers import settles, start
 from tests.helpers import PHOTOS, flip, read_tree, typed, write_tree
 from tests.verbs.test_inspect import HOSTILE, tar_of
@@ -31,7 +31,7 @@ _TREE = {
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {name: data for name, data in read_tree(folder).items() if name != MANIFEST}
+    return {name: data for name, data in read_tree(folder).items() if name not in (MANIFEST, METADATA)}
 
 
 @pytest.mark.parametrize("more", [
@@ -90,18 +90,17 @@ def test_samples_and_fields_that_are_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_metadata_come_back_by_the_table(tmp_path: Path) -> None:
-    """The table beside has the metadata of each sample, and `create --join` takes them from there."""
-    create(PHOTOS, tmp_path / "o-{0..}.tar", CreateOptions(columns_from=("json",)))
-    extract(tmp_path / "o.json", tmp_path / "x", fields=["jpg"])
-    table, before = pq.read_table(tmp_path / "x" / MANIFEST), pq.read_table(tmp_path / "o-0.index")
-    ran = typed("create", tmp_path / "x", tmp_path / "p-{0..}.tar", "--join", tmp_path / "x" / MANIFEST, "--on", "key")
-    after = pq.read_table(tmp_path / "p-0.index")
-    names = [name for name in before.column_names if not name.startswith("__")]
-    assert (ran.code, after.select(names).to_pylist()) == (0, before.select(names).to_pylist())
+def test_tables_bring_metadata_back(tmp_path: Path) -> None:
+    """One table is a manifest of the same samples; by the other, which is joined, they have the same metadata."""
+    before = create(PHOTOS, tmp_path / "o-{0..}.tar", columns_from=["json"], label_from_folder=True)
+    part = extract(before.dataset_file, tmp_path / "x")
+    table = pq.read_table(tmp_path / "x" / MANIFEST)
     assert all((tmp_path / "x" / path).is_file() for path in table["path"].to_pylist())
-    ran = typed("create", tmp_path / "x" / MANIFEST, tmp_path / "q-{0..}.tar")
-    assert (ran.code, (tmp_path / "q.json").exists()) == (0, True)
+    after = create(tmp_path / "x", tmp_path / "p-{0..}.tar", **part.create)
+    assert diff(before.dataset_file, after.dataset_file).same
+    again = create(tmp_path / "x" / MANIFEST, tmp_path / "q-{0..}.tar")
+    without = reshard(before.dataset_file, tmp_path / "r-{0..}.tar", fields="-cls")
+    assert again.fingerprint == without.fingerprint
 
 
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
