@@ -181,7 +181,7 @@ def _run(arguments: list[str], signals: Signals) -> int:
         if _verb(arguments) and not {"-h", "--help"} & set(arguments):
             _check_room()
         with current_folder():
-            result = cli.main(arguments, prog_name="shardtool", standalone_mode=False)
+            result = cli.main(arguments, prog_name="shardtool", standalone_mode=False, obj=arguments)
         signals.end()
         return result if isinstance(result, int) else 0
     except click.ClickException as error:

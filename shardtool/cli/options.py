@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _SHORT = {"overwrite": ["-f"]}  # of flags that stand for values
 
 
+_OF_ERRORS = {"as_json": "--json", "verbose": "--verbose"}
 VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
 Function = TypeVar("Function", bound="Callable[..., int | None]")
 
@@ -86,6 +87,8 @@ def _use_config(path: str) -> None:
 
     context = click.get_current_context()
     context.default_map = read_config(path, context)
+    if isinstance(context.obj, list):  # what was typed, by which errors are printed
+        context.obj += [word for name, word in _OF_ERRORS.items() if context.default_map.get(name)]
 
 
 @described

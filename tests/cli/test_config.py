@@ -166,6 +166,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert run.code in (2, 5)
 
 
+def test_errors_are_printed_as_the_file_says(tmp_path: Path) -> None:
+    """Where a file asks for JSON, an error is a document on stdout."""
+    (tmp_path / "job.toml").write_text('source = "nowhere"\noutput = "x-{0..}.tar"\njson = true\n')
+    run = typed("create", "--config", tmp_path / "job.toml")
+    assert (run.code, json.loads(run.out)["error"]["code"], run.err) == (2, "invalid-request", "")
+
+
 def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     """Secrets are left out, with a note; a command, and a request that cannot be, are not saved; nor is a file lost."""
     path, output = tmp_path / "job.toml", f"{tmp_path}/o/x-{{0..}}.tar"
