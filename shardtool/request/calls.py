@@ -7,7 +7,7 @@ from inspect import Parameter, Signature, cleandoc, signature
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.settings import Settings, check_names, facts
+from shardtool.request.settings import Settings, check_names, texts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -115,7 +115,7 @@ class by_names(Generic[_Made, _Names]):  # noqa: N801 - a decorator
 
         called.__signature__ = _signature(own.values(), kind)  # type: ignore[attr-defined]
         if verb.__doc__:  # python -OO has none
-            called.__doc__ = "\n".join([cleandoc(verb.__doc__), "", "Options:", *_texts(kind)])
+            called.__doc__ = "\n".join([cleandoc(verb.__doc__), "", "Options:", *texts_of(kind)])
         return called
 
 
@@ -124,7 +124,3 @@ def _signature(own: Iterable[Parameter], kind: type[Settings]) -> Signature:
     names = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in signature(kind).parameters.values()]
     taken = {one.name: one for one in [*own, *names]}
     return Signature(sorted(taken.values(), key=lambda one: one.kind))
-
-
-def _texts(kind: type[Settings]) -> list[str]:
-    return [f"    {name}: {one.text}" for name, one in facts(kind).items()]

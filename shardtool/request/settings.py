@@ -146,10 +146,16 @@ def like(kind: type, name: str) -> Any:
     return field(default=one.default, metadata=one.metadata)
 
 
+def texts_of(kind: type) -> list[str]:
+    """Return a line for each option of a class, and each other name of one, as docstrings have them."""
+    known, others = facts(kind), {one.name: one.metadata.get("means", "") for one in fields(kind)}
+    texts = {name: known[name].text if name in known else means and f"As {means}." for name, means in others.items()}
+    return [f"    {name}: {text}" for name, text in texts.items() if text]
+
+
 def described(kind: type[Options]) -> type[Options]:
     """Describe the options of a class in its docstring, and tell messages what the command line calls them."""
-    lines = [f"    {name}: {one.text}" for name, one in facts(kind).items()]
-    kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *lines])
+    kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *texts_of(kind)])
     for name, one in facts(kind).items():
         if one.typed:
             TYPED[name] = f"--{one.typed.split('/')[0]}"

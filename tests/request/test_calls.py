@@ -69,6 +69,7 @@ def test_every_verb_takes_names() -> None:
         assert {one.name for one in fields(kind)} <= {*known}
         assert all(known[one].kind is signatures.Parameter.KEYWORD_ONLY for one in facts(kind))
         assert all(f"\n    {one}: {fact.text}" in verb.__doc__ for one, fact in facts(kind).items())
+        assert all(f"\n    {one.name}: " in verb.__doc__ for one in fields(kind) if one.name != "observer")
         assert pickle.loads(pickle.dumps(verb)) is verb  # noqa: S301 - ours
 
 
