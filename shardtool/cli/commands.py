@@ -409,7 +409,7 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: Runn
     Examples:
       shardtool remove out.json --keys-from keys.txt --dry-run
       shardtool remove out.json --keys-from keys.txt
-      shardtool remove 'out/{split}.json' --where "key < 'c'"
+      shardtool remove 'out/{split}.json' --where "label == 'dog'"
     """
     from shardtool.cli.text import removed_text
     from shardtool.verbs.remove import remove as run
