@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib import resources
@@ -68,6 +68,7 @@ _MOST_FIELDS = 60
 _META = 40  # metadata columns of a sample
 _MOST_COLOURS = 24  # of a mask, that are explained
 _READ_FIELDS = 4  # that the program names which reads the dataset
+_SEEN_AT_ONCE = 20  # samples, of which none needs to be called odd
 _ANCHOR = 120  # characters
 _TEMPLATES = "shardtool.verbs.inspect"
 DATASET = "dataset"  # the label that says which of several datasets a sample is of
@@ -99,17 +100,25 @@ def write_page(
     given = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
     if not 0 <= (samples or 0) <= MOST_SAMPLES:
         raise InvalidRequest("samples", f"{samples:,}", expected=f"0 to {MOST_SAMPLES:,}")
-    for one in given:
-        check_report(one, path, overwrite=overwrite, ending=".html")
+    for dataset in given:
+        check_report(dataset, path, overwrite=overwrite, ending=".html")
     most = (MOST_SAMPLES if samples is None else samples) // len(given)
     usual = min(most, _USUAL_SAMPLES // len(given)) if samples is None else most
-    gathered = [gather(one, most, seed, usual=usual) for one in given]
-    budget = _budget(sum(len(one.chosen) for one in gathered))
-    names = _names(given)
-    views = [
-        DatasetView(name, one, [*show_samples(one, budget)], number if len(given) > 1 else 0)
-        for number, (name, one) in enumerate(zip(names, gathered, strict=True), 1)
+    gathered = [gather(dataset, most, seed, usual=usual) for dataset in given]
+    odd = [
+        one.odd.found(one.overview.dataset.shards) if most and one.summary.samples > _SEEN_AT_ONCE else []
+        for one in gathered
     ]
+    budget = _budget(sum(map(len, odd)) + sum(len(one.chosen) for one in gathered))
+    views = []
+    for at, (name, each, found) in enumerate(zip(_names(given), gathered, odd, strict=True)):
+        strange = [*show_samples(each, budget, [one.sample for one in found])]
+        for odd_one, one in zip(strange, found, strict=True):
+            odd_one.why = one.why
+        shown = [*show_samples(each, budget)]
+        if each.summary.samples > _SEEN_AT_ONCE and not any(one.why.startswith("widest") for one in strange):
+            strange += _shapes(shown)
+        views.append(DatasetView(name, each, shown, strange, at + 1 if len(given) > 1 else 0))
     _give_anchors(views)
     write_target(path, _page(views).encode())
 
@@ -130,16 +139,33 @@ def _names(datasets: Sequence[StoredDataset]) -> list[str]:
     return names
 
 
+def _shapes(shown: Sequence[ShownSample]) -> list[ShownSample]:
+    """Return, of the images that are shown, the widest and the tallest: for want of columns that know all shapes."""
+    found = {one.images[0].full[0] / one.images[0].full[1]: one for one in reversed(shown) if one.images}
+    if len(found) <= 1:
+        return []
+    ends = (("widest", found[max(found)]), ("tallest", found[min(found)]))
+    return [
+        replace(one, why=f"{why} shown: {one.images[0].full[0]:,} by {one.images[0].full[1]:,}") for why, one in ends
+    ]
+
+
+def _all(views: Sequence[DatasetView]) -> list[ShownSample]:
+    """Return the samples of a page, the odd ones last."""
+    return [one for view in views for one in view.shown] + [one for view in views for one in view.odd]
+
+
 def _give_anchors(views: Sequence[DatasetView]) -> None:
     """Give each sample an id that tells its key, so that a link to it stays right as far as keys do."""
     seen: Counter[str] = Counter()
-    for one in (one for view in views for one in view.shown):
+    for one in _all(views):
         name = "s-" + quote(one.chosen.key, safe="/", errors="replace")[:_ANCHOR]
+        name += f"~{one.why.partition(':')[0].replace(' ', '-')}" if one.why and name in seen else ""
         seen[name] += 1
         one.anchor = f"{name}~{seen[name]}" if seen[name] > 1 else name
     if len(views) > 1:
         for view in views:
-            for one in view.shown:
+            for one in view.shown + view.odd:
                 one.labels.setdefault(DATASET, view.name)
 
 
@@ -151,12 +177,14 @@ class DatasetView:
         name: What it is called.
         gathered: What was read of it.
         shown: Its samples.
+        odd: Those that stand out.
         number: Which of several datasets it is, from 1; 0: it is the only one.
     """
 
     name: str
     gathered: ChosenSamples
     shown: list[ShownSample]
+    odd: list[ShownSample]
     number: int
 
     @property
@@ -297,7 +325,7 @@ def _page(views: Sequence[DatasetView]) -> str:
         policy=f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'",
         style=style,
         script=script,
-        data=script_json([_sample(one) for one in shown]),
+        data=script_json([_sample(one) for one in _all(views)]),
         title=listing([view.name for view in views], 3),
         views=views,
         total=_total(views),
@@ -340,9 +368,11 @@ def _compared(views: Sequence[DatasetView]) -> list[_Compared]:
 def _problems(views: Sequence[DatasetView]) -> list[tuple[str, str, str]]:
     """Return what reading the indexes and the samples met: where, what, and the id of the sample if it is shown."""
     found = [(base_name(one.where), one.message, "") for view in views for one in view.summary.problems]
-    for one in (one for view in views for one in view.shown):
-        where = f"{shorten(one.key, 80)} in {one.chosen.shard.file_name}"
-        found += [(where, what, one.anchor) for what in one.problems]
+    told = set()
+    for one in _all(views):
+        where, place = f"{shorten(one.key, 80)} in {one.chosen.shard.file_name}", (one.chosen.shard, one.chosen.number)
+        found += [(where, what, one.anchor) for what in one.problems if place not in told]
+        told.add(place)
     return found
 
 
@@ -393,6 +423,7 @@ def script_json(value: object) -> str:
 def _sample(one: ShownSample) -> dict[str, object]:
     return {
         "id": one.anchor,
+        "why": one.why,
         "key": one.key,
         "labels": one.labels,
         "shard": shorten(one.chosen.shard.file_name, 200),

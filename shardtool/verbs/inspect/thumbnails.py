@@ -39,6 +39,7 @@ from shardtool.verbs.inspect.media import (
     played_as,
     thumbnail,
 )
+from shardtool.verbs.inspect.odd import OddSamples
 from shardtool.verbs.inspect.overview import SHORT, Overview, draw, found_samples, is_plain
 from shardtool.verbs.inspect.samples import text_of
 from shardtool.verbs.inspect.table import check_report, write_target
@@ -81,12 +82,14 @@ class ChosenSamples:
         summary: The same as `inspect` has it.
         spread: The label that the chosen samples are spread over; empty: the shards.
         chosen: The samples, in the order of the dataset.
+        odd: Those that stand out, whether they were chosen or not.
     """
 
     overview: Overview
     summary: Summary
     spread: str
     chosen: list[FoundSample]
+    odd: OddSamples
 
     @property
     def total(self) -> str:
@@ -107,8 +110,10 @@ def gather(dataset: StoredDataset, samples: int, seed: int, *, usual: int | None
     overview = Overview(dataset, InspectOptions(seed=seed), Observer())
     spread: set[str] = set()
     pool: list[_Candidate] = []
+    odd = OddSamples()
     for shard, part, fields in overview.read():
         if len(part):
+            odd.add(shard.number, part, fields)
             name, codes, strata = _strata(shard, part, fields, overview.label_names())
             spread.add(name)
             pool = _first(pool + _candidates(shard, part, codes, strata, (seed, samples, pool)), samples)
@@ -117,7 +122,7 @@ def gather(dataset: StoredDataset, samples: int, seed: int, *, usual: int | None
     if usual is not None and spread != {""}:
         usual = max(usual, len({one[0] for one in pool}))
     chosen = sorted((one[-1] for one in pool[:usual]), key=lambda one: (one.shard.number, one.number))
-    return ChosenSamples(overview, summary, spread.pop() if len(spread) == 1 else "", chosen)
+    return ChosenSamples(overview, summary, spread.pop() if len(spread) == 1 else "", chosen, odd)
 
 
 def _strata(
@@ -209,6 +214,7 @@ class ShownSample:
         problems: What is wrong with it.
         notes: Why something is not shown that is not wrong.
         anchor: The id that a page gives it.
+        why: Why it is odd; empty: it is shown as one of many.
     """
 
     chosen: FoundSample
@@ -219,6 +225,7 @@ class ShownSample:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     anchor: str = ""
+    why: str = ""
 
     @property
     def key(self) -> str:
@@ -268,9 +275,11 @@ class Budget:
     media: MediaRoom | None = None
 
 
-def show_samples(gathered: ChosenSamples, budget: Budget) -> Iterator[ShownSample]:
-    """Yield what is shown of each chosen sample, in the order of the dataset."""
-    for shard, chosen in groupby(gathered.chosen, key=lambda one: one.shard):
+def show_samples(
+    gathered: ChosenSamples, budget: Budget, samples: Sequence[FoundSample] | None = None
+) -> Iterator[ShownSample]:
+    """Yield what is shown of samples, one after the other; None: of those that were chosen."""
+    for shard, chosen in groupby(gathered.chosen if samples is None else samples, key=lambda one: one.shard):
         samples = list(chosen)
         try:
             with open_shard(shard.path) as file:

@@ -90,6 +90,7 @@ class _Page:
     html: str
     reader: _Reader
     samples: list[dict[str, Any]] = field(default_factory=list)
+    odd: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -106,7 +107,8 @@ def _read(path: Path) -> _Page:
     reader.close()
     assert reader.open == []
     data = [text for kind, text in reader.scripts if kind.get("id") == "data"]
-    return _Page(html, reader, json.loads("".join(data)))
+    found = json.loads("".join(data))
+    return _Page(html, reader, [one for one in found if not one["why"]], [one for one in found if one["why"]])
 
 
 def _page(given: Path, **options: Any) -> _Page:
@@ -168,8 +170,8 @@ def test_anchors_lead_somewhere(photo_page: _Page) -> None:
 def test_pictures_and_numbers_need_no_script(photo_page: _Page) -> None:
     """The pictures with a text each, the totals, the classes and the fingerprint stand in the HTML itself."""
     pictures = photo_page.tags("img")
-    assert len(pictures) == 40
-    for one, shown in zip(pictures, photo_page.samples, strict=True):
+    assert len(photo_page.samples) == 40
+    for one, shown in zip(pictures, photo_page.samples + photo_page.odd, strict=True):
         label = re.escape(f"{shown['key']}, {shown['labels']['cls']}")
         assert re.fullmatch(rf"{label}, JPEG image, \d+ by \d+ pixels", str(one["alt"]))
     for said in ("98", "samples", "astronaut", "rocket", "b2:", "complete", "40 of 98", "label from folder"):
@@ -524,6 +526,34 @@ def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             with wave.open(io.BytesIO(data)) as file:
                 assert len(file.readframes(10**9)) == file.getnframes() * 2 == len(data) - 44
     assert any("audio, 10.0 s, the first" in one[0] for one in said.values() if one)
+
+
+def test_odd_ones(tmp_path: Path) -> None:
+    """The smallest and largest sample, the widest and tallest image, and those that are alike are found."""
+    rows = range(200)
+    shapes = {17: (900, 3), 101: (4, 800)}
+    table = pa.table({
+        "key": [f"{at:03}" for at in rows],
+        "txt": ["x" * {7: 5, 151: 9999}.get(at, 300 + at) if at % 50 else "the same text, " * 20 for at in rows],
+        "width": [shapes.get(at, (30, 20))[0] for at in rows],
+        "height": [shapes.get(at, (30, 20))[1] for at in rows],
+    })  # fmt: skip
+    create(table, f"{tmp_path}/d/s-{{0..}}.tar", CreateOptions(values=("txt=txt",), max_count=60, workers=1))
+    page = _page(tmp_path / "d", samples=5)
+    found = [(one["key"], one["why"]) for one in page.odd]
+    assert found == [
+        ("007", "smallest: 29 B"), ("151", "largest: 10 kB"), ("017", "widest: 900 by 3"),
+        ("101", "tallest: 4 by 800"), ("000", "4 alike"), ("050", "4 alike"),
+    ]  # fmt: skip
+    assert "3 samples have the largest field of one before" in page.text
+    assert len(page.samples) == 5
+    assert len({one["id"] for one in page.samples + page.odd}) == 11
+
+
+def test_nothing_is_odd_where_all_are_alike(tmp_path: Path) -> None:
+    """Of samples of one size, of no shape, and without a twin none is odd."""
+    write_shard(tmp_path / "d" / "s-000000.tar", {f"{at:03}": {"txt": b"%0100d" % at} for at in range(60)})
+    assert _page(tmp_path / "d", samples=5).odd == []
 
 
 @pytest.mark.parametrize("samples", [-1, 2001])

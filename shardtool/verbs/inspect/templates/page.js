@@ -46,8 +46,8 @@
       folded += found.length - seen.size;
     }
     more.hidden = !folded;
-    by("count").textContent = shown.length === samples.length ? `${samples.length.toLocaleString("en")} shown`
-      : `${shown.length.toLocaleString("en")} of ${samples.length.toLocaleString("en")} shown`;
+    const usual = shown.filter((at) => !samples[at].why).length, every = samples.filter((one) => !one.why).length;
+    by("count").textContent = `${usual.toLocaleString("en")}${usual === every ? "" : ` of ${every.toLocaleString("en")}`} shown`;
     by("none").hidden = shown.length > 0;
     if (shown.length && !shown.includes(here)) stand(shown[0], false);
   };
@@ -181,7 +181,7 @@
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") { event.preventDefault(); move(event.key === "ArrowLeft" ? -1 : 1); }
   });
   view.addEventListener("close", () => { body.replaceChildren(); if (open >= 0) stand(open, true); open = -1; history.replaceState(null, "", location.pathname + location.search); });
-  more.querySelector("button").addEventListener("click", () => { const next = shown.length; all = true; choose(); stand(shown[Math.min(next, shown.length - 1)], true); });
+  more.querySelector("button").addEventListener("click", () => { const next = cells.findIndex((cell) => cell.hidden); all = true; choose(); stand(next, true); });
   window.addEventListener("hashchange", follow);
   for (const one of [search, label, wrong]) if (one) { one.addEventListener("input", choose); one.addEventListener("change", choose); }
   if (by("masks")) by("masks").addEventListener("change", () => document.body.classList.toggle("bare", !by("masks").checked));
