@@ -439,6 +439,10 @@ class CreateOptions(SelectingOptions):
         None, "Dot of a name at which its key ends: the first (WebDataset's rule) or the last.",
         shown="first; an error where that would tear names apart",
     )  # fmt: skip
+    key_pattern: str | None = setting(
+        None, "Regular expression whose first group is the key of a path without its ending: '(.+)_mask'. What is left "
+        "over of the name stands before the ending in the field's name: mask.png.", metavar="REGEX", of="folder",
+    )  # fmt: skip
     label_from_folder: bool = setting(
         False, "Add the number of the top folder as the field cls.", of="folder", common=True
     )

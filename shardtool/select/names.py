@@ -209,8 +209,10 @@ def grouped(entries: Entries, groups: Groups) -> Entries:
     kept = np.flatnonzero((entries.rows.kind != INLINE) | (groups.first[sample] == part))
     rows = kept[np.lexsort((code[kept], sample[kept]))]
     counts = np.bincount(sample[kept], minlength=len(groups.first))
+    spans = None if entries.spans is None else entries.spans.take(groups.first, rows)
     return replace(
         entries.take(groups.first),
+        spans=spans,
         first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         rows=entries.rows.take(rows),
     )

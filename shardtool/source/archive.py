@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shardtool.format.zip_read import ZipMember
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
+    from shardtool.select.key_pattern import KeyPattern
     from shardtool.source.base import Listing, Writable
     from shardtool.source.folder import Found
 
@@ -199,7 +200,7 @@ class ArchiveSource(FolderSource):
             remedy = f"Run again with {option('if_exists', 'resume')}."
             raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
 
-    def _list(self, pool: Pool, observer: Observer) -> Found:  # noqa: ARG002 - one process reads one file
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:  # noqa: ARG002 - one process
         options = self._options
         dots = options.dots or "first"
         rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
@@ -217,7 +218,7 @@ class ArchiveSource(FolderSource):
         entries = replace(entries, spans=spans, identity=identity(os.fsencode(self._path)))
         skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
         notes = [*left_behind_notes([part]), *self._notes(entries.keys.data)]
-        return without_torn(entries, skipped), tuple(skipped), notes
+        return *self._with_keys(without_torn(entries, skipped), tuple(skipped), pattern), notes
 
     def _notes(self, keys: bytes) -> list[str]:
         """Note that all files lie in one folder, where folders are asked what they say."""

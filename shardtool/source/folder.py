@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
+    from shardtool.select.key_pattern import KeyPattern
     from shardtool.select.names import Groups
     from shardtool.source.folder_samples import ObjectTree
 
@@ -58,12 +59,18 @@ class FolderSource(Source):
         """List the samples of the tree."""
         from shardtool.source import folder_samples as folder
 
-        entries, skipped, notes = self._list(pool, observer)
-        options = self._options
+        options, pattern = self._options, None
+        if options.key_pattern is not None:
+            from shardtool.select.key_pattern import KeyPattern
+
+            pattern = KeyPattern(options.key_pattern)
+        entries, skipped, notes = self._list(pool, observer, pattern)
         self.by_key = options.sort_by is None
         check_skipped(self._source, skipped, options.on_error, f"{option('exclude')} them")
         notes += filter(None, [shards_note(entries, named=bool(options.include))])
-        if options.dots is None and not entries.folders:
+        if pattern is not None:
+            pattern.check_matched(entries.keys)
+        elif options.dots is None and not entries.folders:
             folder.check_torn(entries)
         from shardtool.source.selecting import chosen, first_of, in_order, sampled, with_fields
 
@@ -83,13 +90,30 @@ class FolderSource(Source):
             listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
         return first_of(listed, options)
 
-    def _list(self, pool: Pool, observer: Observer) -> Found:
-        """Return the samples that files make."""
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
+        """Return the samples that files make, with the keys that a pattern gives them."""
         parts = self._tree.scan(pool, observer)
         from shardtool.source.folder_samples import collect
 
-        entries, skipped = collect(self._tree.root, parts)
+        entries, skipped = self._with_keys(*collect(self._tree.root, parts), pattern)
         return entries, skipped, left_behind_notes(parts)
+
+    def _with_keys(
+        self, entries: Entries, skipped: tuple[Skipped, ...], pattern: KeyPattern | None
+    ) -> tuple[Entries, tuple[Skipped, ...]]:
+        """Return samples and what was left out with the keys of a pattern; names that look torn are refused before."""
+        if pattern is None:
+            return entries, skipped
+        from shardtool.names import Names
+        from shardtool.select.key_pattern import with_keys
+        from shardtool.source.folder_samples import check_torn, without_torn
+
+        if self._options.dots is None:
+            check_torn(entries)
+        old = [to_bytes(one.key) for one in skipped if one.key]
+        new = dict(zip(old, iter(pattern.split(Names.of(old))[0]), strict=True))
+        skipped = tuple(replace(one, key=to_text(new.get(to_bytes(one.key), b""))) for one in skipped)
+        return without_torn(with_keys(entries, pattern), skipped), skipped
 
     def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
         """Return what was left out, with its paths below the folders that paths start with."""
@@ -195,7 +219,7 @@ class FoldersSource(FolderSource):
         self._name = ",".join(map(printable, self._labels))
         self._source = ", ".join(sources)
 
-    def _list(self, pool: Pool, observer: Observer) -> Found:
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
         from shardtool.select.names import find_groups, grouped
         from shardtool.source.folder_samples import check_torn, collect, without_torn
@@ -203,10 +227,11 @@ class FoldersSource(FolderSource):
         trees, skipped = [], list[Skipped]()
         for tree, label, parts in zip(self._trees, self._labels, found, strict=True):
             entries, left_out = collect(tree.root, parts)
-            trees.append(entries)
-            skipped += [replace(one, path=f"{to_text(label)}/{one.path}") for one in left_out]
             if self._options.dots is None:
                 check_torn(entries)
+            entries, left_out = self._with_keys(entries, left_out, pattern)
+            trees.append(entries)
+            skipped += [replace(one, path=f"{to_text(label)}/{one.path}") for one in left_out]
         names = self._name_fields([entries.fields for entries in trees])
         joined = self._join(trees, names)
         groups = find_groups(joined.keys, by_key=True)

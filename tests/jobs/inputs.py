@@ -75,6 +75,18 @@ def _annotation(image: int, nth: int) -> dict[str, object]:
     return {"id": image * 10 + nth, "image_id": image, "category_id": 18 if nth else 1, "segmentation": shape, **box}
 
 
+def cityscapes(root: Path) -> None:
+    """Write images, and labels of three kinds beside them, in folders of cities."""
+    files = {}
+    for number, name in enumerate(["train/aachen/aachen", "train/bonn/bonn", "val/ulm/ulm"] * 2):
+        frame = f"{name}_{number:06}_000019"
+        files[f"leftImg8bit/{frame}_leftImg8bit.png"] = picture(number, "PNG")
+        for kind in ("color.png", "instanceIds.png", "labelIds.png"):
+            files[f"gtFine/{frame}_gtFine_{kind}"] = picture(len(files), "PNG")
+        files[f"gtFine/{frame}_gtFine_polygons.json"] = b"{}"
+    write_tree(root, files)
+
+
 TRANSCRIPTS = {
     "LJ001-0001": ('"Yes," he said, on p. 2', '"Yes," he said, on page two'),
     "LJ001-0002": ('in being comparatively "modern."', 'in being comparatively "modern."'),

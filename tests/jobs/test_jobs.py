@@ -151,6 +151,24 @@ def test_coco_annotations(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_cityscapes(tmp_path: Path) -> None:
+    """Each image stands with its labels, and with nothing else of them, under the name that both share."""
+    inputs.cityscapes(tmp_path)
+    ran = run("cityscapes.sh", tmp_path)
+    assert ran.code == 0, ran
+    for split in ("train", "val"):
+        images = {
+            str(path.relative_to(tmp_path / "leftImg8bit" / split)).removesuffix("_leftImg8bit.png"): path
+            for path in sorted((tmp_path / "leftImg8bit" / split).rglob("*.png"))
+        }
+        found = samples(*tmp_path.glob(f"shards/{split}-*.tar"))
+        assert [*found] == sorted(images)
+        for key, sample in found.items():
+            mask = (tmp_path / "gtFine" / split / f"{key}_gtFine_labelIds.png").read_bytes()
+            assert sample == {"png": images[key].read_bytes(), "mask.png": mask}
+
+
+@pytest.mark.slow
 def test_ljspeech(tmp_path: Path) -> None:
     """Each clip is in one split, with what is said in it, to the letter."""
     inputs.ljspeech(tmp_path)

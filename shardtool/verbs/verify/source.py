@@ -303,7 +303,8 @@ AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
 TAKEN_AGAIN = frozenset({
     "max_size", "max_count", "shards", "equal_count", "shards_multiple_of", "oversize", "place", "shuffle",
     "seed", "where", "split", "split_column", "stratify", "group_by", "portable",
-    "include", "exclude", "hidden", "complete", "symlinks", "dots", "label_from_folder", "split_from_folder",
+    "include", "exclude", "hidden",
+    "complete", "symlinks", "dots", "label_from_folder", "split_from_folder", "key_pattern",
     "key", "path", "files", "binary", "values", "classes", "meta", "size", "urls", "robots", "require",
     "max_file_size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",

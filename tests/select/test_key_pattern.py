@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool import CreateOptions, InvalidRequest, OutputExists, create, verify
+from shardtool.names import Names
+from shardtool.select.key_pattern import KeyPattern, with_keys
+from tests.helpers import members, read_tree, write_tree
+from tests.made import flat_entries
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PAIRS = {
+    "1.png": b"i1",
+    "1_mask.png": b"m1",
+    "a/2.png": b"i2",
+    "a/2_mask.png": b"m2",
+    "a/2.txt": b"t2",
+    "3.png": b"i3",
+}
+_PACKED = [
+    ("1.mask.png", b"m1"), ("1.png", b"i1"), ("3.png", b"i3"), ("a/2.mask.png", b"m2"), ("a/2.png", b"i2"),
+    ("a/2.txt", b"t2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "key", "left"),
+    [
+        ("(.+)_mask", "a/b_mask", "a/b", "mask"),
+        ("(.+)_mask", "a/b", "a/b", ""),
+        ("(.+)_mask", "a/b_mask_v2", "a/b_mask_v2", ""),
+        ("(.+?)(?:_mask)?", "b_mask", "b", "mask"),
+        ("(.+)_(leftImg8bit|gtFine_.+)", "x/y_1_gtFine_labelIds", "x/y_1", "gtFine_labelIds"),
+        ("(.+)_rgb|(.+)-depth", "x-depth", "x", "depth"),
+        ("mask_(.+)", "mask_7", "7", "mask"),
+        ("mask_([0-9]+)_v.", "mask_7_v2", "7", "mask_v2"),
+        ("(?:images|masks)/(.+)", "images/7", "7", ""),
+        ("images/(.+)_rgb", "images/train/7_rgb", "train/7", "rgb"),
+        (r"(?P<key>.+)[()\]]x", "a)x", "a", ")x"),
+        (r"([^\]_]+)\(\d\)", "a(1)", "a", "(1)"),
+        ("([[:alpha:]]+)_.*", "é_m", "é_m", ""),
+        ("(.é)_m", "aé_m", "aé", "m"),
+    ],
+)
+def test_what_a_pattern_makes_of_a_path(pattern: str, name: str, key: str, left: str) -> None:
+    """The first group is the key, and what is over of the file's name is the field's; else all of it is the key."""
+    found, known, which = KeyPattern(pattern).split(Names.of([name.encode()]))
+    assert (found[0].decode(), known[which[0]].decode()) == (key, left)
+
+
+@given(
+    stems=st.lists(
+        st.tuples(st.sampled_from(["", "d/"]), st.text("ab_", min_size=1, max_size=5)), unique=True, max_size=12
+    )
+)
+def test_no_file_is_lost_or_moved(stems: list[tuple[str, str]]) -> None:
+    """Each file is in the sample of its key, once, and samples stand in the order of their keys, fields of theirs."""
+    names = sorted("".join(one).encode() for one in stems)
+    entries = flat_entries(names, [2] * len(names), ("jpg", "png"), root=b"/x/", code=[0, 1] * len(names))
+    try:
+        found = with_keys(entries, KeyPattern("(.+)_[ab]*"))
+    except InvalidRequest:
+        assert any(name.endswith(b"_") or b"/_" in name for name in names)  # nothing is left over, or for the key
+        return
+    assert sorted(found.path(row) for row in range(len(found.rows.code))) == sorted(
+        name + ending for name in names for ending in (b".jpg", b".png")
+    )
+    keys = [found.keys[at] for at in range(len(found))]
+    assert keys == sorted({*keys})
+    for sample, key in enumerate(keys):
+        rows = range(int(found.first[sample]), int(found.first[sample + 1]))
+        assert [*found.rows.code[rows.start : rows.stop]] == sorted({*found.rows.code[rows.start : rows.stop]})
+        for row in rows:
+            field, path = found.fields[found.rows.code[row]].encode(), found.path(row)
+            assert path.startswith(key)
+            assert path.endswith(field.rpartition(b".")[2])
+            assert path[len(key) :].strip(b"_").replace(b"_.", b".") in (field, b"." + field)
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "folders"])
+def test_pairs_by_suffix(kind: str, tmp_path: Path) -> None:
+    """Files of one folder, of an archive, and of several folders pair alike; the dataset is sound against each."""
+    source: Any = write_tree(tmp_path / "pairs", _PAIRS)
+    if kind == "zip":
+        source = shutil.make_archive(str(tmp_path / "pairs"), "zip", source)
+    elif kind == "folders":
+        source = [tmp_path / name for name in ("images", "masks")]
+        for folder in source:
+            is_mask = folder.name == "masks"
+            write_tree(folder, {name: data for name, data in _PAIRS.items() if ("mask" in name) == is_mask})
+    options = CreateOptions(key_pattern="(.+)_mask")
+    create(source, f"{tmp_path}/o-{{0..}}.tar", options)
+    assert members(tmp_path / "o-0.tar") == _PACKED
+    assert verify(tmp_path / "o.json", source=source).sound
+    before = read_tree(tmp_path)
+    create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_mask", if_exists="resume"))
+    assert read_tree(tmp_path) == before
+    with pytest.raises(OutputExists, match="made with other options"):
+        create(source, f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_m.*", if_exists="resume"))
+
+
+def test_a_sample_that_lost_a_file_is_left_out_whole(tmp_path: Path) -> None:
+    """A file that cannot be packed takes those with it that the pattern gives the same key."""
+    write_tree(tmp_path / "pairs", _PAIRS)
+    (tmp_path / "pairs" / "3_mask.png").symlink_to("nowhere")
+    made = create(
+        tmp_path / "pairs", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern="(.+)_mask", on_error="skip")
+    )
+    assert [name for name, _ in members(tmp_path / "o-0.tar") if name.startswith("3")] == []
+    assert (made.samples, '"key": "3"' in (tmp_path / "o.skipped").read_text()) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("(.+)_msk", "no file matches; expected a pattern of whole paths without their endings, such as '1'"),
+        (".+_mask", "no group; expected one, which is the key"),
+        ("(.+", "missing )"),
+        ("(?=x)(.*)", "invalid perl operator: (?=; expected a regular expression of RE2"),
+        ("(?:a/)?(.+)", "files that would be one field of a sample: "),
+        ("()_?.*", "the key '' of '1'"),
+        ("(.*/)?.*", "the key 'a/' of 'a/2'"),
+    ],
+)
+def test_patterns_that_cannot_be(pattern: str, said: str, tmp_path: Path) -> None:
+    """A pattern that means nothing, or makes samples of files that are none, is refused with an example."""
+    write_tree(tmp_path / "pairs", _PAIRS | {"a/3.png": b""})
+    with pytest.raises(InvalidRequest) as caught:
+        create(tmp_path / "pairs", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(key_pattern=pattern))
+    assert said in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["pairs"]
+
+
+def test_no_pattern_takes_long() -> None:
+    """What would take Python's engine longer than the world has stood is done at once: a pattern may be another's."""
+    began = time.monotonic()
+    names = Names.of(b"a" * 2000 + b"%d" % at for at in range(50))
+    assert np.all(np.array(KeyPattern("((a+)+)+b").split(names)[2]) == 0)
+    assert time.monotonic() - began < 20
