@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
-from shardtool.cli.options import PLACE, VERBS, DryRunning, Output, Running, verb
+from shardtool.cli.options import PLACE, VERBS, DryRunning, Output, Running, completed, verb
 from shardtool.cli.output import show, show_bytes, show_json
 from shardtool.cli.terminal import Terminal
 from shardtool.errors import InvalidRequest, OutputFailed, ShardError, printable, reason
@@ -35,8 +35,6 @@ from shardtool.values import BLOCK, counted, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from click.shell_completion import CompletionItem
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.results import DiffResult, IndexResult, Observer
@@ -769,14 +767,8 @@ def completion(shell: str, _how: Settings) -> None:
     show(script(shell).rstrip("\n"))
 
 
-def _subjects(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from shardtool.cli.completion import subjects
-
-    return subjects(ctx, param, incomplete)
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]", shell_complete=_subjects)
+@click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]", shell_complete=completed)
 @click.pass_context
 def help_(context: click.Context, names: tuple[str, ...]) -> None:
     """Show help: of all verbs, of a VERB, or of a TOPIC, a group of its options with what is to be known of it.

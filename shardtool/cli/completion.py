@@ -16,27 +16,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    FishComplete,
-    ShellComplete,
-    ZshComplete,
-    add_completion_class,
-    split_arg_string,
-)
+from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
 
 from shardtool.cli.help import Verb
-from shardtool.storage.places import (
-    base_name,
-    entries_in,
-    is_file,
-    is_folder,
-    is_url,
-    plain_size,
-    read_head,
-    read_small,
-)
+from shardtool.storage import places
+from shardtool.storage.places import base_name, is_file, is_folder, is_url
+from shardtool.wording import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,8 +44,6 @@ class _Typed(ShellComplete):
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """Return the words before the one at the cursor, and that."""
-        if "COMP_LINE" not in os.environ:  # a script that an earlier version gave
-            return super().get_completion_args()
         *words, last = split_arg_string(f"{os.environ['COMP_LINE']}\0")  # the mark keeps an empty last word
         return words[1:], last.replace("\0", "")
 
@@ -86,8 +69,10 @@ class _Typed(ShellComplete):
 
 
 @add_completion_class
-class _Bash(_Typed, BashComplete):
+class _Bash(_Typed):
     """For bash, which cuts words at = and :, and takes what it gets as it is."""
+
+    name = "bash"
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return what takes the place of the part of a word that bash completes."""
@@ -101,13 +86,17 @@ class _Bash(_Typed, BashComplete):
 
 
 @add_completion_class
-class _Zsh(_Typed, ZshComplete):
+class _Zsh(_Typed):
     """For zsh."""
+
+    name = "zsh"
 
 
 @add_completion_class
-class _Fish(_Typed, FishComplete):
+class _Fish(_Typed):
     """For fish."""
+
+    name = "fish"
 
 
 def script(shell: str) -> str:
@@ -115,8 +104,24 @@ def script(shell: str) -> str:
     return (resources.files("shardtool.cli") / "shells" / shell).read_text("utf-8")
 
 
-def places(param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return what a shell completes where a file is named: where that is a dataset, datasets, if there are any."""
+def completions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return what completes the value of an option or an argument."""
+    if isinstance(param.type, click.Path):
+        return _places(param, incomplete)
+    if isinstance(param.type, click.Choice):
+        before, comma, last = incomplete.rpartition(",") if param.metavar else ("", "", incomplete)
+        return [CompletionItem(before + comma + one.value) for one in param.type.shell_complete(ctx, param, last)]
+    if param.metavar == "FIELD=COLUMN" and "=" not in incomplete:
+        return [CompletionItem(f"{one}=") for one in _fields(ctx, param) if one.startswith(incomplete)]
+    marks, names = _NAMES.get(param.metavar or "", ("", None))
+    head = incomplete[: max((incomplete.rfind(one) + 1 for one in marks), default=0)]
+    begin = incomplete[len(head) :]
+    found = [one for one in dict.fromkeys(names(ctx, param) if names else ()) if one.startswith(begin)]
+    return [CompletionItem(head + one) for one in found if one not in head.split(",")]
+
+
+def _places(param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return what completes where a file is named: where that is a dataset, datasets, if there are any."""
     of_datasets = isinstance(param, click.Argument) and param.metavar and not param.metavar.startswith("SOURCE")
     found = [*_datasets(incomplete)] if of_datasets and not is_url(incomplete) else []
     if not any(one.endswith(".json") for one in found):
@@ -128,7 +133,7 @@ def _datasets(typed: str) -> Iterator[str]:
     """Yield the dataset files that begin as a name does, and then the folders, with a slash."""
     above = typed[: len(typed) - len(base_name(typed))] if typed and not typed.endswith("/") else typed
     begin = typed[len(above) :]
-    entries = islice(entries_in(os.path.expanduser(above) or "."), _MOST)
+    entries = islice(places.entries_in(os.path.expanduser(above) or "."), _MOST)
     there = sorted((one for one in entries if one.name.startswith(begin)), key=lambda one: one.name)
     there = [one for one in there if begin or not one.name.startswith(".")]
     yield from (above + one.name for one in there if one.name.endswith(".json") and _is_dataset(one.path))
@@ -136,35 +141,22 @@ def _datasets(typed: str) -> Iterator[str]:
 
 
 def _is_dataset(path: str) -> bool:
-    return is_file(path) and _KIND in read_head(path, _HEAD)[0]
+    return is_file(path) and _KIND in places.read_head(path, _HEAD)[0]
 
 
-def subjects(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def _subjects(ctx: click.Context, _param: click.Parameter) -> Iterable[str]:
     """Return what `shardtool help` can be asked for: verbs, and then the topics of one."""
-    verbs, names = ctx.find_root().command, ctx.params.get("names") or ctx.args
-    if not isinstance(verbs, click.Group):
-        return []
-    verb = verbs.get_command(ctx, names[0]) if names else None
-    found = verbs.list_commands(ctx) if not names else verb.topics() if isinstance(verb, Verb) and not names[1:] else ()
-    return [CompletionItem(one) for one in found if one.startswith(incomplete)]
-
-
-def words(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return the names of columns, fields or keys that an option takes, by what its help calls its value."""
-    if param.metavar == "FIELD=COLUMN" and "=" not in incomplete:
-        return [CompletionItem(f"{one}=") for one in _fields(ctx, param) if one.startswith(incomplete)]
-    marks, names = _NAMES.get(param.metavar or "", ("", _no_names))
-    head = incomplete[: max((incomplete.rfind(one) + 1 for one in marks), default=0)]
-    begin = incomplete[len(head) :]
-    found = [one for one in dict.fromkeys(names(ctx, param)) if one.startswith(begin)]
-    return [CompletionItem(head + one) for one in found if one not in head.split(",")]
+    group, names = ctx.find_root().command, _given(ctx)
+    if not isinstance(group, click.Group) or names[1:]:
+        return ()
+    verb = group.get_command(ctx, names[0]) if names else None
+    return verb.topics() if isinstance(verb, Verb) else () if names else group.list_commands(ctx)
 
 
 def _columns(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
     """Yield the columns of the tables and datasets that were typed; for `--on` those of the table of `--join`."""
-    joined = ctx.params.get("join")
-    given = [] if param.name == "on" else _given(ctx)
-    for path in filter(None, [*([joined] if isinstance(joined, str) else []), *given]):
+    joined, given = ctx.params.get("join"), [] if param.name == "on" else _given(ctx)
+    for path in [*([joined] if isinstance(joined, str) and not is_url(joined) else []), *given]:
         yield from _columns_of(os.path.expanduser(path))
     if param.metavar == "QUERY":
         yield from _OF_FILES if ctx.info_name == "create" else _OF_SHARDS
@@ -177,15 +169,11 @@ def _columns_of(path: str) -> Iterable[str]:
     from shardtool.table.kinds import JSON_LINES, table_ending
 
     ending = table_ending(path)
-    if not ending or not is_file(path) or (ending in JSON_LINES and (plain_size(path) or 0) > _LARGEST):
+    if not ending or not is_file(path) or (ending in JSON_LINES and (places.plain_size(path) or 0) > _LARGEST):
         return ()
     from shardtool.table.open import open_table
 
     return [str(one) for one in open_table(path, ()).schema.names]
-
-
-def _no_names(_ctx: click.Context, _param: click.Parameter) -> tuple[str, ...]:
-    return ()
 
 
 def _fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
@@ -195,13 +183,9 @@ def _fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
 
 def _keys(_ctx: click.Context, param: click.Parameter) -> Iterator[str]:
     """Yield the keys of an option that takes `key=value`."""
-    from shardtool.request.options import CreateOptions
-    from shardtool.request.settings import facts
-
-    for name, one in facts(CreateOptions).items():
-        if one.within_family == param.name:
-            flag = CreateOptions.__dataclass_fields__[name].default is False
-            yield name.replace("_", "-") + ("" if flag else "=")
+    for family, _, key in (one.partition(" ") for one in FAMILIES.values()):
+        if family == param.name:
+            yield key.format("")
 
 
 def _given(ctx: click.Context) -> list[str]:
@@ -218,7 +202,7 @@ def _document(path: str) -> dict[str, Any] | None:
     if not is_file(path) or not _is_dataset(path):
         return None
     with suppress(ValueError, AttributeError):
-        return dict(json.loads(read_small(path, _LARGEST)).get("shardtool"))
+        return dict(json.loads(places.read_small(path, _LARGEST)).get("shardtool"))
     return None
 
 
@@ -232,4 +216,5 @@ _NAMES: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "FIELDS": (",-", _fields),
     "OLD=NEW": (",", _fields),
     "KEY=VALUE": (",", _keys),
+    "[VERB [TOPIC]]": ("", _subjects),
 }

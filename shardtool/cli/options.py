@@ -42,27 +42,14 @@ VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
 Function = TypeVar("Function", bound="Callable[..., int | None]")
 
 
-class _Place(click.Path):
-    """A file, folder or address: what is there, or not, is for the verbs to say."""
-
-    def shell_complete(self, _ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return what a shell completes."""
-        from shardtool.cli.completion import places
-
-        return places(param, incomplete)
+PLACE = click.Path(readable=False)  # what is there, or not, is for the verbs to say
 
 
-class _Text(click.types.StringParamType):
-    """A text, perhaps with names of columns or fields in it."""
+def completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return what a shell completes."""
+    from shardtool.cli.completion import completions
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return what a shell completes."""
-        from shardtool.cli.completion import words
-
-        return words(ctx, param, incomplete)
-
-
-PLACE = _Place(readable=False)
+    return completions(ctx, param, incomplete)
 
 
 class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.2 on
@@ -71,14 +58,6 @@ class Words(click.Choice):  # type: ignore[type-arg,unused-ignore]  # generic fr
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return these texts with commas between them."""
         return ",".join(super(Words, self).convert(one.strip(), param, ctx) for one in value.split(","))
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return what a shell completes: the last of them."""
-        from click.shell_completion import CompletionItem
-
-        before, comma, last = incomplete.rpartition(",")
-        found = super().shell_complete(ctx, param, last)
-        return [CompletionItem(f"{before}{comma}{one.value}") for one in found]
 
 
 def _use_config(path: str) -> None:
@@ -160,7 +139,7 @@ def verb(
         without: Options that the command line does not have.
     """
     typed = (
-        (click.Argument(["names"], type=PLACE, nargs=-1, required=True, metavar=arguments),)
+        (click.Argument(["names"], type=PLACE, nargs=-1, required=True, metavar=arguments, shell_complete=completed),)
         if isinstance(arguments, str)
         else arguments
     )
@@ -239,6 +218,7 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
             help=f"{text} [default: {typed_text(str(shown))}]" if shown != "" else text,
             callback=partial(_use, one),
             is_eager=one.use is not None,
+            shell_complete=completed,
         )
         found = [option]
     known = [*facts(kind)]
@@ -255,7 +235,7 @@ def _type(kind: type[Any], name: str) -> Any:
     one, texts = facts(kind)[name], EXPORTS if name == "export" else choices(kind, name)
     if texts:
         return Words(texts) if one.commas else click.Choice([*texts])
-    return PLACE if one.form == "path" else _Text()
+    return PLACE if one.form == "path" else click.STRING
 
 
 def _use(one: Facts, _context: click.Context, param: click.Parameter, given: Any) -> Any:

@@ -25,28 +25,6 @@ _R = TypeVar("_R")
 _Made = TypeVar("_Made", bound=Settings)
 
 
-class _OfOne(Protocol[_A_contra, _Options_contra, _Result_co]):
-    """A verb as it is written, of one argument and options."""
-
-    def __call__(
-        self, first: _A_contra, /, options: _Options_contra | None = ..., *, observer: Observer | None = ...
-    ) -> _Result_co: ...
-
-
-class _OfTwo(Protocol[_A_contra, _B_contra, _Options_contra, _Result_co]):
-    """A verb as it is written, of two arguments and options."""
-
-    def __call__(
-        self,
-        first: _A_contra,
-        second: _B_contra,
-        /,
-        options: _Options_contra | None = ...,
-        *,
-        observer: Observer | None = ...,
-    ) -> _Result_co: ...
-
-
 class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _Names]):
     """A verb of one argument, such as `verify(dataset, quick=True)`."""
 
@@ -91,9 +69,9 @@ class by_names(Generic[_Made, _Names]):  # noqa: N801 - a decorator
         self._kind: Any = kind
 
     @overload
-    def __call__(self, verb: _OfTwo[_F, _S, _Made, _R]) -> VerbOfTwo[_F, _S, _Made, _R, _Names]: ...
+    def __call__(self, verb: Callable[[_F, _S, _Made | None], _R]) -> VerbOfTwo[_F, _S, _Made, _R, _Names]: ...
     @overload
-    def __call__(self, verb: _OfOne[_F, _Made, _R]) -> VerbOfOne[_F, _Made, _R, _Names]: ...
+    def __call__(self, verb: Callable[[_F, _Made | None], _R]) -> VerbOfOne[_F, _Made, _R, _Names]: ...
     def __call__(self, verb: Any) -> Any:
         """Return the verb that takes them."""
         kind, own = self._kind, signature(verb).parameters
