@@ -239,6 +239,8 @@ def by_key(options: type, family: str, given: object) -> dict[str, object]:
         if name not in known:
             expected = f"some of {', '.join(one.replace('_', '-') for one in known)}"
             raise InvalidRequest(option(family), repr(key)[:100], expected=expected)
+        if name in found:
+            raise InvalidRequest(option(family), f"{key!r} more than once", expected="each once")
         is_flag = options.__dataclass_fields__[name].default is False  # type: ignore[attr-defined]
         if is_flag != isinstance(value, bool):
             expected = f"{key}, without a value" if is_flag else f"{key}=VALUE"
@@ -270,7 +272,7 @@ class Settings:
     def __post_init__(self) -> None:
         self._keep_spelled()
         for name, one in facts(type(self)).items():
-            if one.divide is not None and getattr(self, name):
+            if one.divide is not None and getattr(self, name) is not None:
                 self._divide(name, one.divide)
         for name, one in facts(type(self)).items():
             self._keep_text(name, one.form)

@@ -103,7 +103,7 @@ def _becoming(
     gone = [name for name in old if name not in stay]
     twice = [name for name, count in Counter(old).items() if count > 1]
     for asked, bad, found, expected in (
-        ("drop_fields", both, f", which {option('select_fields')} names too", "each field in one of them"),
+        ("drop_fields", both, ", which is to be kept, too", "each field to be kept, or left out"),
         ("rename_fields", gone, ", which does not stay", f"of {_quoted(stay)}"),
         ("rename_fields", twice, " more than once", "one new name for each"),
     ):

@@ -64,6 +64,8 @@ def test_a_column_called_folder() -> None:
         ({"fetch": "hosts=4", **_URLS}, "--fetch: 'hosts'; expected some of connections, per-host", "fetch: 'hosts'"),
         ({"fetch": "per-host", **_URLS}, "--fetch: 'per-host'; expected per-host=VALUE", "fetch: 'per-host'"),
         ({"fetch": "allow-private=1", **_URLS}, "--fetch: 'allow-private'; expected allow-private, with", "fetch: 'al"),
+        ({"fetch": "retries=1,retries=2", **_URLS}, "--fetch: 'retries' more than once", "fetch: 'retries' more than"),
+        ({"fetch": "", **_URLS}, "--fetch: ''; expected some of", "fetch: ''"),
         ({"fetch": 4, **_URLS}, "--fetch: 4; expected a text", "fetch: 4"),
         (
             {"fetch": "per-host=4", "per_host": 5, **_URLS},

@@ -128,7 +128,7 @@ def test_a_name_can_follow_a_field_that_goes() -> None:
         ({"select": ("TXT",)}, "select_fields", "Did you mean 'Txt'?"),
         ({"drop": ("png",)}, "drop_fields", "no field 'png'"),
         ({"rename": (("jpeg", "jpg"),)}, "rename_fields", "no field 'jpeg'"),
-        ({"select": ("jpg", "cls"), "drop": ("jpg",)}, "drop_fields", "'jpg', which select_fields names too"),
+        ({"select": ("jpg", "cls"), "drop": ("jpg",)}, "drop_fields", "'jpg', which is to be kept, too"),
         ({"select": ("jpg",), "rename": (("cls", "x"),)}, "rename_fields", "'cls', which does not stay; expected of"),
         ({"drop": ("cls",), "rename": (("cls", "x"),)}, "rename_fields", "'cls', which does not stay"),
         ({"rename": (("cls", "x"), ("cls", "y"))}, "rename_fields", "'cls' more than once"),

@@ -97,7 +97,7 @@ def test_split_from_folder_is_about_folders(tmp_path: Path) -> None:
         create(pd.DataFrame({"key": ["a"]}), f"{tmp_path}/{{split}}-{{0..}}.tar", _options(split_from_folder=True))
     with pytest.raises(InvalidRequest, match=r"no \{split\} in it"):
         create(_tree(tmp_path / "in", "train/0"), f"{tmp_path}/o-{{0..}}.tar", _options(split_from_folder=True))
-    with pytest.raises(InvalidRequest, match=r"split_column or split_from_folder"):
+    with pytest.raises(InvalidRequest, match=r"split_by='COLUMN' or split_by='folder'"):
         create(tmp_path / "in", f"{tmp_path}/{{split}}-{{0..}}.tar", _options())
 
 

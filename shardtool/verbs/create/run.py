@@ -287,8 +287,8 @@ def read_run(
     transform = options.of_transform()
     has = [_SPLIT in name for name in names]
     if any(has) and dividing is None:
-        also = f", {option('split_column')} or {option('split_from_folder')}"
-        also = also if shuffle is None else f" or {option('split_column')}"
+        also = f", {option('split_by', 'COLUMN')} or {option('split_by', 'folder')}"
+        also = also if shuffle is None else f" or {option('split_by', 'COLUMN')}"
         expected = f"{option('split', 'train=0.8,val=0.2')}{also}"
         raise InvalidRequest(names[0], "{split} without splits", expected=expected)
     if dividing is not None and not all(has):
