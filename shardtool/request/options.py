@@ -331,7 +331,6 @@ class SelectingOptions(OutputOptions):
         False, "Leave out samples that hold the same as one whose key comes first. The same images, audio, video and "
         "arrays; where there are none, the same texts.", section="choosing", apart=(
             "if_exists=append, which reads nothing of the samples that are there",
-            "if_exists=update, which reads nothing of the samples that are there",
             "part, which reads only its own samples", "urls, whose files are not there yet",
             "stat, by which no file is looked at",
         ),

@@ -17,9 +17,10 @@ from shardtool.table.kinds import archive_in, is_table
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardtool.execute.pool import Pool
+    from shardtool.names import Names
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
@@ -49,9 +50,22 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
 
 def each_once(
-    listed: Listing, source: Source, options: CreateOptions | ReshardOptions, pool: Pool, observer: Observer
+    listed: Listing,
+    source: Source,
+    options: CreateOptions | ReshardOptions,
+    pool: Pool,
+    observer: Observer,
+    taken: Callable[[], Names | None],
 ) -> Listing:
     """Return the chosen samples of a source, where that is asked for without twins; a plan has none already.
+
+    Args:
+        listed: The samples.
+        source: The source.
+        options: What is asked for.
+        pool: Reads payloads.
+        observer: Gets progress.
+        taken: Returns the keys of samples that a dataset has already, which stay.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.
@@ -60,7 +74,7 @@ def each_once(
         return listed
     from shardtool.source.twins import without_twins
 
-    return without_twins(listed, source, pool, observer)
+    return without_twins(listed, source, pool, observer, taken())
 
 
 def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:

@@ -19,6 +19,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.errors import printable
 from shardtool.skipped import Skipped
 from shardtool.source.sums import source_digests
+from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, to_text
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
+    from shardtool.names import Names
     from shardtool.request.results import Observer
     from shardtool.source.base import Listing, Source
 
@@ -44,7 +46,8 @@ class Twins:
     """The groups of samples that hold the same.
 
     Attributes:
-        groups: The samples of each, two or more, in the order of their keys; groups in that of their first ones.
+        groups: The samples of each, two or more, in the order of their keys, but those that are there already come
+            first; groups in the order of their first ones.
         sizes: Bytes of what each sample of a group holds.
         fields: The fields that samples hold.
         differ: Sample to the labels and other fields in which it differs from the first one of its group.
@@ -56,7 +59,9 @@ class Twins:
     differ: dict[int, tuple[str, ...]]
 
 
-def find_twins(entries: Entries, source: Source | None, pool: Pool, observer: Observer) -> Twins:
+def find_twins(
+    entries: Entries, source: Source | None, pool: Pool, observer: Observer, there: NDArray[np.bool_] | None = None
+) -> Twins:
     """Return which samples hold the same.
 
     Args:
@@ -64,6 +69,7 @@ def find_twins(entries: Entries, source: Source | None, pool: Pool, observer: Ob
         source: What they come from; of shards, None.
         pool: Reads payloads: of those samples that may be twins.
         observer: Gets progress.
+        there: Whether each sample comes before those that are not; None: none does.
 
     Raises:
         CorruptShard: A shard cannot be read.
@@ -83,8 +89,8 @@ def find_twins(entries: Entries, source: Source | None, pool: Pool, observer: Ob
         if min(found) >= 0:  # else it cannot be read, which packing says
             groups[held_there].append(sample)
 
-    def place(sample: int) -> tuple[bytes, int]:
-        return entries.keys[sample], sample
+    def place(sample: int) -> tuple[bool, bytes, int]:
+        return there is None or not there[sample], entries.keys[sample], sample
 
     several = [tuple(sorted(group, key=place)) for group in groups.values() if len(group) > 1]
     several.sort(key=lambda group: place(group[0]))
@@ -151,18 +157,28 @@ def _differing(
                 yield sample, tuple(unlike)
 
 
-def without_twins(listed: Listing, source: Source, pool: Pool, observer: Observer) -> Listing:
+def without_twins(listed: Listing, source: Source, pool: Pool, observer: Observer, taken: Names | None) -> Listing:
     """Return the samples without those that hold the same as one whose key comes first, which are left out by name.
+
+    Args:
+        listed: The samples.
+        source: What they come from.
+        pool: Reads payloads.
+        observer: Gets progress.
+        taken: The keys of samples that a dataset has already: these stay, and come first.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.
     """
-    entries = listed.entries
-    twins = find_twins(entries, source, pool, observer)
+    entries, there = listed.entries, np.zeros(len(listed.entries), np.bool_)
+    if taken is not None:
+        there = among(hashes(entries.keys), np.sort(hashes(taken)))
+    twins = find_twins(entries, source, pool, observer, there)
     skipped = {
         sample: _left_out(entries, sample, group[0], twins.differ.get(sample, ()))
         for group in twins.groups
         for sample in group[1:]
+        if not there[sample]
     }
     if not skipped:
         return listed

@@ -149,3 +149,18 @@ def test_what_dropping_cannot_do(tmp_path: Path) -> None:
     for more in ({"append": True}, {"part": "1/2"}):
         with pytest.raises(InvalidRequest, match="drop_duplicates: used with"):
             shardtool.create(source, tmp_path / "a-{0..}.tar", CreateOptions(drop_duplicates=True, **more))
+
+
+def test_what_an_update_leaves_out(tmp_path: Path) -> None:
+    """A sample that the dataset has stays, whatever comes with its content later."""
+    source = write_tree(tmp_path / "in", {"m.jpg": b"1", "n.jpg": b"1", "o.jpg": b"2"})
+    options = CreateOptions(drop_duplicates=True, update=True, workers=1)
+    nights = [{}, {"a.jpg": b"1", "b.jpg": b"3", "c.jpg": b"3"}, {"d.jpg": b"2", "e.jpg": b"4"}, {"f.jpg": b"4"}]
+    for night in nights:
+        write_tree(source, night)
+        shardtool.create(source, tmp_path / "x-{0..}.tar", options)
+    assert [*shardtool.open(tmp_path / "x.json").keys] == ["m", "o", "b", "e"]
+    listed = [json.loads(line) for line in (tmp_path / "x.skipped").read_text().splitlines()]
+    assert {one["key"]: one["message"][-1] for one in listed} == {"n": "m", "a": "m", "c": "b", "d": "o"}
+    assert typed("verify", tmp_path / "x.json", "--source", source).code == 0
+    assert shardtool.diff(tmp_path / "x.json", source, workers=1).same

@@ -177,7 +177,9 @@ def _list_samples(run: Run, source: Source) -> None:
     """
     run.listed = source.list_samples(run.pool, run.notes.observer)
     run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys and not run.updates else None)
-    run.listed = each_once(run.listed, source, run.options, run.pool, run.notes.observer)
+    run.listed = each_once(
+        run.listed, source, run.options, run.pool, run.notes.observer, lambda: _taken_keys(run) if run.updates else None
+    )
     if run.asked is not None:
         run.chosen = run.listed
     run.notes.add(*run.listed.notes)

@@ -118,7 +118,7 @@ def with_source(
     source = open_again(run, given, outputs)
     mine = _without_appended(_of_datasets(datasets, pool, notes, as_stored=True), datasets, notes)
     wanted = [file.made.split for file in files]
-    listed, split = listed_again(run, source, wanted, pool, notes.observer)
+    listed, split = listed_again(run, source, wanted, pool, notes.observer, lambda: mine.entries.keys)
     notes.add(*(f"not compared: {text}" for text in run.unchecked()))
     if run.changes:
         notes.add(f"not compared: fields, which {option('resize')} or {option('encode')} changed")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from shardtool.dataset.find import find_dataset, of_glob, recorded_pattern
 from shardtool.dataset.shard_index import ends_of
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
+from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.publish.records import read_skipped
 from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
@@ -35,7 +37,7 @@ from shardtool.verbs.verify.findings import Finding
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,7 +90,8 @@ class Comparison:
         with self._words_of_verify():
             file = self.subject.file
             wanted = [] if file is None else [file.made.split]
-            listed, _ = listed_again(made, self.source, wanted, pool, self.observer)
+            there = partial(_keys, all_surveys)
+            listed, _ = listed_again(made, self.source, wanted, pool, self.observer, there)
         entries = listed.entries
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
@@ -290,6 +293,11 @@ def _key_column(data: bytes, starts: Rows) -> pa.Array:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts) - 1, buffers)
 
 
+def _keys(surveys: Surveys) -> Names:
+    """Return the keys of shards, without such as no source of ours has."""
+    return Names.of(key for one in surveys.values() for key in one.keys if b"\0" not in key)
+
+
 # What a dataset file records of the run that made its dataset, and the source of that run, opened again.
 #
 # The file may say anything. So of what it records only options in `TAKEN_AGAIN` are used:
@@ -459,7 +467,12 @@ def open_again(run: RecordedRun, source: object, outputs: Sequence[ShardPattern]
 
 
 def listed_again(
-    run: RecordedRun, source: Source, wanted: Sequence[str], pool: Pool, observer: Observer
+    run: RecordedRun,
+    source: Source,
+    wanted: Sequence[str],
+    pool: Pool,
+    observer: Observer,
+    taken: Callable[[], Names],
 ) -> tuple[Listing, Rows]:
     """Return the samples of the source that belong into datasets that a run made, and the dataset of each.
 
@@ -469,12 +482,13 @@ def listed_again(
         wanted: The names of its splits that these datasets are; of a run without, they are one.
         pool: Lists the source.
         observer: Gets progress.
+        taken: Returns the keys of these datasets.
 
     Raises:
         InvalidRequest: The source has no such samples.
     """
     listed = source.choose(source.list_samples(pool, observer), None)
-    listed = each_once(listed, source, run.options, pool, observer)
+    listed = each_once(listed, source, run.options, pool, observer, taken)
     entries, dividing, which = listed.entries, run.options.of_split(), np.zeros(len(listed.entries), np.int64)
     if dividing is not None:
         from shardtool.select.splits import divide
