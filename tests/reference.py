@@ -70,7 +70,8 @@ def _markdown() -> Iterator[str]:
             yield "\n```bash\n{}\n```".format("\n".join(lines))
         if isinstance(verb, Verb):
             for topic, (title, _) in verb.topics().items():
-                yield f"\n### {name}: {title}\n\n{_marked(' '.join(said(verb, topic)))}\n"
+                yield f"\n### {name}: {title}\n"
+                yield from (f"{_marked(' '.join(sentences))}\n" for sentences in [said(verb, topic)] if sentences)
                 yield "| option | what |\n|---|---|"
                 yield from (_row(*row) for row in _rows(verb, topic))
                 for family, keys in keys_of(verb, topic).items():
@@ -111,7 +112,8 @@ def _man() -> Iterator[str]:
             yield f"{as_it_is if text.startswith(chr(8)) else flowing}\n.PP"
         if isinstance(verb, Verb):
             for topic, (title, _) in verb.topics().items():
-                yield f".SS {_plain(title)}\n{_plain(' '.join(said(verb, topic)))}"
+                yield f".SS {_plain(title)}"
+                yield from (_plain(sentence) for sentence in said(verb, topic))
                 yield from (f".TP\n.B {_plain(names)}\n{_plain(text)}" for names, text in _rows(verb, topic))
                 for family, keys in keys_of(verb, topic).items():
                     yield f".PP\nKeys of {_plain(f'--{family}')}:"

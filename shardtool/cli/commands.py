@@ -541,7 +541,8 @@ class _Looking(InspectOptions):
         apart=(*_PICTURES, "read_speed", "extract"),
     )  # fmt: skip
     where: str | None = setting(
-        None, "Only samples of which this is true, as for reshard.", section="samples", metavar="QUERY", common=True,
+        None, "Only samples of which this is true: \"label == 'dog'\". It knows the columns of sidecars, and key, "
+        "shard, size and fields.", section="samples", metavar="QUERY", common=True,
         needs={"head|keys|extract|table": "nothing to choose for"},
     )  # fmt: skip
     overwrite: bool = setting(

@@ -225,9 +225,10 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
         raise click.UsageError(message, ctx)
     page = _Page()
     page.write_text(f"shardtool {verb.name}: {known[name].title}")
-    page.write_paragraph()
-    with page.indentation():
-        page.write_text(" ".join(said(verb, name)))
+    if sentences := said(verb, name):
+        page.write_paragraph()
+        with page.indentation():
+            page.write_text(" ".join(sentences))
     here = [one for one in verb.options(rare=True) if one.section == name]
     with page.section("Options"):
         page.write_options([record for one in here if (record := one.get_help_record(ctx))])

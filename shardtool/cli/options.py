@@ -207,6 +207,7 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
     elif default is True:
         found = [Option(names, flag_value=False, default=True, help=typed_text(one.off))]
     else:
+        text = f"{text} Known are {', '.join(EXPORTS)}." if name == "export" else text
         multiple = name == "source" or (not one.word and (is_several(kind, name) or (one.commas and bool(one.divide))))
         text = text[:-1] + "; repeatable." if multiple else text
         shown = one.shown or (default if default not in (None, ()) else "")

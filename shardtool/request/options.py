@@ -766,7 +766,12 @@ class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 
     where: str | None = setting(
-        None, "Only samples of which this is true, as for reshard.", section="choosing", metavar="QUERY", common=True
+        None,
+        "Only samples of which this is true: \"label == 'dog'\". It knows the columns of sidecars, and key, shard, "
+        "size and fields.",
+        section="choosing",
+        metavar="QUERY",
+        common=True,
     )
     keys_from: object = setting(
         None, "File with the key of a sample a line, or - for standard input.", form="path", metavar="FILE",
