@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from shardtool.cli.output import say
 from shardtool.errors import InvalidRequest, reason, without_secrets
 from shardtool.storage.places import base_name, folder_of, is_url, read_small, same_place
 from shardtool.storage.staging import Folder, check_target
@@ -40,13 +41,6 @@ _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _COMMAND = "pipe:"
 
 
-class _Word(NamedTuple):
-    """An argument as a file calls it, and whether it names a file."""
-
-    key: str
-    is_path: bool
-
-
 def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
     """Return what a file says for a verb, by the names of its parameters, as if it were typed.
 
@@ -57,13 +51,13 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
     Raises:
         InvalidRequest: The file cannot be read, or says what the verb cannot be asked for.
     """
-    options, words = _options(ctx.command), {one.key: one for one in _words(ctx.command)}
+    options, words = _options(ctx.command), _words(ctx.command)
     found, given = dict[str, Any](), dict[str, list[str]]()
     for key, value in _read(path).items():
         where = f"{path}: {key}"
         if key in words:
             texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
-            given[key] = [_from_file(where, one, path) for one in texts] if words[key].is_path else texts
+            given[key] = [_read_name(where, one, path) for one in texts] if words[key] else texts
         elif key in options:
             found[options[key].name or ""] = _value(where, value, options[key], path)
         else:
@@ -84,14 +78,14 @@ def _options(verb: click.Command) -> dict[str, click.Option]:
     return {name[2:]: one for one in named for name in one.opts if name.startswith("--")}
 
 
-def _words(verb: click.Command) -> list[_Word]:
-    """Return the arguments of a verb, as its usage line calls them: `source` and `output` of SOURCE... OUTPUT."""
-    return [
-        _Word(word.strip("[].").lower(), isinstance(one.type, click.Path))
+def _words(verb: click.Command) -> dict[str, bool]:
+    """Return whether each argument names a file, by what the usage line calls it: `source` for SOURCE."""
+    return {
+        word.strip("[].").lower(): isinstance(one.type, click.Path)
         for one in verb.params
         if isinstance(one, click.Argument)
         for word in (one.metavar or one.name or "").split()
-    ]
+    }
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -123,7 +117,7 @@ def _value(where: str, value: object, param: click.Option, path: str) -> Any:
         value = [key if one is True else f"{key}={_text(where, one)}" for key, one in value.items()]
     texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
     if isinstance(param.type, click.Path):
-        texts = [_from_file(where, one, path) for one in texts]
+        texts = [_read_name(where, one, path) for one in texts]
     try:
         for one in texts:
             param.type.convert(one, param, None)
@@ -141,31 +135,29 @@ def _text(where: str, value: object) -> str:
     return f"{value}"
 
 
-def _from_file(where: str, name: str, path: str) -> str:
+def _read_name(where: str, name: str, path: str) -> str:
     """Return a name as it is typed that a file says."""
-    _check_name(where, name)
-    name = os.path.expanduser(name)
-    if name in ("", "-") or is_url(name) or os.path.isabs(name):
-        return name
-    return _seen_from("", folder_of(path), name)
+    return _name(where, os.path.expanduser(name), folder_of(path), "")
 
 
-def _seen_from(here: str, there: str, name: str) -> str:
-    """Return what a name that counts from one folder is called in another, whatever links lead to these."""
-    above, last = os.path.split(os.path.join(there, name.rstrip("/")))
-    seen = os.path.relpath(os.path.join(os.path.realpath(above), last), os.path.realpath(here))
-    return f"{'./' if seen.startswith('~') else ''}{seen}{'/' if name.endswith('/') else ''}"
+def _name(where: str, name: str, from_folder: str, to_folder: str) -> str:
+    """Return what a name that counts from one folder is called in another, whatever links lead to these.
 
-
-def _check_name(where: str, name: str) -> None:
-    """Refuse a command: none is run that was not typed."""
+    Raises:
+        InvalidRequest: It is a command: none is run that was not typed.
+    """
     if name.startswith(_COMMAND):
         found, expected = f"a command, {name}", "a file, a folder or an address"
         raise InvalidRequest(where, found, expected=expected, remedy="No file may name a command: type it.")
+    if name in ("", "-") or is_url(name) or os.path.isabs(name):
+        return name
+    above, last = os.path.split(os.path.join(from_folder, name.rstrip("/")))
+    seen = os.path.relpath(os.path.join(os.path.realpath(above), last), os.path.realpath(to_folder))
+    return f"{'./' if seen.startswith('~') else ''}{seen}{'/' if name.endswith('/') else ''}"
 
 
-def save_config(path: str, ctx: click.Context) -> list[str]:
-    """Write what a verb was given, typed and by another such file, to a file; return what is to be known of that.
+def save_config(path: str, ctx: click.Context) -> None:
+    """Write what a verb was given, typed and by another such file, to a file, and say what cannot be in that.
 
     Raises:
         InvalidRequest: No such file can say it.
@@ -173,29 +165,30 @@ def save_config(path: str, ctx: click.Context) -> list[str]:
         OutputFailed: It cannot be written.
     """
     _check_file(path)
-    notes, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
+    secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _given(ctx, path):
         texts = [] if value is True else [value] if isinstance(value, str) else value
         if key in _SECRET or any(without_secrets(one) != one for one in texts):
-            notes.append(f"{key} is not in {path}: it may hold a secret")
+            secret.append(key)
         else:
             lines.append(f"{key} = {_toml(key, value)}")
+    if secret and not ctx.params["quiet"]:
+        say(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
     data, earlier = "\n".join([*lines, ""]).encode(), ctx.params["config"]
     with suppress(OSError):
         if read_small(path, _LARGEST) == data:
-            return notes
+            return
     if earlier is None or not same_place(path, earlier):
         check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
     folder = Folder(folder_of(path))
     folder.ready()
     folder.publish(folder.stage_whole(base_name(path), data))
-    return notes
 
 
 def _given(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of what a verb was given, as a file says them."""
     names = {one.name: key for key, one in reversed(_options(ctx.command).items())}
-    typed, options = list[str](), list[tuple[str, Any]]()
+    where, folder, typed, options = option("save_config"), folder_of(path), list[str](), list[tuple[str, Any]]()
     for param in ctx.command.params:
         name = param.name or ""
         value, source = ctx.params.get(name), ctx.get_parameter_source(name)
@@ -207,22 +200,14 @@ def _given(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
         elif param.is_flag and name in names:
             options.append((names[name], True))
         elif name in names:
-            texts = [_in_file(one, path) for one in texts] if isinstance(param.type, click.Path) else texts
+            texts = [_name(where, one, "", folder) for one in texts] if isinstance(param.type, click.Path) else texts
             options.append((names[name], texts if param.multiple else texts[0]))
     words = _words(ctx.command)
     first = max(len(typed) - len(words) + 1, 1)  # of several words, all but the last ones are the first argument's
-    for word, given in zip(words, [typed[:first], *([one] for one in typed[first:])], strict=False):
-        texts = [_in_file(one, path) for one in given] if word.is_path else given
-        yield word.key, texts if len(texts) > 1 else texts[0]
+    for (word, is_path), given in zip(words.items(), [typed[:first], *([one] for one in typed[first:])], strict=False):
+        texts = [_name(where, one, "", folder) for one in given] if is_path else given
+        yield word, texts if len(texts) > 1 else texts[0]
     yield from options
-
-
-def _in_file(name: str, path: str) -> str:
-    """Return a name as a file says it, which was typed: a relative one counts from that file's folder."""
-    _check_name(option("save_config"), name)
-    if name in ("", "-") or is_url(name) or os.path.isabs(name):
-        return name
-    return _seen_from(folder_of(path), "", name)
 
 
 def _toml(key: str, value: object) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from shardtool.cli.help import Option, Verb, brief
-from shardtool.cli.output import say, show
+from shardtool.cli.output import show
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import EXPORTS
 from shardtool.request.settings import (
@@ -156,7 +156,7 @@ def verb(
             words = [given[one.name or ""] for one in typed]
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
             if given.get("save_config") is not None:
-                _save(asked, given)
+                _save(asked, given["save_config"])
             return function(*words, *asked[:-1], asked[-1]())
 
         return Verb(function.__name__, params=[*typed, *params], callback=run, help=function.__doc__)
@@ -175,15 +175,13 @@ def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -
         context.exit()
 
 
-def _save(asked: Sequence[Callable[[], object]], given: Mapping[str, Any]) -> None:
+def _save(asked: Sequence[Callable[[], object]], path: str) -> None:
     """Write what was asked for, if it can be, to the file that was named for that."""
     from shardtool.cli.config import save_config
 
     for make in asked:
         make()
-    notes = save_config(given["save_config"], click.get_current_context())
-    for note in notes if not given["quiet"] else ():
-        say(f"note: {note}")
+    save_config(path, click.get_current_context())
 
 
 def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:
