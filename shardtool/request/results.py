@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shardtool.errors import printable
 from shardtool.values import counted
-from shardtool.wording import option, typed_words
+from shardtool.wording import FAMILIES, option, speaks_command_line, typed_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -630,9 +630,11 @@ def differing_options(then: Mapping[str, object], now: Mapping[str, object]) -> 
     """Return the options in which two runs differ, with what each was given."""
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     called = {name: name if name == "format" else option(name) for name in names}  # the shards say it
-    return [f"{called[name]} {_given(then.get(name))} then, {_given(now.get(name))} now" for name in names]
+    return [f"{called[name]} {_given(name, then.get(name))} then, {_given(name, now.get(name))} now" for name in names]
 
 
-def _given(value: object) -> str:
+def _given(name: str, value: object) -> str:
+    if isinstance(value, list) and name in FAMILIES and speaks_command_line():
+        return typed_words(name, value)[-1][:80]
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     return "not given" if value is None else "given" if value is True else text[:80]

@@ -15,7 +15,7 @@ from shardtool import CreateOptions, InvalidRequest, ReshardOptions
 from shardtool.cli import cli
 from shardtool.cli.help import Option
 from shardtool.cli.options import typed_value
-from shardtool.request.results import RunRecord, command_line
+from shardtool.request.results import RunRecord, command_line, differing_options
 from shardtool.request.settings import facts, spellings
 from shardtool.wording import FAMILIES, command_line_words
 
@@ -149,6 +149,16 @@ def test_old_spellings_work(old: str, new: str) -> None:
     assert {**one.recorded(), "select_fields": 0} == {**other.recorded(), "select_fields": 0}
     assert set(one.select_fields) == set(other.select_fields)
     assert (one.per_host, one.allow_private, one.target) == (other.per_host, other.allow_private, other.target)
+
+
+def test_how_two_runs_differ() -> None:
+    """What a family was given then and now is said as it is typed, or in Python by the option that it went to."""
+    then, now = CreateOptions(fields="jpg").recorded(), CreateOptions(fields="-json,JPEG=jpg").recorded()
+    with command_line_words():
+        said = differing_options(then, now)
+    assert "--fields not given then, -json now" in said
+    assert "--fields not given then, JPEG=jpg now" in said
+    assert "drop_fields not given then, json now" in differing_options(then, now)
 
 
 def test_a_member_is_hidden_and_its_family_is_not() -> None:
