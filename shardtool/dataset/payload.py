@@ -117,19 +117,14 @@ def image_fact(data: bytes) -> tuple[int, int, str] | str:
     return fact.width, fact.height, fact.mode
 
 
-_RATES = (44100, 48000, 32000)  # of MPEG 1; 2 and 2.5 have a half and a quarter
-_MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)  # kbit/s of layer III
-_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-
-
 def seconds_of(start: bytes, length: int) -> float | None:
-    """Return how long audio is, by the header of a WAV, FLAC or MP3; None where that does not say.
+    """Return how long audio is, by the header of a WAV or FLAC; None where that does not say.
 
     Args:
         start: The first few thousand bytes.
         length: Bytes of it in all: no claim goes beyond one bit a second.
 
-    Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3, and the Xing header of variable rates.
+    Source: RFC 2361 (WAV) and RFC 9639 (FLAC).
     """
     found = 0.0
     if start[:4] == b"RIFF":
@@ -137,8 +132,6 @@ def seconds_of(start: bytes, length: int) -> float | None:
     elif start[:4] == b"fLaC":
         facts = int.from_bytes(start[18:26], "big")  # 20 bits: samples a second; the last 36: how many
         found = (facts & (2**36 - 1)) / ((facts >> 44) or 1)
-    else:
-        found = _mp3_seconds(start, length)
     return found if 0 < found <= 8 * length else None
 
 
@@ -152,22 +145,6 @@ def _wav_seconds(start: bytes, length: int) -> float:
             rate = int.from_bytes(start[at + 16 : at + 20], "little")  # bytes a second
         at += 8 + size + size % 2
     return 0.0
-
-
-def _mp3_seconds(start: bytes, length: int) -> float:
-    at = 0
-    if start[:3] == b"ID3":
-        at = 10 + sum((byte & 127) << 7 * place for place, byte in enumerate(reversed(start[6:10])))
-    head = int.from_bytes(start[at : at + 4], "big")
-    version, rate, bits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
-    if head >> 21 != 0x7FF or version == 1 or head >> 17 & 3 != 1 or rate == 3 or not 0 < bits < 15:  # noqa: PLR2004
-        return 0.0  # no frame of layer III
-    first, mono = version == 3, head >> 6 & 3 == 3  # noqa: PLR2004 - MPEG 1; one channel
-    a_second = _RATES[rate] / {3: 1, 2: 2, 0: 4}[version]
-    xing = at + 4 + ((17 if mono else 32) if first else (9 if mono else 17))
-    if start[xing : xing + 4] in (b"Xing", b"Info") and start[xing + 7 : xing + 8] and start[xing + 7] & 1:
-        return int.from_bytes(start[xing + 8 : xing + 12], "big") * (1152 if first else 576) / a_second
-    return (length - at) / ((_MPEG1 if first else _MPEG2)[bits] * 125)
 
 
 def json_of(data: bytes) -> object | None:

@@ -10,8 +10,6 @@ from shardtool.dataset.payload import seconds_of
 from tests.verbs.inspect.made import sound
 
 _FLAC = b"fLaC\0\0\0\x22" + bytes(10) + ((44_100 << 44) | 441_000).to_bytes(8, "big")
-_FRAME = b"\xff\xfb\x90\x00"  # MPEG 1, layer III, 128 kbit/s, 44,100 Hz, two channels
-_XING = _FRAME + bytes(32) + b"Xing\0\0\0\x01" + (383).to_bytes(4, "big")
 
 
 @pytest.mark.parametrize(
@@ -20,17 +18,13 @@ _XING = _FRAME + bytes(32) + b"Xing\0\0\0\x01" + (383).to_bytes(4, "big")
         (sound(2.5)[:4096], len(sound(2.5)), 2.5),
         (sound(2.5)[:4096], 44 + 16_000, 1.0),
         (_FLAC, 500_000, 10.0),
-        (_FRAME, 160_000, 10.0),
-        (b"ID3\4\0\0\0\0\1\x02" + bytes(130) + _FRAME, 160_140, 10.0),
-        (_XING, 90_000, 10.005),
-        (b"\xff\xf3\x80\xc0", 80_000, 10.0),  # MPEG 2, 64 kbit/s
         (b"OggS", 1000, None),
         (_FLAC, 1, None),
         (b"", 0, None),
     ],
 )
 def test_duration(start: bytes, length: int, seconds: float | None) -> None:
-    """WAV, FLAC and MP3, of constant and variable rates, say how long they are; what is cut off is not counted."""
+    """A WAV and a FLAC say how long they are; what is cut off is not counted."""
     assert seconds_of(start, length) == (None if seconds is None else pytest.approx(seconds, abs=0.01))
 
 

@@ -237,17 +237,9 @@ class Player:
     @property
     def said(self) -> str:
         """What it is, for people."""
-        long = "" if self.seconds is None else f", {show_seconds(self.seconds)}"
+        long = "" if self.seconds is None else f", {self.seconds:,.1f} s"
         cut = f", the first {len(self.data) / max(self.length, 1):.0%}" if self.data else ", not in this page"
         return f"{self.element}{long}{cut if len(self.data) < self.length else ''}"
-
-
-def show_seconds(seconds: float) -> str:
-    """Return a duration for people: `2.5 s`, `3:07`, `1:02:03`."""
-    if seconds < 60:  # noqa: PLR2004 - a minute
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"  # noqa: PLR2004
 
 
 def played_as(name: str, start: bytes) -> str:

@@ -8,7 +8,7 @@
   if (!tiles.length) return;
   const search = by("search"), label = by("label"), wrong = by("wrong"), view = by("view"), body = by("view-body");
   let count = 0;
-  const sheets = [...document.querySelectorAll(".sheet")].map((sheet) => [...sheet.children].map(() => count++)), more = by("more"), rows = 5;
+  const sheets = [...document.querySelectorAll(".sheet")].map((sheet) => [...sheet.children].map(() => count++)), more = by("more");
   let shown = tiles.map((_, at) => at), here = 0, open = -1, all = false, words_of;
 
   const el = (name, text, kind) => {
@@ -32,7 +32,7 @@
   const choose = () => {
     const words = search.value.trim().toLowerCase();
     const [set, value] = label && label.value ? JSON.parse(label.value) : ["", ""];
-    const free = !words && !set && !(wrong && wrong.checked), most = all || !free ? Infinity : rows * Math.max(wide(), 3);
+    const free = !words && !set && !(wrong && wrong.checked), across = wide(), most = all || !free ? Infinity : Math.max(5, Math.ceil(16 / across)) * across;
     if (words && !words_of) words_of = samples.map(words_in);
     const fits = samples.map((one, at) => (!words || words_of[at].includes(words)) && (!set || one.labels[set] === value)
       && (!wrong || !wrong.checked || one.problems.length > 0));
@@ -134,6 +134,9 @@
     for (const problem of one.problems) right.append(el("p", problem, "alarm"));
     const labels = Object.entries(one.labels);
     section(right, "Sample", facts([...labels, ["shard", one.shard], ["offset", one.offset.toLocaleString("en")], ["size", bytes(one.size)]]));
+    const link = el("a", "Link to this sample");
+    link.href = "#" + one.id;
+    right.append(link);
     for (const note of one.notes) right.append(el("p", note, "note"));
     const short = new Map(), brief = (text) => !text.cut && (text.kind === "text" || text.kind === "numbers") && text.text.length < 40 && !text.text.includes("\n");
     for (const text of one.texts) {
