@@ -18,6 +18,7 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
+from shardtool.request.results import Observer
 from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, files_at_once, span_tasks
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
 from shardtool.values import BLOCK, FILE, INLINE, LINK, SPAN
@@ -64,7 +65,9 @@ class _Digest:
 _Sum = _Crc | _Digest
 
 
-def source_sums(source: Source | None, entries: Entries, rows: Rows, pool: Pool) -> Rows:
+def source_sums(
+    source: Source | None, entries: Entries, rows: Rows, pool: Pool, observer: Observer | None = None
+) -> Rows:
     """Return the CRC-32C of the payloads of rows that are not INLINE: int64, -1 where it cannot be had.
 
     What an index says is taken for it.
@@ -74,6 +77,7 @@ def source_sums(source: Source | None, entries: Entries, rows: Rows, pool: Pool)
         entries: The samples.
         rows: The payloads.
         pool: Reads them.
+        observer: Gets progress.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.
@@ -84,11 +88,13 @@ def source_sums(source: Source | None, entries: Entries, rows: Rows, pool: Pool)
     if spans.any() and entries.known_spans.files:
         sums[spans] = entries.known_spans.expected[rows[spans]]
     unknown = np.flatnonzero(sums < 0)
-    sums[unknown] = _read(source, entries, rows[unknown], pool, _Crc)
+    sums[unknown] = _read(source, entries, rows[unknown], pool, observer, _Crc)
     return sums
 
 
-def source_digests(source: Source | None, entries: Entries, rows: Rows, pool: Pool) -> list[int]:
+def source_digests(
+    source: Source | None, entries: Entries, rows: Rows, pool: Pool, observer: Observer | None = None
+) -> list[int]:
     """Return the digest of the payload of each row as a number, -1 where it cannot be had; all are read.
 
     Raises:
@@ -101,7 +107,7 @@ def source_digests(source: Source | None, entries: Entries, rows: Rows, pool: Po
     for at, text in zip(which.tolist(), inline_payloads(entries, rows[which], as_numbers=False), strict=True):
         found[at] = _sum_of([text], _Digest())
     which = np.flatnonzero(~inline)
-    for at, value in zip(which.tolist(), _read(source, entries, rows[which], pool, _Digest), strict=True):
+    for at, value in zip(which.tolist(), _read(source, entries, rows[which], pool, observer, _Digest), strict=True):
         found[at] = value
     return found
 
@@ -127,7 +133,9 @@ def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterat
         yield text if number is None or not as_numbers else encode_number(text, number)
 
 
-def _read(source: Source | None, entries: Entries, rows: Rows, pool: Pool, kind: type[_Sum]) -> list[int]:
+def _read(
+    source: Source | None, entries: Entries, rows: Rows, pool: Pool, observer: Observer | None, kind: type[_Sum]
+) -> list[int]:
     """Return a sum of each payload that workers, or for a table this process, read; -1 where it cannot be had."""
     import numpy as np
 
@@ -145,9 +153,12 @@ def _read(source: Source | None, entries: Entries, rows: Rows, pool: Pool, kind:
         source.write_binary(sink)
         for at, one in zip(spans.tolist(), sink.sums, strict=True):
             sums[at] = one.value()
-    function = sum_task if kind is _Crc else digest_task
+    function, observer = sum_task if kind is _Crc else digest_task, observer or Observer()
+    observer.phase("comparing", int(entries.rows.size[rows].sum()))
     for number, found in pool.map(function, [task for _, task in tasks]):
-        for at, value in zip(tasks[number][0].tolist(), found, strict=True):
+        which = tasks[number][0]
+        observer.advance(0, int(entries.rows.size[rows[which]].sum()), 0)
+        for at, value in zip(which.tolist(), found, strict=True):
             sums[at] = value
     return sums
 

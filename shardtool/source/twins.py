@@ -79,9 +79,10 @@ def find_twins(
     owners = entries.owners(held)
     alike = np.isin(owners, _candidates(entries, held, owners))
     rows = held[alike]
-    observer.phase("comparing", int(entries.rows.size[rows].sum()))
     digests = defaultdict[int, list[int]](list)
-    for sample, digest in zip(owners[alike].tolist(), source_digests(source, entries, rows, pool), strict=True):
+    for sample, digest in zip(
+        owners[alike].tolist(), source_digests(source, entries, rows, pool, observer), strict=True
+    ):
         digests[sample].append(digest)
     groups = defaultdict[tuple[int, ...], list[int]](list)
     for sample, found in digests.items():

@@ -44,14 +44,12 @@ class Side:
 
     Attributes:
         entries: The samples.
-        splits: The names of splits; empty where one is not known.
-        split: int64 per sample: the place of its split among them.
+        split: The name of each one's split; empty where that is not known.
         source: Where samples come from that are in no shards.
     """
 
     entries: Entries
-    splits: tuple[str, ...]
-    split: Rows
+    split: NDArray[np.object_]
     source: Source | None = None
 
 
@@ -90,10 +88,8 @@ def _of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_
     given = [one.given for one in datasets]
     listed = list_datasets(given, pool, notes.observer, to_format="tfrecord", as_stored=as_stored)
     notes.add(*listed.notes)
-    names = [one.split for one, _ in listed.stored]
-    splits = tuple(dict.fromkeys(names))
-    of_shards = np.array([splits.index(name) for name in names], np.int64)
-    return Side(listed.entries, splits, of_shards[listed.entries.known_spans.file])
+    splits = np.array([one.split for one, _ in listed.stored], np.object_)
+    return Side(listed.entries, splits[listed.entries.known_spans.file])
 
 
 def with_source(
@@ -130,7 +126,7 @@ def with_source(
             notes.add(f"{one.where}: the list of what was left out cannot be read")
     as_numbers = any(shard.format == "tfrecord" for one in datasets for shard in one.shards)
     left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing), frozenset(keys), as_numbers)
-    return (mine, Side(listed.entries, (*wanted, "")[: max(1, len(wanted))], split, source)), left_out
+    return (mine, Side(listed.entries, np.array(wanted or [""], np.object_)[split], source)), left_out
 
 
 def _without_appended(side: Side, datasets: list[StoredDataset], notes: Notes) -> Side:
@@ -157,8 +153,6 @@ class Comparison:
         self._a, self._b, self._left_out, self._pool, self._notes = a, b, left_out, pool, notes
         ours, theirs = _key_ids(a.entries.keys, b.entries.keys)
         _, self._of_a, self._of_b = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
-        order = np.argsort(self._of_a)
-        self._of_a, self._of_b = self._of_a[order], self._of_b[order]
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
         self._width = len(self._names) + 1  # the last one stands for all columns
@@ -173,11 +167,8 @@ class Comparison:
         elif self._left_out.keys:
             known = [is_listed(b.entries.keys[at], self._left_out.keys) for at in added.tolist()]
             added = added[~np.array(known, np.bool_)]
-        places = np.array([b.splits.index(name) if name and name in b.splits else -1 for name in a.splits], np.int64)
-        nameless = np.array([not name for name in b.splits], np.bool_)
-        before, now = places[a.split[self._of_a]], b.split[self._of_b]
-        named = np.array([bool(name) for name in a.splits], np.bool_)[a.split[self._of_a]]
-        moved = np.flatnonzero(named & ~nameless[now] & (before != now))
+        before, now = a.split[self._of_a], b.split[self._of_b]
+        moved = np.flatnonzero((before != "") & (now != "") & (before != now))
         ids = np.sort(np.concatenate((self._changed_fields(), self._changed_metadata(moved))))
         ids = ids[np.diff(ids, prepend=-1) > 0]  # `np.unique` would hash millions of numbers, at ten times the cost
         samples, firsts = np.unique(ids // self._width, return_index=True)
@@ -190,8 +181,7 @@ class Comparison:
             return ChangedSample(_key(a, samples[at]), tuple(labels[code] for code in codes))
 
         def move(at: int) -> MovedSample:
-            one, other = self._of_a[moved[at]], self._of_b[moved[at]]
-            return MovedSample(_key(a, one), a.splits[a.split[one]], b.splits[b.split[other]])
+            return MovedSample(_key(a, self._of_a[moved[at]]), before[moved[at]], now[moved[at]])
 
         return DiffResult(
             samples=(len(a.entries), len(b.entries)),
@@ -242,7 +232,7 @@ class Comparison:
         for side, rows, found in ((a, mine, sums[0]), (b, other, sums[1])):
             wanted = alike[found[alike] < 0]
             self._say_what_is_read(side, rows[wanted])
-            found[wanted] = source_sums(side.source, side.entries, rows[wanted], self._pool)
+            found[wanted] = source_sums(side.source, side.entries, rows[wanted], self._pool, self._notes.observer)
         differ[alike] = sums[0][alike] != sums[1][alike]
         return differ
 
