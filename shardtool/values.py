@@ -251,7 +251,7 @@ class ShardSpans:
 
     Attributes:
         files: The files that they lie in.
-        file: uint32 a sample: which of `files` its fields lie in.
+        file: uint32 a field: which of `files` it lies in.
         offsets: int64 a field, where it starts in its file.
         expected: int64 a field, the CRC-32C that a payload must have, -1 where it is unknown; empty: none is known.
         runs: uint32: the row after each run of rows that lie in their file as far apart as they will in the shard;

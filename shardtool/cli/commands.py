@@ -125,6 +125,7 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
       shardtool reshard out.json '{split}-{000000..}.tar' --split train=0.9,val=0.1 --stratify label
       shardtool reshard out.json 'even-{000000..}.tar' --per-class 100 --of label
       shardtool reshard out.json 'small-{000000..}.tar' --resize 128 --encode webp
+      shardtool reshard out.json 'both-{000000..}.tar' --add embeddings.json
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
       shardtool reshard out.json 'records-{000000..}.tfrecord' --shards 16
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label

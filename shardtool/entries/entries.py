@@ -67,6 +67,8 @@ class FieldSpans:
         expected: int64[rows], the CRC-32C that it must have; -1: it is unknown.
         whole: bool[rows]: whether it is all that the field's list holds, not one value in it, or numbers packed as
             one; None: it never is.
+        of_row: uint32[rows]: which of `files` a row lies in, where those of a sample lie in several; None: in that of
+            its sample.
     """
 
     files: tuple[SpanFile, ...]
@@ -74,6 +76,7 @@ class FieldSpans:
     offset: NDArray[np.int64]
     expected: NDArray[np.int64]
     whole: NDArray[np.bool_] | None = None
+    of_row: NDArray[np.uint32] | None = None
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `rows`, those of `samples`, in that order."""
@@ -82,7 +85,8 @@ class FieldSpans:
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `rows`, in that order, which belong to the same samples."""
         whole = None if self.whole is None else self.whole[rows]
-        return replace(self, offset=self.offset[rows], expected=_taken(self.expected, rows), whole=whole)
+        of_row, expected = None if self.of_row is None else self.of_row[rows], _taken(self.expected, rows)
+        return replace(self, offset=self.offset[rows], expected=expected, whole=whole, of_row=of_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +213,11 @@ class Entries:
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Return the sample that each of `rows` belongs to."""
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
+
+    def files_of(self, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return which of `known_spans.files` each of `rows` lies in."""
+        spans = self.known_spans
+        return spans.file[self.owners(rows)] if spans.of_row is None else spans.of_row[rows]
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of `samples`, in that order."""

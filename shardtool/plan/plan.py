@@ -396,7 +396,12 @@ def _texts(texts: Texts, which: _RowsOf) -> bytes:
 def _shard_spans(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> ShardSpans:
     """Return where the SPAN rows of a shard lie."""
     kinds, expected = plan.entries.rows.kind[rows], spans.expected[rows]
-    used, file = _used(spans.file[plan.which(shard)])
+    if spans.of_row is None:
+        which = plan.which(shard)
+        used, file = _used(spans.file[which])
+        file = np.repeat(file, plan.entries.counts_of(which))
+    else:
+        used, file = _used(spans.of_row[rows])
     regions, runs = _regions(plan, spans, shard, rows), b""
     is_zip = any(spans.files[at].form == "zip" for at in used) if spans.files else False
     if plan.format == "tar" and spans.files and not is_zip and np.isin(kinds, (SPAN, INLINE)).all():
@@ -438,7 +443,7 @@ def _runs(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf, file: NDArra
     heads, tails = heads_and_tails(plan.format, Payloads(keys, first, e.fields, codes, size))
     place = np.cumsum(heads + size + tails) - size - tails
     breaks = (np.diff(spans.offset[rows] - place) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
-    breaks |= np.diff(np.repeat(file, counts)) != 0
+    breaks |= np.diff(file) != 0
     return np.append(np.flatnonzero(breaks) + 1, len(size)).astype(np.uint32).tobytes()
 
 

@@ -584,6 +584,11 @@ class ReshardOptions(SelectingOptions):
     `on_duplicate` and `per_class` act between `sample` and `sort_by`; `shuffle` and `split` come after all others.
     """
 
+    add: Texts = setting(
+        (), "Dataset whose fields are put beside those of the samples with the same keys.", section="fields",
+        form="path", metavar="DATASET", recorded=False,
+        apart=("method=scatter, and fields of a sample lie in several files",),
+    )  # fmt: skip
     on_duplicate: OnDuplicate = setting(
         "error", "What becomes of samples with one key: an error, new names (KEY-2), or only one stays.",
         section="choosing",

@@ -181,7 +181,7 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
     text = {
         "no-field": "file left out, without an ending that could name a field",
         _EMPTY: "sample left out, without a field",
-        "incomplete": "sample left out, without a file of each folder",
+        "incomplete": "sample left out, without a part of each source",
         "duplicate": "sample left out, of a key that another one has",
         "twin": "sample left out, the same as another one",
         "damaged": "part of the shards left out as damaged",
@@ -234,7 +234,7 @@ def span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Row
     import numpy as np
 
     lie = entries.known_spans
-    files = lie.file[entries.owners(rows[places])].astype(np.int64)
+    files = entries.files_of(rows[places]).astype(np.int64)
     order = np.lexsort((lie.offset[rows[places]], files))
     bounds = np.searchsorted(files[order], np.arange(len(lie.files) + 1)).tolist()
     for number, file in enumerate(lie.files):

@@ -331,7 +331,7 @@ def _path(listed: Listing, row: int) -> str:
     entries = listed.entries
     if entries.spans is None or not listed.shards:
         return to_text(entries.path(row))
-    return listed.shards[int(entries.spans.file[int(entries.owners(row))])]
+    return listed.shards[int(entries.files_of(np.array([row]))[0])]
 
 
 def _with_table(entries: Entries, field: str, found: _Found) -> tuple[Entries, list[str]]:

@@ -357,7 +357,10 @@ class ShardSource(Source):
             recorded={} if options.portable else found.recorded,
             digest=None if changed else found.digest,
         )
-        listed = chosen(with_fields(listed, options, pool, to_format), options)
+        listed = with_fields(listed, options, pool, to_format)
+        for given in options.add:
+            listed = self._with_beside(listed, given, pool, observer)
+        listed = chosen(listed, options)
         if not len(listed.entries):
             return listed
         # An Example may hold nothing but its key.
@@ -385,6 +388,45 @@ class ShardSource(Source):
             if name in listed.entries.fields:
                 error.remedy = f"{option('columns_from', (name,))} makes a column of the field."
             raise
+
+    def _with_beside(self, listed: Listing, given: str, pool: Pool, observer: Observer) -> Listing:
+        """Return the samples with the fields of another dataset, too.
+
+        Raises:
+            InvalidRequest: A sample is not in it, and is not to be left out; or both have a field of one name.
+        """
+        from shardtool.select.beside import places_beside, put_beside
+
+        options = self._options
+        other = list_datasets([given], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
+        if packed := [one.name for one in (listed, other) if one.compressed]:
+            found = "compressed shards, which can only be read in sequence"
+            raise InvalidRequest(packed[0], found, expected="shards that are not", remedy="`reshard` unpacks them.")
+        shards = [to_text(one.path) for one in other.entries.known_spans.files]
+        order.resolve_duplicates(other.entries, "error", shards, where=other.name)
+        entries, skipped = listed.entries, listed.skipped
+        places = places_beside(entries, other.entries, other.name)
+        lone, unused = np.flatnonzero(places < 0), len(other.entries) - int(np.count_nonzero(places >= 0))
+        if len(lone):
+            shown = listing([f"'{printable(entries.keys[at])}'" for at in lone[:3].tolist()], total=len(lone))
+            found = f"{len(lone):,} of {counted(len(places), 'sample')} not in {other.name}: {shown}"
+            if options.on_error != "skip" or len(lone) == len(places):
+                remedy = f"{option('on_error', 'skip')} leaves them out." if len(lone) < len(places) else ""
+                raise InvalidRequest(option("add"), found, expected="one of each key", remedy=remedy)
+            why = f"not in {other.name}"
+            skipped += tuple(Skipped(entries.key(at), "", "incomplete", why) for at in lone.tolist())
+            entries, places = entries.take(np.flatnonzero(places >= 0)), places[places >= 0]
+        notes = [f"{counted(unused, 'sample')} of {other.name} not used: no such key here"] if unused else []
+        return replace(
+            listed,
+            entries=put_beside(entries, other.entries.take(places)),
+            skipped=skipped + other.skipped,
+            notes=(*listed.notes, *other.notes, *notes),
+            recorded={**listed.recorded, "add": [*listed.recorded.get("add", ()), other.name]},  # type: ignore[misc]
+            digest=None,
+            shards=(*listed.shards, *other.shards),
+            classes={**other.classes, **listed.classes},
+        )
 
     def _some_of_each(self, listed: Listing) -> Listing:
         """Return at most as many samples of each class as `per_class` says."""
@@ -434,7 +476,7 @@ def _unchecked(entries: Entries) -> list[str]:
     rows = np.flatnonzero((spans.expected < 0) & (entries.rows.kind == SPAN))
     if not len(rows):
         return []
-    shards = int(np.count_nonzero(np.bincount(spans.file[entries.owners(rows)])))
+    shards = int(np.count_nonzero(np.bincount(entries.files_of(rows))))
     what = f"{counted(shards, 'shard')} without checksums, so that damage in them cannot be seen"
     return [f"{what}: {call('index', checksum=True)} adds them"]
 

@@ -211,10 +211,7 @@ class Packer:
         self.spans = SpanReader(self.files, samples.spans.regions)
         self.ahead = ReadAhead(self._planned_files(), task.reads) if task.reads > 1 else None
         self.read_file = self.ahead.read if self.ahead else read_file
-        self.file_of_row: list[int] = []
-        if self.files:
-            for file, count in zip(numbers("I", samples.spans.file), self.counts, strict=True):
-                self.file_of_row += [file] * count
+        self.file_of_row = numbers("I", samples.spans.file).tolist() if self.files else []
 
     def run(self) -> None:
         """Write all samples, and the end of the file."""

@@ -71,6 +71,9 @@ def _datasets(here: Path) -> None:
     """Make datasets, and shards of other tools, as the examples call them."""
     few: dict[str, Any] = {"workers": 1, "max_count": 10}
     create(here / "imgs", f"{here}/out-{{000000..}}.tar", columns_from=["json"], **few)
+    keys = {path.relative_to(here / "imgs").with_suffix("") for path in (here / "imgs").rglob("*.*")}
+    write_tree(here / "vectors", {f"{key}.npy": b"vector" for key in keys})
+    create(here / "vectors", f"{here}/embeddings-{{000000..}}.tar", workers=1)
     create(here / "list.csv", f"{here}/listed-{{0..}}.tar", root=here / "imgs", workers=1)
     create(here / "imgs", f"{here}/records-{{000000..}}.tfrecord", **few)
     create(here / "data", f"{here}/out/{{split}}-{{000000..}}.tar", split_by="folder", columns_from=["json"], **few)

@@ -30,6 +30,7 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
+from shardtool.entries import arrow
 from tests.helpers import members, read_tree, shards, write_tree
 from tests.mapped import NOTED
 from tests.stored import age
@@ -49,9 +50,11 @@ def old(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def new(tmp_path: Path) -> Path:
-    """Give the same dataset as it is written now."""
-    create(write_tree(tmp_path / "src", SOURCE), f"{tmp_path}/new/out-{{0..1}}.tar", _options())
+def new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the same dataset as it is written now, without the column of labels that version 1 did not have yet."""
+    with monkeypatch.context() as patch:
+        patch.setattr(arrow, "with_columns", lambda columns, _more: columns)
+        create(write_tree(tmp_path / "src", SOURCE), f"{tmp_path}/new/out-{{0..1}}.tar", _options())
     return tmp_path / "new"
 
 
@@ -100,13 +103,17 @@ def test_append_to_version_1(old: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["index", "create"])
 def test_sidecars_of_version_1_become_those_of_version_2(verb: str, old: Path, new: Path, tmp_path: Path) -> None:
-    """`index` and `--resume` give a dataset of version 1 the bytes of one that is made now, and touch no shard."""
+    """`index` and `--resume` give a dataset of version 1 the bytes of one that is made now, and touch no shard.
+
+    `--resume` adds the column of labels, too.
+    """
     inodes = [path.stat().st_ino for path in shards(old)]
     if verb == "index":
         assert index(old / "out.json", IndexOptions(workers=1)).kept == 0
         assert index(old / "out.json", IndexOptions(workers=1)).kept == len(shards(old))
     else:
         assert create(tmp_path / "src", f"{old}/out-{{0..1}}.tar", _options(if_exists="resume")).kept == len(inodes)
+        create(tmp_path / "src", f"{new}/out-{{0..1}}.tar", _options(if_exists="overwrite"))
     assert read_tree(old) == read_tree(new)
     assert [path.stat().st_ino for path in shards(old)] == inodes
 

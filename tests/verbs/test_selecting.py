@@ -256,7 +256,7 @@ def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
         ({"rename_fields": {"json": "jpg"}}, "would all be called 'jpg'"),
         ({"values": {"cls": "kind"}}, "values: no column 'kind'.*join adds a table's, columns_from"),
         ({"on": "key"}, "on: no table; expected join, too"),
-        ({"join": "t.csv"}, "join: no column of keys; expected on=.key., too"),
+        ({"join": TABLE}, "join: no column of keys; expected on=.key., too"),
         ({"classes": ("cls",)}, "classes: no field 'cls'"),
     ],
 )

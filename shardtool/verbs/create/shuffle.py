@@ -70,7 +70,7 @@ def spool_place(run: Run) -> tuple[Folder, str] | None:
 def arrange_payloads(run: Run) -> None:
     """Bring payloads of datasets into a better order before they are packed, where that pays; outputs are locked."""
     temporary, compressed = spool_place(run), run.listed.compressed
-    if run.shuffle is None or temporary is None:
+    if run.shuffle is None or temporary is None or run.entries.known_spans.of_row is not None:
         return
     to_write = sum(sum(new_sizes(run, output)) for output in run.outputs)
     if not to_write and not compressed:

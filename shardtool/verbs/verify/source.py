@@ -97,6 +97,8 @@ class Comparison:
             unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
             return
         self._add_unchecked()
+        if made.added:
+            unchecked.append(f"fields that the source does not have: {option('add')} put them beside")
         surveys = self._first_shards(all_surveys)
         if not surveys:
             return
@@ -201,7 +203,10 @@ class Comparison:
         known, shards = dict[bytes, int](), [*surveys.values()]
         for name in [*map(to_bytes, entries.fields), *(name for one in shards for name in one.names)]:
             known.setdefault(name, len(known))
-        known |= dict.fromkeys({*map(to_bytes, self.made.made_fields)} & known.keys(), -1)  # to be passed over
+        passed = {*map(to_bytes, self.made.made_fields)}
+        if self.made.added:
+            passed |= known.keys() - {*map(to_bytes, entries.fields)}
+        known |= dict.fromkeys(passed & known.keys(), -1)  # to be passed over
         owners, names = np.repeat(np.arange(len(entries)), entries.counts()), [*map(to_bytes, entries.fields)]
         theirs = _ids(owners, entries.rows.code, names, known)
         owners, names = np.repeat(place, _joined(surveys, "counts")), [name for one in shards for name in one.names]
@@ -334,6 +339,7 @@ class RecordedRun:
         made_fields: The fields that may have been made of it.
         choosing: The options, as the command line has them, by which it may have decided what samples there are.
         map: The function that made the samples, as text, which is never imported; empty where there was none.
+        added: Whether fields of other datasets were put beside those of the source.
     """
 
     verb: str
@@ -342,6 +348,7 @@ class RecordedRun:
     made_fields: tuple[str, ...] = ()
     choosing: tuple[str, ...] = ()
     map: str = ""
+    added: bool = False
 
     @property
     def changes(self) -> bool:
@@ -374,7 +381,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -
         InvalidRequest: The dataset file records something that is no option, or that the user is to give.
     """
     verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
-    function = recorded.pop("map", "")
+    function, added = recorded.pop("map", ""), recorded.pop("add", None)
     if type(function) is not str:
         raise InvalidRequest(option("source"), f"the dataset file records map as {printable(str(function))[:80]!r}")
     if verb == "reshard":
@@ -382,7 +389,13 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -
             raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
         recorded.pop("dots", None)  # found in the source, not asked for
         found, told = _without_table(recorded, ReshardOptions)
-        return RecordedRun(verb, _with_classes(ReshardOptions(**found), file), map=printable(function)[:80], **told)
+        return RecordedRun(
+            verb,
+            _with_classes(ReshardOptions(**found), file),
+            map=printable(function)[:80],
+            added=added is not None,
+            **told,
+        )
     found, told = _without_table(recorded, CreateOptions)
     options = _with_classes(_with_given(found, given), file)
     return RecordedRun(verb, options, map=printable(function)[:80], **told)
