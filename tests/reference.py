@@ -49,9 +49,7 @@ def _paragraphs(verb: click.Command) -> list[str]:
 
 def _rows(verb: Verb, topic: str) -> list[tuple[str, str]]:
     """Return the options of a topic, rare ones too, and what each does."""
-    context = click.Context(verb)
-    here = [one for one in verb.options(rare=True) if one.section == topic]
-    return [record for one in here if (record := one.get_help_record(context))]
+    return [one.record(click.Context(verb)) for one in verb.options(topic, rare=True)]
 
 
 def markdown() -> str:

@@ -20,7 +20,7 @@ from shardtool.errors import printable
 from shardtool.wording import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 _WIDEST = 100
 _COLUMN = 26  # of names, at most; longer ones have a line of their own
@@ -70,11 +70,11 @@ class Option(click.Option):
     family = ""  # in which it is typed
     old: tuple[str, ...] = ()  # what it was called
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+    def record(self, ctx: click.Context) -> tuple[str, str]:
         """Return what the help says of it, without what it was called."""
         names, self.opts = self.opts, [one for one in self.opts if one not in self.old]
-        record, self.opts = super().get_help_record(ctx), names
-        return record
+        record, self.opts = self.get_help_record(ctx), names
+        return record or ("", "")
 
     def key_record(self) -> tuple[str, str]:
         """Return what the help of a family says of it, as one of the family's keys."""
@@ -110,9 +110,15 @@ class Verb(click.Command):
         """Return all of the help."""
         return full(self, ctx)
 
-    def options(self, *, rare: bool = False) -> list[Option]:
-        """Return the options that are shown, those of most runs first; and those that only their topic shows."""
+    def options(self, section: str = "", *, rare: bool = False) -> list[Option]:
+        """Return the options that are shown, of a section or of all, those of most runs first.
+
+        Args:
+            section: Its name; empty: all.
+            rare: Those that only their topic shows, too.
+        """
         found = [one for one in self.params if isinstance(one, Option) and not one.hidden and (rare or not one.rare)]
+        found = [one for one in found if section in ("", one.section)]
         order = [*topics()]
         return sorted(found, key=lambda one: (not one.common, order.index(one.section)))
 
@@ -145,17 +151,24 @@ class _Page(click.HelpFormatter):
         """Write paragraphs."""
         super().write_text(text.replace("-", _HYPHEN))
 
-    def write_options(self, rows: Sequence[tuple[str, str]]) -> None:
-        """Write options, and what each does."""
-        self.write_dl([(names, text.replace("-", _HYPHEN)) for names, text in rows], col_max=_COLUMN)
+    def close(self, text: str) -> str:
+        """Return the page with a paragraph at its end."""
+        if text:
+            self.write_paragraph()
+            self.write_text(text)
+        return self.getvalue().replace(_HYPHEN, "-").rstrip("\n")
 
-    def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines as they are."""
-        self.write("".join(f"{'':{self.current_indent}}{line}\n" for line in lines))
+    def list_options(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
+        """Write options, and what each does, if there are any."""
+        if rows:
+            with self.section(title):
+                self.write_dl([(names, text.replace("-", _HYPHEN)) for names, text in rows], col_max=_COLUMN)
 
-    def getvalue(self) -> str:
-        """Return the page."""
-        return super().getvalue().replace(_HYPHEN, "-").rstrip("\n")
+    def list_examples(self, lines: Sequence[str]) -> None:
+        """Write lines as they are, if there are any."""
+        if lines:
+            with self.section("Examples"):
+                self.write("".join(f"  {line}\n" for line in lines))
 
 
 def width() -> int:
@@ -172,45 +185,29 @@ def overview(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> s
         verbs: What each does.
     """
     page = _page(group, ctx)
-    with page.section("Verbs"):
-        page.write_options([*verbs.items()])
-    with page.section("Examples"):
-        page.write_lines(examples(group))
-    page.write_paragraph()
-    page.write_text(cleandoc(group.help or "").rpartition("\n\n")[2])
-    return page.getvalue()
+    page.list_options("Verbs", [*verbs.items()])
+    page.list_examples(examples(group))
+    return page.close(cleandoc(group.help or "").rpartition("\n\n")[2])
 
 
 def brief(verb: Verb, ctx: click.Context) -> str:
     """Return the help of one screen."""
-    page = _page(verb, ctx)
-    with page.section("Examples"):
-        page.write_lines(examples(verb)[:_EXAMPLES])
-    records = [one.get_help_record(ctx) for one in verb.options() if one.common]
-    rows = [(record[0], _first_sentence(record[1])) for record in records if record]
-    if rows:
-        with page.section("Common options"):
-            page.write_options(rows)
-    page.write_paragraph()
-    known = verb.topics()
+    page, known = _page(verb, ctx), verb.topics()
+    page.list_examples(examples(verb)[:_EXAMPLES])
+    records = [one.record(ctx) for one in verb.options() if one.common]
+    page.list_options("Common options", [(names, _first_sentence(text)) for names, text in records])
     more = f", or shardtool help {verb.name} TOPIC ({', '.join(known)})" if len(known) > 1 else ""
-    page.write_text(f"More: shardtool {verb.name} --help{more}.")
-    return page.getvalue()
+    return page.close(f"More: shardtool {verb.name} --help{more}.")
 
 
 def full(verb: Verb, ctx: click.Context) -> str:
     """Return all of the help but what only topics say."""
-    page = _page(verb, ctx, all_of_it=True)
-    for name, topic in verb.topics().items():
-        records = [one.get_help_record(ctx) for one in verb.options() if one.section == name]
-        if rows := [record for record in records if record]:
-            rows += [("-h, --help", "Show what most runs need (-h), or all (--help).")] if name == "output" else []
-            with page.section(topic.title):
-                page.write_options(rows)
-    if known := verb.topics():
-        page.write_paragraph()
-        page.write_text(f"More: shardtool help {verb.name} TOPIC, which is one of: {', '.join(known)}.")
-    return page.getvalue()
+    page, known = _page(verb, ctx, all_of_it=True), verb.topics()
+    for name, topic in known.items():
+        rows = [one.record(ctx) for one in verb.options(name)]
+        rows += [("-h, --help", "Show what most runs need (-h), or all (--help).")] if name == "output" else []
+        page.list_options(topic.title, rows)
+    return page.close(f"More: shardtool help {verb.name} TOPIC, which is one of: {', '.join(known)}." if known else "")
 
 
 def about(verb: Verb, ctx: click.Context, name: str) -> str:
@@ -223,23 +220,18 @@ def about(verb: Verb, ctx: click.Context, name: str) -> str:
     if name not in known:
         message = f"`shardtool {verb.name}` has no topic {name!r}, but: {', '.join(known)}."
         raise click.UsageError(message, ctx)
-    page = _Page()
+    page, here = _Page(), verb.options(name, rare=True)
     page.write_text(f"shardtool {verb.name}: {known[name].title}")
     if sentences := said(verb, name):
         page.write_paragraph()
         with page.indentation():
             page.write_text(" ".join(sentences))
-    here = [one for one in verb.options(rare=True) if one.section == name]
-    with page.section("Options"):
-        page.write_options([record for one in here if (record := one.get_help_record(ctx))])
+    page.list_options("Options", [one.record(ctx) for one in here])
     for family, keys in keys_of(verb, name).items():
-        with page.section(f"Keys of --{family}"):
-            page.write_options([one.key_record() for one in keys])
+        page.list_options(f"Keys of --{family}", [one.key_record() for one in keys])
     words = {word for one in here for word in one.opts if word.startswith("--")}
-    if shown := [line for line in examples(verb) if words & {*line.split()}]:
-        with page.section("Examples"):
-            page.write_lines(shown)
-    return page.getvalue()
+    page.list_examples([line for line in examples(verb) if words & {*line.split()}])
+    return page.close("")
 
 
 def said(verb: Verb, name: str) -> list[str]:

@@ -74,7 +74,7 @@ def test_the_whole_help(verb: str) -> None:
     assert max(map(len, ran.out.splitlines())) <= _COLUMNS
     assert _shown(ran.out) == _words(VERBS[verb].options()) | {"--help" for _ in VERBS[verb].topics()}
     for topic in VERBS[verb].topics():
-        here = [one for one in VERBS[verb].options() if one.section == topic]
+        here = VERBS[verb].options(topic)
         assert len(here) <= _GROUP, (topic, [one.name for one in here])
         names = [one.common for one in here]
         assert names == sorted(names, reverse=True)
