@@ -40,7 +40,7 @@ USAGE: dict[str, tuple[list[str], list[str]]] = {
     "no output": (["in"], ["no OUTPUT", "quote the shard pattern", "'out-{000000..}.tar'"]),
     "shards alone": (["in/out-000.tar", "in/out-001.tar"], ["cannot be told apart", "quote"]),
     "unknown option": (["in", OUTPUT, "--shufle"], ["--shufle", "--shuffle"]),
-    "an option of create": (["in", OUTPUT, "--resize", "256"], ["--resize"]),
+    "an option of create": (["in", OUTPUT, "--label-from-folder"], ["--label-from-folder"]),
     "bad method": (["in", OUTPUT, "--method", "magic"], ["--method", "'scatter'"]),
     "bad rule": (["in", OUTPUT, "--on-duplicate", "both"], ["--on-duplicate", "'rename'"]),
     "two ways": (["in", OUTPUT, "--append", "--overwrite"], ["--append", "--overwrite", "choose one"]),
