@@ -165,7 +165,7 @@ class OutputOptions(WorkerOptions):
     portable: bool = setting(
         False, "Make names safe for every reader; the sidecars keep the originals.", section="fields"
     )
-    target: tuple[Target, ...] = setting(
+    target: tuple[Target, ...] | list[Target] = setting(
         (), "Readers that the notes are about: webdataset,dali.", section="output", typed="for", old="target",
         metavar="READERS", shown=",".join(get_args(Target)), commas=True, recorded=False,
     )  # fmt: skip
@@ -240,7 +240,7 @@ class OutputOptions(WorkerOptions):
     @property
     def readers(self) -> tuple[str, ...]:
         """The readers that notes are about."""
-        return self.target or get_args(Target)
+        return (*self.target,) or get_args(Target)
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""
@@ -643,7 +643,7 @@ class VerifyOptions(WorkerOptions):
         None, "What the dataset was made from, to be compared by key. Folders, a manifest, or datasets.", form="path",
         section="source", common=True, metavar="PATH", apart=("quick", "sample, which reads only a part"),
     )  # fmt: skip
-    target: tuple[Target, ...] = setting(
+    target: tuple[Target, ...] | list[Target] = setting(
         (), "Readers that must get names right: webdataset,dali. Known are " + ", ".join(get_args(Target)) + ".",
         section="checks", common=True,
         typed="for", old="target", metavar="READERS", commas=True, apart=("quick",),

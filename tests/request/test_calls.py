@@ -176,7 +176,7 @@ from shardtool import CreateOptions
 
 class Heard(shardtool.Observer): ...
 
-shardtool.create("imgs", "out-{0..}.tar", max_size="1MB", label_from_folder=True, include=["*.jpg"])
+shardtool.create("imgs", "out-{0..}.tar", max_size="1MB", label_from_folder=True, include=["*.jpg"], target=["dali"])
 shardtool.create("imgs", "out-{0..}.tar", bytes={"jpg": "data"}, observer=Heard(), overwrite=True)
 shardtool.create("imgs", "out-{0..}.tar", CreateOptions(shuffle=True), observer=Heard())
 count: int = shardtool.create("imgs", "out-{0..}.tar").samples
