@@ -136,7 +136,9 @@ _MOST_CLASSES = 64  # in one mask: a photograph has more values
 _SMALL = 64  # a picture in which all grey is darker is none
 _VOID, _VOID_COLOUR = 255, (190, 190, 190)  # by convention what belongs to no class
 _GREY = 40  # between the channels of a colour
-_CALLED_MASK = re.compile(r"(^|[._/-])(gt|.*(mask|seg|annot|label|trimap|panoptic|instance|parsing))", re.IGNORECASE)
+_CALLED_MASK = re.compile(
+    r"mask|seg|annot|label|trimap|panoptic|instance|parsing|(^|[._/-])gt([._/-]|$)", re.IGNORECASE
+)
 _COLOURS = (
     (230, 25, 75), (60, 180, 75), (67, 99, 216), (255, 225, 25), (245, 130, 49), (145, 30, 180), (66, 212, 244),
     (240, 50, 230), (191, 239, 69), (250, 190, 212), (70, 153, 144), (220, 190, 255), (154, 99, 36), (255, 250, 200),
@@ -146,7 +148,7 @@ _COLOURS = (
 
 def is_called_mask(field: str) -> bool:
     """Tell whether a field is called as masks are: `mask.png`, `seg.png`, `labelIds.png`."""
-    return bool(_CALLED_MASK.match(field.rpartition(".")[0] or field))
+    return bool(_CALLED_MASK.search(field.rpartition(".")[0] or field))
 
 
 def _mask(
@@ -282,5 +284,5 @@ class MediaRoom:
 
 def cut_to(data: bytes) -> bytes:
     """Return the start of audio such that it plays to its end: of a WAV, with a header that says how much there is."""
-    at = data.find(b"data", 12, _PIECE) if data[:4] == b"RIFF" else -1
+    at = data.find(b"data", 12, len(data) - 4) if data[:4] == b"RIFF" else -1
     return data if at < 0 else data[: at + 4] + (len(data) - at - 8).to_bytes(4, "little") + data[at + 8 :]

@@ -102,8 +102,8 @@ def write_page(
         raise InvalidRequest("samples", f"{samples:,}", expected=f"0 to {MOST_SAMPLES:,}")
     for dataset in given:
         check_report(dataset, path, overwrite=overwrite, ending=".html")
-    most = (MOST_SAMPLES if samples is None else samples) // len(given)
-    usual = min(most, _USUAL_SAMPLES // len(given)) if samples is None else most
+    most = -(-(MOST_SAMPLES if samples is None else samples) // len(given))
+    usual = -(-_USUAL_SAMPLES // len(given)) if samples is None else most
     gathered = [gather(dataset, most, seed, usual=usual) for dataset in given]
     odd = [
         one.odd.found(one.overview.dataset.shards) if most and one.summary.samples > _SEEN_AT_ONCE else []

@@ -528,6 +528,28 @@ def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert any("audio, 10.0 s, the first" in one[0] for one in said.values() if one)
 
 
+@given(data=st.binary(max_size=60), head=st.sampled_from([b"RIFF....WAVE", b"fLaC", b"\x1a\x45\xdf\xa3webm", b"...."]))
+def test_any_audio_is_cut(data: bytes, head: bytes) -> None:
+    """Whatever is cut keeps its length, and a WAV says how much there is of it."""
+    cut = media.cut_to(head + data)
+    assert len(cut) == len(head + data)
+    at = cut.find(b"data", 12)
+    if cut[:4] == b"RIFF" and 0 <= at <= len(cut) - 8:
+        assert int.from_bytes(cut[at + 4 : at + 8], "little") == len(cut) - at - 8
+
+
+def test_torn_audio_is_told(tmp_path: Path) -> None:
+    """Audio at which its shard ends is a problem of its sample, and those before it play."""
+    path = write_shard(tmp_path / "d" / "s-000000.tar", {"a": {"wav": sound(1)}, "b": {"wav": sound(60)}})
+    for size in (17_500, 18_000, 60_000):
+        data = path.read_bytes()
+        (tmp_path / f"{size}").mkdir()
+        (tmp_path / f"{size}" / "s-000000.tar").write_bytes(data[:size])
+        page = _page(tmp_path / f"{size}")
+        assert page.samples[0]["players"][0]["said"] == "audio, 1.0 s"
+        assert "problem" in page.text
+
+
 def test_odd_ones(tmp_path: Path) -> None:
     """The smallest and largest sample, the widest and tallest image, and those that are alike are found."""
     rows = range(200)
