@@ -324,7 +324,7 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     sample: str | float | None = setting(
         None, "Share of the samples, by the hash of the key: 0.01 or 1%.", section="choosing",
-        form="share", metavar="SHARE", common=True,
+        form="share", metavar="SHARE",
     )  # fmt: skip
     head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
     drop_duplicates: bool = setting(
