@@ -189,6 +189,18 @@ def test_labels_that_a_function_may_change_are_no_column(source: Path, tmp_path:
     assert dict(members(*shards(tmp_path / "o")))["bee/0.cls"] == b"2"
 
 
+def test_a_repair_gives_the_column_back_without_the_source(source: Path, ending: str, tmp_path: Path) -> None:
+    """A lost sidecar is made again with its labels: the checksum of each payload says which it is."""
+    whole = _create(source, tmp_path / "a", ending, label_from_folder=True)
+    columns, lost = _column(whole), whole.parent / "out-1.index"
+    lost.unlink()
+    report = verify(whole, VerifyOptions(workers=1, repair=True))
+    assert report.findings == ()
+    assert not any("lost there" in one for one in report.repaired)
+    assert _column(whole) == columns
+    assert len(shardtool.open(whole).where("cls == 'cat'")) == 4
+
+
 # Datasets from before, and of other tools: their labels are fields alone.
 
 

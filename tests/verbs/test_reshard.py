@@ -1240,7 +1240,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "a key without a join": ({"on": "key"}, "on", "join"),
     "no table": ({"join": "nowhere.csv", "on": "key"}, "nowhere.csv", "a table"),
     "an unknown field": ({"select_fields": ("jpeg",)}, "select_fields", "'jpg'"),
-    "a field in both": ({"select_fields": ("jpg",), "drop_fields": ("jpg",)}, "drop_fields", "one of them"),
+    "a field in both": ({"select_fields": ("jpg",), "drop_fields": ("jpg",)}, "drop_fields", "kept, or left out"),
     "no field": ({"drop_fields": ("jpg", "txt", "cls", "n", "json")}, "drop_fields", "inspect"),
     "two of one name": ({"rename_fields": ("jpg=txt",)}, "rename_fields", "txt"),
     "a readers' name": ({"rename_fields": ("jpg=__url__",)}, "rename_fields", "__url__"),

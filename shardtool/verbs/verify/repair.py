@@ -22,6 +22,7 @@ from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import find_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
+from shardtool.format.tfrecord import encode_number
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.options import CreateOptions, WorkerOptions
 from shardtool.request.results import Observer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.find import StoredDataset
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.request.options import VerifyOptions
     from shardtool.storage.staging import DurableFile, Folder
     from shardtool.values import Given, OnError
@@ -217,10 +219,12 @@ class _Repair:
             self._check_unchanged()
             entries = {one.name: one for one in file.shards}
             staged: list[DurableFile] = []
+            lost: set[str] = set()
             names = [*(case.sidecar for case in proven), self._base() + DATASET_SUFFIX]
             try:
                 for case in proven:
-                    data = self._sidecar_of(case)
+                    data, columns = self._sidecar_of(case, file)
+                    lost |= {*file.schema} - {*columns}
                     staged.append(self.folder.stage_whole(case.sidecar, data))
                     entry = entries[case.name]
                     entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
@@ -231,10 +235,8 @@ class _Repair:
                 self.folder.discard_staged(names)
         self.changed = True
         self.done.append(f"{listing([case.sidecar for case in proven])}: made again from the shard")
-        from shardtool.dataset.shard_index import OWN_COLUMNS
-
-        if lost := sorted({*file.schema} - {*OWN_COLUMNS}):
-            self.done[-1] += f"; the columns {listing(lost)} are lost there, for only the source has them"
+        if lost:
+            self.done[-1] += f"; the columns {listing(sorted(lost))} are lost there, for only the source has them"
 
     def _check_unchanged(self) -> None:
         """Check, under the lock, that the dataset is the one that was looked at."""
@@ -246,16 +248,17 @@ class _Repair:
         if not same:
             raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
 
-    def _sidecar_of(self, case: ShardCase) -> bytes:
-        from shardtool.dataset.shard_index import walked_index
+    def _sidecar_of(self, case: ShardCase, file: DatasetFile) -> tuple[bytes, list[str]]:
+        """Return the sidecar of a shard, and its columns: of its metadata only the numbers of classes."""
+        from shardtool.dataset.shard_index import SHARD, walked_index
         from shardtool.dataset.sidecar import encode_table
         from shardtool.dataset.walk import SurveyTask, survey
 
         found = survey(SurveyTask(case.path, checksum=True, dots=case.shard.dots))
         if found.error is not None or case.entry is None or found.crc != case.entry.crc:
             raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
-        index = walked_index(found)
-        return encode_table(index.plain_table(), index.fact)
+        index = _with_labels(walked_index(found), file)
+        return encode_table(index.plain_table(), index.fact), [*index.schema.names, SHARD.name]
 
     def _dataset_file(self) -> None:
         """Make the dataset file again from shards that are what their sidecars say."""
@@ -343,3 +346,25 @@ class _Repair:
         before, after = ([(one.name, one.size, one.crc) for one in it.shards] for it in (file, new))
         if before != after:
             raise InvalidRequest(option("source"), "other content than the dataset was made from", expected="the same")
+
+
+def _with_labels(index: ShardIndex, file: DatasetFile) -> ShardIndex:
+    """Return the index of a shard with the columns of its labels, which the checksums of their payloads tell."""
+    import numpy as np
+    import pyarrow as pa
+
+    from shardtool.dataset.shard_index import SCHEMA
+    from shardtool.entries.arrow import number_array
+
+    columns: dict[str, pa.Array] = {}
+    for name in [one for one in file.schema if one in file.classes and one in index.names]:
+        texts = [b"%d" % number for number in range(len(file.classes[name]))]
+        payloads = texts if file.format == "tar" else [encode_number(text, "int64") for text in texts]
+        numbers = {(crc32c(payload), len(payload)): number for number, payload in enumerate(payloads)}
+        rows = np.flatnonzero(index.codes == index.names.index(name))
+        crcs = [] if index.crcs is None else index.crcs[rows].tolist()
+        found = [numbers.get(one, -1) for one in zip(crcs, index.lengths[rows].tolist(), strict=False)]
+        if len(found) == len(index) and min(found, default=0) >= 0 and file.schema[name] == "int64":
+            columns[name] = number_array(np.array(found, np.int64))
+    metadata = pa.Table.from_arrays([*columns.values()], names=[*columns])
+    return replace(index, metadata=metadata, schema=pa.schema([*SCHEMA, *metadata.schema]))
