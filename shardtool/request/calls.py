@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
@@ -23,6 +23,9 @@ _F = TypeVar("_F")
 _S = TypeVar("_S")
 _R = TypeVar("_R")
 _Made = TypeVar("_Made", bound=Settings)
+
+
+_signature_of = cache(signature)  # that of a hundred options costs a millisecond
 
 
 class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _Names]):
@@ -97,8 +100,7 @@ class by_names(Generic[_Made, _Names]):  # noqa: N801 - a decorator
         return called
 
 
-def _signature(own: Iterable[Parameter], kind: type[Settings]) -> Signature:
+def _signature(own: Iterable[Parameter], kind: type) -> Signature:
     """Return the parameters of a verb, and its options by their names."""
-    names = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in signature(kind).parameters.values()]
-    taken = {one.name: one for one in [*own, *names]}
+    taken = {one.name: one for one in [*own, *_signature_of(kind).parameters.values()]}
     return Signature(sorted(taken.values(), key=lambda one: one.kind))
