@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from typing import TypeGuard
 
     import numpy as np
     from numpy.typing import NDArray
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from shardtool.names import Texts
 
 EXPECTED = "a dataset file, a JSON list of names, or a text file with a name a line"
+_SURROGATE = re.compile("[\ud800-\udfff]")  # no text that UTF-8 has a form for
 _AT_ONCE = 2**16  # samples at a time
 SHOWN = 60  # letters of a name in a message
 
@@ -72,6 +75,18 @@ def number_classes(found: Collection[bytes], field: str, known: Classes | None) 
         place[text] = len(names)
         names.append(text)
     return {name: place[text] for name, text in texts.items()}, names
+
+
+def are_names(names: object) -> TypeGuard[list[str]]:
+    """Tell whether what a file says is names of classes: texts, each once."""
+    if not isinstance(names, list) or not all(isinstance(name, str) and not _SURROGATE.search(name) for name in names):
+        return False
+    return len({*names}) == len(names)
+
+
+def recorded(names: Sequence[str]) -> list[str]:
+    """Return names of classes as a dataset file has them."""
+    return [source_text(name.encode()) for name in names]
 
 
 def joined_classes(old: Mapping[str, list[str]], new: Mapping[str, list[str]]) -> dict[str, list[str]]:

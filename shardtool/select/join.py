@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.classes import Classes
+from shardtool.entries.classes import Classes, recorded
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.request.options import no_column
@@ -383,7 +383,7 @@ def set_fields(
     for name, column in fields:
         had = _samples_with(entries, name)
         called = names.get(column)
-        own = Classes("", {} if called is None else {name: called}, grows=True)
+        own = Classes("", {} if called is None else {name: recorded(called)}, grows=True)
         made.append(_field(entries, (name, column), had, (known or own) if name in classes else None, called))
         notes.append(_note(made[-1], column, int(np.count_nonzero(had))))
     return with_fields(entries, made), tuple(notes)
@@ -415,7 +415,7 @@ def _field(
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'{option("where")} "{query}" leaves them out.'
     _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
-    labels = called
+    labels = None if called is None else recorded(called)
     if label:
         values, labels = numbered(values, name, known)
     given = np.ones(len(entries), bool)

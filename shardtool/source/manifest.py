@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.dataset_file import open_classes
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.classes import Classes
+from shardtool.entries.classes import Classes, recorded
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
@@ -57,6 +57,7 @@ from shardtool.table.columns import (
     key_texts,
     may_repeat,
     no_such,
+    repeated,
     row_numbers,
 )
 from shardtool.table.open import open_table, read_columns, readable
@@ -334,7 +335,13 @@ class ManifestSource(Source):
             found, bad = gather(endings.stems())
         else:
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
-            found, bad = gather(row_numbers(numbers))
+            stems = self._stems_beside_bytes()
+            found, bad = (stems.take(numbers), numbers[:0]) if stems is not None else gather(row_numbers(numbers))
+            if roles.binary:
+                where = (
+                    "the numbers of the rows" if stems is None else "the paths beside the bytes, without their endings"
+                )
+                self.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
         source = roles.key or next(iter(roles.paths()), None)
         check_keys(rows, source, bad)
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
@@ -362,6 +369,26 @@ class ManifestSource(Source):
         rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_part, samples))
         self.keep(rows)
         return rows
+
+    def _stems_beside_bytes(self) -> Names | None:
+        """Return the paths in a column of `struct<bytes, path>` without their endings, where each row has its own."""
+        kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
+        column = next(
+            (name for name, kind in kinds.items() if is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0), None
+        )
+        if column is None:
+            return None
+        with readable(self._where):
+            parts = [*self._table.parts(column, "path")]
+            for part in parts:
+                part.validate(full=True)
+        if not parts or not is_text(parts[0].type) or any(part.null_count for part in parts):
+            return None
+        chunks = (
+            pc.cast(part.slice(at, _CHUNK), pa.large_string()) for part in parts for at in range(0, len(part), _CHUNK)
+        )
+        found, bad = gather(pc.replace_substring_regex(chunk, _ENDING, r"\1") for chunk in chunks)
+        return None if len(bad) or (may_repeat(found) and repeated(found)) else found
 
     def _measure(self) -> None:
         """Find the lengths of the bytes in the table, a column each."""
@@ -393,10 +420,11 @@ class ManifestSource(Source):
             values, known, called = self._columns[column], self._known, self._table.classes.get(column)
             if called is not None:
                 check_list_field(name, column, values.type)
-                self._classes[name] = called
+                self._classes[name] = recorded(called)
             if name in self._options.classes:
                 if called is not None:
-                    values, known = arrow.texts(called).take(values), known or Classes("", {name: called}, grows=True)
+                    values = arrow.texts(called).take(values)
+                    known = known or Classes("", {name: recorded(called)}, grows=True)
                 self._labels[name], self._classes[name] = numbered(values, name, known)
 
     def _tasks(self, paths: list[pa.Array]) -> Iterator[ListedTask]:
@@ -600,7 +628,7 @@ def _note(roles: Roles, options: CreateOptions) -> None:
     if not roles.paths() and not roles.binary and not roles.urls:
         other = f"{option('path', 'COLUMN')} names one"
         roles.notes.append(f"no column of files: samples hold the table's values alone ({other})")
-    if roles.key is None and options.key is None:
+    if roles.key is None and options.key is None and (roles.paths() or not roles.binary):
         where = "the paths without their endings" if roles.paths() else "the numbers of the rows"
         roles.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
     if roles.meta and options.meta == "all":
@@ -921,6 +949,7 @@ def shown_column(urls: pa.Array) -> pa.Array:
 
 _EMPTY = arrow.text("")
 _END = arrow.text("\0")
+_ENDING = r"(?s)([^/])\.[^./]*$"
 _UP = r"(?:^|/)\.\.(?:/|$)"
 _SPLIT = {
     "first": r"(?s)^(?P<stem>(?:.*/)?[^/][^./]*)\.(?P<field>[^/]+)$",

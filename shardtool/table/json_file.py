@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
+from shardtool.entries.classes import are_names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.table.columns import LONGEST_ROW, too_deep, too_long
 from shardtool.values import counted
@@ -243,9 +244,11 @@ class _Annotations:
             found = f"categories with the ids {listing([*map(repr, categories)])}"
             raise InvalidRequest(self._where, found, expected="whole numbers") from None
         names, given = [categories[one] for one in ordered], np.array(self._category, np.int64)
-        if len({*names}) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidRequest(self._where, f"several categories called {twice!r}", expected="a name for each")
+        if not are_names(names):
+            found = next(
+                (f"called {name!r}" for name in names if names.count(name) > 1), "with names that are no UTF-8"
+            )
+            raise InvalidRequest(self._where, f"categories {found}", expected="a name of its own for each")
         labels = np.searchsorted(known, given)
         right = np.append(known, -1)[labels] == given
         if (bad := np.flatnonzero(~right & (given >= 0))).size:

@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
+from shardtool.entries.classes import are_names
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
 from shardtool.request.texts import BY_NAME
 from shardtool.storage import places
@@ -129,6 +130,12 @@ class Table:
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns, all rows in order."""
         yield from self.read(columns, ()).select(columns).to_batches()
+
+    def parts(self, column: str, part: str) -> Iterator[pa.Array]:
+        """Yield a part of a column of structs, all rows in order."""
+        at = self.schema.field(column).type.get_field_index(part)
+        for batch in self.batches([column]):
+            yield batch.column(0).flatten()[at]
 
 
 class MemoryTable(Table):
@@ -728,6 +735,7 @@ class ParquetTable(_Files):
             self._open = pq.ParquetFile
             with self._open(opened(files[0])) as file:
                 schema = file.schema_arrow
+            self.classes = classes_of(schema)
             for more in files[1:]:
                 with self._open(opened(more)) as file:
                     schema = pa.unify_schemas([schema, file.schema_arrow], promote_options="permissive")
@@ -778,6 +786,15 @@ class ParquetTable(_Files):
                     yield from file.iter_batches(_BATCH, columns=columns, use_threads=False)
         self._check_same()
 
+    def parts(self, column: str, part: str) -> Iterator[pa.Array]:
+        """Yield a part of a column of structs; the others are not read."""
+        for path in self._files:
+            with self._open(opened(path), pre_buffer=False) as file:
+                for group in range(file.num_row_groups):
+                    for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
+                        yield chunk.flatten()[chunk.type.get_field_index(part)]
+        self._check_same()
+
 
 def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
     """Return columns of a Parquet file.
@@ -798,6 +815,23 @@ def _read_columns(file: pq.ParquetFile, names: list[str]) -> pa.Table:
     return pa.Table.from_arrays(columns, names)
 
 
+def classes_of(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the names of classes of columns of their numbers, as Hugging Face's datasets leave them with a table.
+
+    Source: huggingface/datasets, `arrow_writer.py` (the key `huggingface`) and `features/features.py` (`ClassLabel`).
+    """
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        labels = {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {
+        name: names
+        for name, names in labels.items()
+        if name in schema.names and pa.types.is_integer(schema.field(name).type) and are_names(names)
+    }
+
+
 def _partition(path: str) -> dict[str, str | None]:
     """Return what the folders of a path say, Hive's way: `year=2024`."""
     found: dict[str, str | None] = {}
@@ -814,7 +848,7 @@ class ArrowTable(_Files):
     def __init__(self, path: str) -> None:
         super().__init__(path, [path])
         with self._reader(None) as reader:
-            self.schema = reader.schema.remove_metadata()
+            self.schema, self.classes = reader.schema.remove_metadata(), classes_of(reader.schema)
 
     @contextmanager
     def _reader(
@@ -997,7 +1031,9 @@ def _in_memory(source: object) -> MemoryTable:
             table = pa.RecordBatchReader.from_stream(source).read_all()
         else:
             table = pa.Table.from_batches([pa.record_batch(source)])
-    return MemoryTable(name, ".", table)
+    found = MemoryTable(name, ".", table)
+    found.classes = classes_of(table.schema)
+    return found
 
 
 def _from_pandas(name: str, frame: pd.DataFrame) -> pa.Table:

@@ -372,6 +372,73 @@ def test_what_columns_may_not_be(columns: dict[str, Any], options: dict[str, Any
     assert said in _error(pa.table(columns), **options)
 
 
+def _images(*paths: str | None) -> list[dict[str, Any]]:
+    return [{"bytes": b"%d" % at, "path": path} for at, path in enumerate(paths)]
+
+
+@pytest.mark.parametrize(
+    ("paths", "keys"),
+    [
+        (("b/1.png", "a/2.JPG", "x.y/3"), ["b/1", "a/2", "x.y/3"]),
+        (("1.png", "2.v1.png", ".png"), ["1", "2.v1", ".png"]),
+        (("1.png", "1.jpg", "3.png"), None),
+        (("1.png", None, "3.png"), None),
+        (("1.png", "../2.png", "3.png"), None),
+        (("1.png", "", "3.png"), None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["memory", "parquet", "arrow"])
+def test_paths_beside_bytes_are_keys(
+    kind: str, paths: tuple[str | None, ...], keys: list[str] | None, tmp_path: Path
+) -> None:
+    """Where each row has a sound path of its own, that is its key without its ending, whichever rows are chosen."""
+    table = pa.table({"image": _images(*paths), "n": [1, 2, 3]})
+    source: Any = table
+    if kind == "parquet":
+        source = tmp_path / "t.parquet"
+        pq.write_table(table, source, row_group_size=2)
+    elif kind == "arrow":
+        source = tmp_path / "t.arrow"
+        with pa.ipc.new_stream(source, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    expected = keys or [f"{row:09}" for row in range(3)]
+    options: dict[str, Any] = {"binary": (("png", "image"),), "meta": "none"}
+    assert _samples(source, **options) == {key: {"png": b"%d" % at} for at, key in enumerate(expected)}
+    assert list(_samples(source, rows=[1, 2], **options)) == expected[1:]
+    assert list(_samples(source, key="n", **options)) == ["1", "2", "3"]
+
+
+def _labelled(labels: list[int | None], names: Any = None) -> Any:
+    features = {"label": {"_type": "ClassLabel", "names": names or ["cat", "100% dog"]}, "t": {"_type": "Value"}}
+    said = json.dumps({"info": {"features": features}})
+    return pa.table({"id": range(len(labels)), "label": pa.array(labels, pa.int64())}).replace_schema_metadata(
+        {"huggingface": said}
+    )
+
+
+def test_names_of_classes_that_hugging_face_leaves(tmp_path: Path) -> None:
+    """A ClassLabel's numbers stay, and their names become the classes; other lists number them."""
+    table = _labelled([1, 0, 1])
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for source in (table, tmp_path / "t.parquet", tmp_path / "t.arrow"):
+        for classes in ((), ("cls",)):
+            _, entries = _entries(source, fields=(("cls", "label"),), classes=classes, meta="none")
+            assert entries.values.classes == {"cls": ["cat", "100%25%20dog"]}
+            assert entries.values.inline["cls"].span(0, 3) == b"1\x000\x001\0"
+    options: dict[str, Any] = {"fields": (("cls", "label"),), "classes": ("cls",), "meta": "none"}
+    _, entries = _entries(table, classes_from=["cow", "100%25%20dog", "cat"], **options)
+    assert entries.values.inline["cls"].span(0, 3) == b"1\x002\x001\0"
+    for wrong in (-1, 2):
+        assert "column 'label': the number of no class in row 2; expected 0 to 1" in _error(
+            _labelled([0, wrong]), fields=(("cls", "label"),)
+        )
+    for said in ("x", [1, 2], ["a", "a"], ["\ud800", "b"]):
+        _, entries = _entries(_labelled([5], said), fields=(("cls", "label"),))
+        assert not entries.values.classes
+
+
 def test_bytes_that_nobody_asks_for(tmp_path: Path) -> None:
     """Columns of bytes, however deep, are left out of the metadata, with a note; one that is asked for is a field."""
     write_tree(tmp_path, _FILES)

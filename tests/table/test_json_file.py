@@ -166,7 +166,7 @@ def _with(**part: Any) -> list[dict[str, Any]]:
         ({"images": [{"id": 5}]}, "images, element 1: '{\"id\": 5}'; expected an object with id and file_name"),
         ({"images": _COCO["images"] * 2}, "images that share an id"),
         ({"categories": []}, "annotation 1: category 18; expected one of the 0 that"),
-        ({"categories": [{"id": at, "name": "dog"} for at in (18, 90)]}, "several categories called 'dog'"),
+        ({"categories": [{"id": at, "name": "dog"} for at in (18, 90)]}, "categories called 'dog'"),
         ({"categories": [{"id": "x", "name": "dog"}]}, "categories with the ids 'x'; expected whole numbers"),
     ],
 )
