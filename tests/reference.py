@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # What stands as code in a page: texts in quotes, options, names with braces, underscores or a scheme.
 _WORDS = re.compile(
-    r"""("[^"]+"|(?<![\w`/'-])(?:--?[a-z][a-z-]*|[\w.~-]*[{<%][^ ]*|'[^']+'|__\w+__|s3://|gs://|az://|-COLUMN)(?![\w`]))"""
+    r"""("[^"]+"|(?<![\w`/'-])(?:--?[a-z][a-z-]*|[\w.~-]*(?:[{<]|%0)[^ ]*[^ .,:;]|'[^']{2,}'|__\w+__|s3://|gs://|az://|-COLUMN)(?![\w`]))"""
 )
 _CONTEXT = click.Context(cli, info_name="shardtool")
 _EXITS = {
@@ -80,8 +80,13 @@ def _markdown() -> Iterator[str]:
 
 
 def _row(names: str, text: str) -> str:
-    shown = ", ".join(f"`{one}`" for one in names.split(", ")), _marked(text)
-    return "| {} | {} |".format(*(one.replace("|", "\\|") for one in shown))
+    """Return a row of a table, in which no code has a bar: not every reader of Markdown takes it there."""
+    if few := re.search(r"\[([\w-]+(?:\|[\w-]+)+)\]", names):
+        names = names.replace(few[0], "CHOICE")
+        body, bracket, default = text.partition(" [default: ")
+        text = f"{body} One of {few[1].replace('|', ', ')}.{bracket}{default}"
+    shown = ", ".join(f"`{one}`" for one in names.replace("|", " or ").split(", "))
+    return f"| {shown} | {_marked(text)} |".replace("'|'", "'&#124;'")
 
 
 def _marked(text: str) -> str:
