@@ -94,22 +94,23 @@ def source_sums(
 
 def source_digests(
     source: Source | None, entries: Entries, rows: Rows, pool: Pool, observer: Observer | None = None
-) -> list[int]:
-    """Return the digest of the payload of each row as a number, -1 where it cannot be had; all are read.
+) -> NDArray[np.bytes_]:
+    """Return the digest of the payload of each row, 16 bytes, all 0 where it cannot be had; all are read.
 
     Raises:
         CorruptShard: A shard of the source cannot be read.
     """
     import numpy as np
 
-    inline, found = entries.rows.kind[rows] == INLINE, [-1] * len(rows)
-    which = np.flatnonzero(inline)
-    for at, text in zip(which.tolist(), inline_payloads(entries, rows[which], as_numbers=False), strict=True):
-        found[at] = _sum_of([text], _Digest())
-    which = np.flatnonzero(~inline)
-    for at, value in zip(which.tolist(), _read(source, entries, rows[which], pool, observer, _Digest), strict=True):
-        found[at] = value
+    inline, found = entries.rows.kind[rows] == INLINE, np.zeros(len(rows), f"S{_DIGEST_SIZE}")
+    texts = inline_payloads(entries, rows[inline], as_numbers=False)
+    found[inline] = [_shown(_sum_of([text], _Digest())) for text in texts]
+    found[~inline] = [*map(_shown, _read(source, entries, rows[~inline], pool, observer, _Digest))]
     return found
+
+
+def _shown(digest: int) -> bytes:
+    return b"" if digest < 0 else digest.to_bytes(_DIGEST_SIZE, "little")
 
 
 def inline_sums(entries: Entries, rows: Rows, *, as_numbers: bool) -> tuple[Rows, Rows]:
@@ -151,8 +152,8 @@ def _read(
     elif len(spans) and source is not None:
         sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]], kind)
         source.write_binary(sink)
-        for at, one in zip(spans.tolist(), sink.sums, strict=True):
-            sums[at] = one.value()
+        for at, value in zip(spans.tolist(), sink.sums, strict=True):
+            sums[at] = value
     function, observer = sum_task if kind is _Crc else digest_task, observer or Observer()
     observer.phase("comparing", int(entries.rows.size[rows].sum()))
     for number, found in pool.map(function, [task for _, task in tasks]):
@@ -167,7 +168,7 @@ class _Sums:
     """Takes a spool's bytes in order, and keeps nothing of them but the sums of spans."""
 
     def __init__(self, offsets: Rows, sizes: Rows, kind: type[_Sum]) -> None:
-        self.sums: list[_Sum] = [kind() for _ in range(len(offsets))]
+        self.sums, self._kind, self._sum = [kind().value()] * len(offsets), kind, kind()
         self._order = offsets.argsort(kind="stable")
         self._starts, self._ends = offsets[self._order], (offsets + sizes)[self._order]
         self._at = self._next = 0
@@ -178,9 +179,10 @@ class _Sums:
         first, last = self._at, self._at + len(view)
         while self._next < len(self._starts) and self._starts[self._next] < last:
             start, end = int(self._starts[self._next]), int(self._ends[self._next])
-            self.sums[int(self._order[self._next])].update(view[max(0, start - first) : min(end, last) - first])
+            self._sum.update(view[max(0, start - first) : min(end, last) - first])
             if end > last:
                 break
+            self.sums[int(self._order[self._next])], self._sum = self._sum.value(), self._kind()
             self._next += 1
         self._at = last
 

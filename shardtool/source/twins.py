@@ -7,8 +7,8 @@ samples that may be twins; a digest of their bytes says which are.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,23 +78,13 @@ def find_twins(
     fields = tuple(entries.fields[code] for code in np.unique(entries.rows.code[held]).tolist())
     owners = entries.owners(held)
     alike = np.isin(owners, _candidates(entries, held, owners))
-    rows = held[alike]
-    digests = defaultdict[int, list[int]](list)
-    for sample, digest in zip(
-        owners[alike].tolist(), source_digests(source, entries, rows, pool, observer), strict=True
-    ):
-        digests[sample].append(digest)
-    groups = defaultdict[tuple[int, ...], list[int]](list)
-    for sample, found in digests.items():
-        held_there = (int(ranks[sample]), *sorted(found))
-        if min(found) >= 0:  # else it cannot be read, which packing says
-            groups[held_there].append(sample)
+    digests = source_digests(source, entries, held[alike], pool, observer)
+    groups = _groups(owners[alike], digests, ranks)
 
     def place(sample: int) -> tuple[bool, bytes, int]:
         return there is None or not there[sample], entries.keys[sample], sample
 
-    several = [tuple(sorted(group, key=place)) for group in groups.values() if len(group) > 1]
-    several.sort(key=lambda group: place(group[0]))
+    several = sorted((tuple(sorted(group, key=place)) for group in groups), key=lambda group: place(group[0]))
     sizes = np.bincount(owners, entries.rows.size[held], len(entries))
     of_groups = tuple(int(sizes[group[0]]) for group in several)
     return Twins(tuple(several), of_groups, fields, dict(_differing(entries, several, held, source, pool)))
@@ -130,6 +120,29 @@ def _candidates(entries: Entries, held: Rows, owners: Rows) -> Rows:
     return np.asarray(np.sort(samples[order[np.append(same, False) | np.append(False, same)]]))
 
 
+def _groups(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[np.uint8]) -> list[list[int]]:
+    """Return the samples whose payloads, in any order, have the same digests; not those that cannot be read.
+
+    Args:
+        owners: The sample of each payload, ascending.
+        digests: The digest of each; empty where it cannot be had.
+        ranks: What payloads are, for each sample.
+    """
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    ends, found, samples = np.append(starts[1:], len(owners)), digests[starts], owners[starts]
+    for at in np.flatnonzero(ends - starts > 1).tolist():
+        own = np.sort(digests[starts[at] : ends[at]])
+        found[at] = blake2b(own.tobytes(), digest_size=found.itemsize).digest() if np.all(own != b"") else b""
+    samples, found = samples[found != b""], found[found != b""]
+    order = np.lexsort((found, ranks[samples]))
+    samples, found = samples[order], found[order]
+    same = (found[1:] == found[:-1]) & (ranks[samples[1:]] == ranks[samples[:-1]])
+    starts = np.flatnonzero(np.append(True, ~same))[: len(samples)]
+    ends = np.append(starts[1:], len(samples))
+    several = ends - starts > 1
+    return [samples[start:end].tolist() for start, end in zip(starts[several], ends[several], strict=True)]
+
+
 def _differing(
     entries: Entries, groups: list[tuple[int, ...]], held: Rows, source: Source | None, pool: Pool
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -140,7 +153,7 @@ def _differing(
     others = np.setdiff1d(entries.rows_of(samples), held, assume_unique=True)
     names = [entries.fields[code] for code in entries.rows.code[others].tolist()]
     said: dict[int, dict[str, object]] = {sample: {} for sample in samples.tolist()}
-    digests = source_digests(source, entries, others, pool)
+    digests = source_digests(source, entries, others, pool).tolist()
     for sample, name, digest in zip(entries.owners(others).tolist(), names, digests, strict=True):
         if _RANKS.get(content_of(name)) != _JSON:
             said[sample][name] = digest
