@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # What stands as code in a page: texts in quotes, options, names with braces, underscores or a scheme.
 _WORDS = re.compile(
-    r"""("[^"]+"|(?<![\w`/'-])(?:--?[a-z][a-z-]*|[\w.~-]*(?:[{<]|%0)[^ ]*[^ .,:;]|'[^']{2,}'|__\w+__|s3://|gs://|az://|-COLUMN)(?![\w`]))"""
+    r"""("[^"]+"|(?<![\w`/'-])(?:--?[a-z][a-z-]*|[\w.~-]*(?:[{<]|%0)[^ ]*[^ .,:;]|'[^',;| ][^']+'|__\w+__|s3://|gs://|az://|-COLUMN)(?![\w`]))"""
 )
 _CONTEXT = click.Context(cli, info_name="shardtool")
 _EXITS = {
