@@ -6,7 +6,7 @@ from functools import cache, wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, current_folder
 from shardtool.request.settings import Settings, check_names, texts_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class by_names(Generic[_Made, _Names]):  # noqa: N801 - a decorator
                 options = kind(**names)
             if isinstance(options, kind) and options.observer is not None:
                 named.setdefault("observer", options.observer)
-            return verb(*given[:at], *given[at + 1 :], options=options, **named)
+            with current_folder():
+                return verb(*given[:at], *given[at + 1 :], options=options, **named)
 
         called.__signature__ = _signature(own.values(), kind)  # type: ignore[attr-defined]
         if verb.__doc__:  # python -OO has none

@@ -32,7 +32,6 @@ from shardtool.errors import (  # fmt: skip
     OutputExists,
     ShardError,
     StoreFailed,
-    current_folder,
     listing,
     printable,
     raise_if_machines,
@@ -81,7 +80,6 @@ _THREADS = 4
 
 
 @by_names(CopyOptions)
-@current_folder()
 def copy(
     dataset: Given, where: str | os.PathLike[str], options: CopyOptions | None = None, *,
     observer: Observer | None = None,

@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from shardtool.errors import InvalidRequest, OutputExists, current_folder, listing, memory_for, printable
+from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs
 from shardtool.request.calls import by_names
@@ -59,7 +59,6 @@ _SHOWN = 5
 
 
 @by_names(ExtractOptions)
-@current_folder()
 def extract(
     dataset: Given | Sequence[Given], folder: str | os.PathLike[str], options: ExtractOptions | None = None, *,
     observer: Observer | None = None,

@@ -24,7 +24,6 @@ from shardtool.errors import (
     InvalidRequest,
     OutputExists,
     ShardError,
-    current_folder,
     listing,
     memory_for,
     printable,
@@ -67,7 +66,6 @@ _SHOWN = 3
 
 
 @by_names(RemoveOptions)
-@current_folder()
 def remove(
     dataset: Given | Sequence[Given], options: RemoveOptions | None = None, *, observer: Observer | None = None
 ) -> RemoveResult:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, OutputExists, current_folder, memory_for, printable
+from shardtool.errors import InvalidRequest, OutputExists, memory_for, printable
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, folders_of
 from shardtool.request.calls import by_names
@@ -299,7 +299,6 @@ def _export_missing(run: Run) -> None:
 
 
 @by_names(CreateOptions)
-@current_folder()
 def create(
     source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
@@ -331,7 +330,6 @@ def create(
 
 
 @by_names(CreateOptions)
-@current_folder()
 def dry_run(
     source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
@@ -355,7 +353,6 @@ def dry_run(
 
 
 @by_names(ReshardOptions)
-@current_folder()
 def reshard(
     datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> CreateResult:
@@ -382,7 +379,6 @@ def reshard(
 
 
 @by_names(ReshardOptions)
-@current_folder()
 def reshard_dry_run(
     datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:

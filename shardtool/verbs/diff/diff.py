@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import find_dataset, given_datasets, open_dataset
-from shardtool.errors import InvalidRequest, current_folder, listing, without_secrets
+from shardtool.errors import InvalidRequest, listing, without_secrets
 from shardtool.execute.local import start_pool
 from shardtool.request.calls import by_names
 from shardtool.request.options import DiffOptions
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 @by_names(DiffOptions)
-@current_folder()
 def diff(a: Given, b: object, options: DiffOptions | None = None, *, observer: Observer | None = None) -> DiffResult:
     """Return what differs between two datasets: samples that only one has, that changed, or are in another split.
 

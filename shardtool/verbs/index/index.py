@@ -19,7 +19,6 @@ from shardtool.errors import (
     OutputExists,
     ShardError,
     StoreFailed,
-    current_folder,
     listing,
     printable,
     reason,
@@ -519,7 +518,6 @@ def _goes_with(before: ShardEntry, now: ShardEntry) -> bool:
 
 
 @by_names(IndexOptions)
-@current_folder()
 def index(dataset: Given, options: IndexOptions | None = None, *, observer: Observer | None = None) -> IndexResult:
     """Write the sidecars and the dataset file of existing shards.
 
@@ -552,7 +550,6 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
 
 
 @by_names(ExportOptions)
-@current_folder()
 def export(
     dataset_file: str | os.PathLike[str],
     formats: str | Sequence[str],

@@ -15,7 +15,7 @@ import numpy as np
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import given_datasets, open_dataset
 from shardtool.dataset.payload import content_of, is_label
-from shardtool.errors import CorruptShard, current_folder, listing, printable, reason, without_secrets
+from shardtool.errors import CorruptShard, listing, printable, reason, without_secrets
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
 from shardtool.request.calls import by_names
 from shardtool.request.options import InspectOptions
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 @by_names(InspectOptions)
-@current_folder()
 def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: Observer | None = None) -> Summary:
     """Return what is in a dataset, or in several.
 

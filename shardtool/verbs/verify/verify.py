@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import given_datasets
 from shardtool.dataset.walk import Survey
-from shardtool.errors import CorruptShard, current_folder, listing, without_secrets
+from shardtool.errors import CorruptShard, listing, without_secrets
 from shardtool.execute.local import cores, start_pool
 from shardtool.execute.pool import Needs, Pool, a_few
 from shardtool.request.calls import by_names
@@ -52,7 +52,6 @@ _STORED = "the store's own checksums"
 
 
 @by_names(VerifyOptions)
-@current_folder()
 def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Observer | None = None) -> Report:
     """Return what is wrong with a dataset, or with several. Nothing is written, but for `repair`.
 
