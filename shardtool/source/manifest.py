@@ -156,6 +156,8 @@ class ManifestSource(Source):
         if (labels := self._numbers_of(name)) is not None:
             return pa.chunked_array([labels])
         if name not in self._light:
+            name = dict(self._roles.values).get(name, name)
+        if name not in self._light:
             raise no_such("column", self._where, name, self._light)
         self._read(name)
         return pa.chunked_array([self._columns[name]])
