@@ -35,16 +35,22 @@ def replace_staged(folder: Folder, base: str, file: DatasetFile) -> None:
     finish(folder, base)
 
 
-def finish(folder: Folder, base: str) -> DatasetFile | None:
-    """End what a run has begun, under the lock; return what the dataset file says then. None: no run has.
+def begun_in(folder: Folder) -> list[str]:
+    """Return the datasets in a folder of which a run has begun to replace shards, by the names of dataset files."""
+    begun, end = replacing_name("\0").split("\0")
+    return [name[len(begun) : -len(end)] for name in folder.names() if name.startswith(begun) and name.endswith(end)]
+
+
+def finish(folder: Folder, base: str) -> None:
+    """End what a run has begun, under the lock.
 
     Raises:
         CorruptShard: The plan, or a file that it lists, is not what it was.
         OutputFailed: The file system refuses.
     """
     plan = replacing_name(base)
-    if plan not in folder.names():
-        return None
+    if not folder.facts([plan]):
+        return  # another run has, meanwhile
     data, where = folder.read(plan), folder.full_path(plan)
     file = read_dataset(data, where)
     sizes = {local_name(one.name): one.size for one in file.shards}
@@ -63,4 +69,3 @@ def finish(folder: Folder, base: str) -> DatasetFile | None:
         folder.remove([skipped])
     folder.publish(folder.stage_whole(base + DATASET_SUFFIX, data))
     folder.remove([plan])
-    return file

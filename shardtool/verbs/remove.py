@@ -16,7 +16,7 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import ShardEntry, features_of
 from shardtool.errors import (
@@ -40,7 +40,7 @@ from shardtool.request.options import RemoveOptions
 from shardtool.request.results import Notes, Observer, RemovedFrom, RemoveResult, RunRecord
 from shardtool.request.settings import given_options
 from shardtool.skipped import Skipped, key_mark
-from shardtool.storage.places import base_name, is_url
+from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import SPAN, counted, local_name, output_text
 from shardtool.wording import call, export_call, option
@@ -88,37 +88,43 @@ def remove(
         raise InvalidRequest("the samples", found, expected="one of them: which samples are to go")
     import_module("shardtool.write.pack_shard")
     with start_pool(options, "Run the same command again.") as pool, ExitStack() as stack:
-        from shardtool.dataset.find import given_datasets
-        from shardtool.publish.replacing import finish
+        from shardtool.dataset.find import find_dataset, given_datasets
 
-        targets = [_target(one) for one in given_datasets(dataset)]  # type: ignore[arg-type]
-        finished = False
-        for folder, base in [] if options.dry_run else targets:
-            stack.enter_context(folder.lock(base, finishes=True))
-            if finish(folder, base) is not None:
-                finished = True
-                notes.add(f"{base}{DATASET_SUFFIX}: a removal that did not end is done")
-        removals = _choose([_opened(*target) for target in targets], options, finished=finished)
+        finished = not options.dry_run and _end_begun(dataset, notes)
+        places = [_place(find_dataset(one)) for one in given_datasets(dataset)]  # type: ignore[arg-type]
+        for folder, base in places if not options.dry_run else []:
+            stack.enter_context(folder.lock(base))
+        removals = _choose([_opened(*place) for place in places], options, finished=finished)
         if not removals and not finished:
             notes.add("nothing to remove: these samples were removed before")
         done = [one.carry_out(pool, notes, dry=options.dry_run) for one in removals]
     return RemoveResult(tuple(done), tuple(notes.said), time.monotonic() - begun, options.dry_run)
 
 
-def _target(given: Given) -> tuple[Folder, str]:
+def _end_begun(given: Any, notes: Notes) -> bool:
+    """End what a killed run has begun in the folders of datasets, of which it may have left no dataset file.
+
+    Returns:
+        Whether there was such a run.
+    """
+    from shardtool.publish.replacing import begun_in, finish
+
+    paths = [os.fspath(one) for one in ([given] if isinstance(given, str | os.PathLike) else given)]
+    folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
+    begun = [(folder, base) for folder in map(local_folder, dict.fromkeys(folders)) for base in begun_in(folder)]
+    for folder, base in begun:
+        with folder.lock(base, finishes=True):
+            finish(folder, base)
+        notes.add(f"{base}{DATASET_SUFFIX}: a removal that did not end is done")
+    return bool(begun)
+
+
+def _place(found: StoredDataset) -> tuple[Folder, str]:
     """Return the folder of a dataset that samples can be removed from, and the name of its dataset file.
 
     Raises:
-        InvalidRequest: It is elsewhere, or has no dataset file, and none that is being replaced.
+        InvalidRequest: It is elsewhere, or has no dataset file.
     """
-    from shardtool.dataset.find import find_dataset
-
-    path = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
-    if path.endswith(DATASET_SUFFIX) and not is_url(path):  # which is not there while it is replaced
-        folder, base = local_folder(os.path.dirname(path)), os.path.basename(path).removesuffix(DATASET_SUFFIX)
-        if folder.facts([replacing_name(base)]):
-            return folder, base
-    found = find_dataset(given)
     if is_url(found.folder):
         remedy = f"Copy it into a folder, remove them there, and {call('copy', overwrite=True)} it back."
         raise InvalidRequest(found.where, "a dataset elsewhere", expected="one in a folder", remedy=remedy)
