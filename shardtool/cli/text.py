@@ -525,9 +525,12 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
             lines += ["", *(f"  {text}" for text in (texts if whole else islice(texts, _SHOWN)))]
         if len(found) > _SHOWN and not whole:
             lines.append(f"  ... and {len(found) - _SHOWN:,} more: -v shows all")
-    total = ", ".join(f"{len(found):,} {name}" for name, (found, _) in kinds.items() if found)
+    totals = [f"{len(found):,} {name}" for name, (found, _) in kinds.items() if found]
+    totals += ["other classes"] * bool(result.classes)
     fields = ", ".join(f"{printable(name)} {count:,}" for name, count in result.fields.items())
-    return "\n".join([*lines, "", f"{total or 'the same'}{f' ({fields})' if fields else ''}, {result.seconds:.1f} s"])
+    lines += [f"\nthe class numbers of {printable(name)} stand for other names" for name in result.classes]
+    total = ", ".join(totals) or "the same"
+    return "\n".join([*lines, "", f"{total}{f' ({fields})' if fields else ''}, {result.seconds:.1f} s"])
 
 
 def removed_text(result: RemoveResult) -> str:

@@ -409,6 +409,7 @@ class DiffResult:
         changed: What both have, with other contents.
         moved: What both have, in another split.
         fields: Field to how many of the changed samples differ in it.
+        classes: Fields whose numbers of classes stand for other names.
         a: What was given.
         b: The same.
         notes: What the user should know.
@@ -421,6 +422,7 @@ class DiffResult:
     changed: Sequence[ChangedSample]
     moved: Sequence[MovedSample]
     fields: Mapping[str, int]
+    classes: tuple[str, ...] = ()
     a: str = ""
     b: str = ""
     notes: tuple[str, ...] = ()
@@ -429,7 +431,7 @@ class DiffResult:
     @property
     def same(self) -> bool:
         """Whether nothing differs."""
-        return not (self.added or self.removed or self.changed or self.moved)
+        return not (self.added or self.removed or self.changed or self.moved or self.classes)
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it."""
@@ -439,6 +441,7 @@ class DiffResult:
             "same": self.same,
             "counts": {name: len(getattr(self, name)) for name in ("added", "removed", "changed", "moved")},
             "fields": dict(self.fields),
+            "classes": list(self.classes),
             "added": list(self.added),
             "removed": list(self.removed),
             "changed": [{"key": one.key, "fields": list(one.fields)} for one in self.changed],

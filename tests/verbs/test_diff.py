@@ -167,3 +167,18 @@ def test_what_is_printed(tmp_path: Path) -> None:
     assert (document["added"], document["changed"]) == (["99"], [{"key": "03", "fields": ["txt"]}])
     assert (typed("diff", one, one).code, typed("diff", one).code) == (0, 2)
     assert json.loads(typed("diff", one, one, "--json").out)["same"] is True
+
+
+def test_class_numbers_that_stand_for_other_names(tmp_path: Path) -> None:
+    """Labels that mean something else are a difference, though their numbers are the same; a new class is none."""
+    for name, folders in {"a": ("cat", "dog"), "b": ("dog", "cat"), "c": ("cat", "dog", "eel")}.items():
+        names = tmp_path / f"{name}.txt"
+        names.write_text("\n".join(folders))
+        rows = pd.DataFrame({"key": ["x", "y"], "t": ["1", "2"], "label": folders[:2]})
+        options = CreateOptions(values={"cls": "label", "txt": "t"}, classes=("cls",), classes_from=names, meta="none")
+        shardtool.create(rows, tmp_path / f"{name}-{{0..}}.tar", options)
+    assert shardtool.diff(tmp_path / "a.json", tmp_path / "c.json", workers=1).same
+    found = shardtool.diff(tmp_path / "a.json", tmp_path / "b.json", workers=1)
+    assert (found.classes, found.same, len(found.changed)) == (("cls",), False, 0)
+    ran = typed("diff", tmp_path / "a.json", tmp_path / "b.json")
+    assert (ran.code, "the class numbers of cls stand for other names" in ran.out) == (3, True)

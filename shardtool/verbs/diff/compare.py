@@ -22,6 +22,8 @@ from shardtool.verbs.verify.source import has_others, listed_again, open_again, 
 from shardtool.wording import option
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset
@@ -45,11 +47,13 @@ class Side:
     Attributes:
         entries: The samples.
         split: The name of each one's split; empty where that is not known.
+        classes: Field to the names of its class numbers.
         source: Where samples come from that are in no shards.
     """
 
     entries: Entries
     split: NDArray[np.object_]
+    classes: Mapping[str, list[str]]
     source: Source | None = None
 
 
@@ -89,7 +93,8 @@ def _of_datasets(datasets: list[StoredDataset], pool: Pool, notes: Notes, *, as_
     listed = list_datasets(given, pool, notes.observer, to_format="tfrecord", as_stored=as_stored)
     notes.add(*listed.notes)
     splits = np.array([one.split for one, _ in listed.stored], np.object_)
-    return Side(listed.entries, splits[listed.entries.known_spans.file])
+    classes = {name: names for one in datasets if one.file for name, names in one.file.classes.items()}
+    return Side(listed.entries, splits[listed.entries.known_spans.file], classes)
 
 
 def with_source(
@@ -126,7 +131,8 @@ def with_source(
             notes.add(f"{one.where}: the list of what was left out cannot be read")
     as_numbers = any(shard.format == "tfrecord" for one in datasets for shard in one.shards)
     left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing), frozenset(keys), as_numbers)
-    return (mine, Side(listed.entries, np.array(wanted or [""], np.object_)[split], source)), left_out
+    splits = np.array(wanted or [""], np.object_)[split]
+    return (mine, Side(listed.entries, splits, listed.entries.values.classes, source)), left_out
 
 
 def _without_appended(side: Side, datasets: list[StoredDataset], notes: Notes) -> Side:
@@ -190,7 +196,13 @@ class Comparison:
             changed=LazyList(len(samples), change),
             moved=LazyList(len(moved), move),
             fields={name: count for name, count in zip(labels, counts, strict=True) if count},
+            classes=tuple(name for name in sorted(a.classes.keys() & b.classes.keys()) if self._renames(name)),
         )
+
+    def _renames(self, name: str) -> bool:
+        """Tell whether a number of a class stands for another name now; names may have come since."""
+        pairs = zip(self._a.classes[name] or (), self._b.classes[name] or (), strict=False)
+        return any(before != now for before, now in pairs)
 
     def _changed_fields(self) -> Rows:
         """Return the ids of fields that differ: the sample of the first side, and the name."""
