@@ -8,11 +8,12 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from array import array
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
@@ -177,85 +178,13 @@ def lines_of(where: str, rows: JsonStream) -> pa.Buffer:
 
 
 ON = "file_name"  # the column that says which image a row is about
+_COLUMNS = {"bbox": "boxes", "category_id": "labels", "area": "areas", "iscrowd": "iscrowd", "caption": "captions"}
 _NEEDED = {"images": ("id", ON), "annotations": ("image_id",), "categories": ("id", "name")}
-_SIDES = 4
-
-
-class _Annotations:
-    """What annotations say, a value each; NaN and -1 stand for nothing.
-
-    Attributes:
-        image: Which image each is of.
-    """
-
-    def __init__(self, where: str) -> None:
-        self._where, self._named = where, set[str]()
-        self.image, self._category = array("q"), array("q")
-        self._boxes, self._areas, self._crowds = array("d"), array("d"), array("d")
-        self._captions: list[str | None] = []
-
-    def add(self, one: dict[str, Any], image: int) -> None:
-        """Note an annotation.
-
-        Raises:
-            InvalidRequest: It is none.
-        """
-        self._named.update(one)
-        box = one.get("bbox")
-        self._captions.append(one.get("caption"))
-        self.image.append(image)
-        try:
-            self._category.append(one.get("category_id", -1))
-            self._boxes.extend([np.nan] * _SIDES if box is None else box)
-            self._areas.append(one.get("area", np.nan))
-            self._crowds.append(one.get("iscrowd", np.nan))
-            right = isinstance(self._captions[-1], str | None) and len(self._boxes) == _SIDES * len(self.image)
-        except (TypeError, OverflowError):
-            right = False
-        if not right:
-            shown = printable(json.dumps({name: one[name] for name in one if name != "segmentation"})[:200])
-            expected = "bbox of four numbers, category_id, area and iscrowd of one, caption of text"
-            raise InvalidRequest(self._where, f"annotation {len(self.image):,}: {shown}", expected=expected)
-
-    def columns(self, categories: dict[int, str]) -> tuple[list[str], dict[str, pa.Array]]:
-        """Return the names of classes, and a column for each thing that any annotation says.
-
-        Raises:
-            InvalidRequest: A category that is not there, or several of one name.
-        """
-        names, labels = self._labels(categories)
-        boxes, starts = np.array(self._boxes, np.float64), np.arange(len(self.image) + 1, dtype=np.int32) * _SIDES
-        unknown = arrow.truths(np.isnan(boxes[::_SIDES]))
-        areas, crowds = (pa.array(np.array(one), from_pandas=True) for one in (self._areas, self._crowds))
-        columns = {
-            "bbox": ("boxes", pa.ListArray.from_arrays(number_array(starts), number_array(boxes), mask=unknown)),
-            "category_id": ("labels", labels),
-            "area": ("areas", areas),
-            "iscrowd": ("iscrowd", crowds.cast(pa.int64())),
-            "caption": ("captions", arrow.texts(self._captions)),
-        }
-        return names, {column: values for name, (column, values) in columns.items() if name in self._named}
-
-    def _labels(self, categories: dict[int, str]) -> tuple[list[str], pa.Array]:
-        try:
-            ordered = sorted(categories)
-            known = np.array(ordered, np.int64)
-        except (TypeError, ValueError, OverflowError):
-            found = f"categories with the ids {listing([*map(repr, categories)])}"
-            raise InvalidRequest(self._where, found, expected="whole numbers") from None
-        names, given = [categories[one] for one in ordered], np.array(self._category, np.int64)
-        if not are_names(names):
-            found = next(
-                (f"called {name!r}" for name in names if names.count(name) > 1), "with names that are no UTF-8"
-            )
-            raise InvalidRequest(self._where, f"categories {found}", expected="a name of its own for each")
-        labels = np.searchsorted(known, given)
-        right = np.append(known, -1)[labels] == given
-        if (bad := np.flatnonzero(~right & (given >= 0))).size:
-            problem = f"annotation {int(bad[0]) + 1:,}: category {int(given[bad[0]])}"
-            expected = f"one of the {len(names):,} that {self._where} lists"
-            raise InvalidRequest(self._where, problem, expected=expected)
-        return names, pa.array(labels, pa.int64(), mask=~right | (given < 0))
+_CHUNK = 2**14  # annotations that are objects at a time
+_SAID = {
+    "bbox": pa.list_(pa.float64(), 4), "category_id": pa.int64(), "area": pa.float64(), "iscrowd": pa.int64(),
+    "caption": pa.string(), "image_id": pa.string(),
+}  # fmt: skip
 
 
 def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, list[str]], tuple[str, ...]]:
@@ -264,40 +193,89 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
     Raises:
         InvalidRequest: The document is something else, or names what it does not have.
     """
-    places, said, seen = dict[object, int](), _Annotations(where), set[str]()
-    images: dict[str, list[Any]] = {name: [] for name in ("id", ON, "width", "height")}
-    categories = dict[int, str]()
+    read = {"images": _images, "annotations": _annotations, "categories": _categories}
+    found: dict[str, Any] = {"categories": {}}
     for name in document.members():
-        seen.add(name)
-        if name not in _NEEDED or document.peek() != "[":
+        if name in read and document.peek() == "[":
+            found[name] = read[name](_objects(where, document, name), where)
+        else:
             document.skip()
-            continue
-        for number, one in enumerate(document.elements(), 1):
-            if not isinstance(one, dict) or not all(isinstance(one.get(part), int | str) for part in _NEEDED[name]):
-                found = f"{name}, element {number:,}: '{printable(document.text()[:80])}'"
-                raise InvalidRequest(where, found, expected=f"an object with {' and '.join(_NEEDED[name])}")
-            if name == "annotations":
-                said.add(one, places.setdefault(one["image_id"], len(places)))
-            elif name == "categories":
-                categories[one["id"]] = str(one["name"])
-            else:
-                for part, values in images.items():
-                    values.append(one.get(part))
     document.end()
-    if not {"images", "annotations"} <= seen:
-        found = f"a JSON object with {listing([*map(repr, sorted(seen))]) or 'nothing'}"
-        raise InvalidRequest(where, found, expected=ROWS_OR_COCO)
-    ids = {one: at for at, one in enumerate(images["id"])}
-    if len(ids) < len(images["id"]):
+    if len(found) < len(read):
+        raise InvalidRequest(where, "a JSON object", expected=ROWS_OR_COCO)
+    images, said = found["images"], found["annotations"]
+    ids = [*map(str, images["id"])]
+    if len({*ids}) < len(ids):
         raise InvalidRequest(where, "images that share an id", expected="an id of its own for each")
-    owner = np.array([ids.get(one, -1) for one in places], np.int64)[np.array(said.image, np.int64)]
+    names, said["category_id"] = _labels(where, found["categories"], said["category_id"])
+    owner = arrow.numbers(pc.fill_null(pc.index_in(said["image_id"], value_set=arrow.texts(ids).cast(pa.string())), -1))
     order = np.argsort(owner, kind="stable")[int(np.count_nonzero(owner < 0)) :]
     ends = np.cumsum(np.bincount(owner[order], minlength=len(ids)))
-    names, columns = said.columns(categories)
     table = {ON: arrow.texts([*map(str, images[ON])]), "coco_id": pa.array(images["id"])}
     table |= {side: pa.array(images[side]) for side in ("width", "height") if any(images[side])}
     offsets, which = number_array(np.concatenate(([0], ends)).astype(np.int32)), number_array(order)
-    table |= {name: pa.ListArray.from_arrays(offsets, values.take(which)) for name, values in columns.items()}
+    for name, column in _COLUMNS.items():
+        if said[name].null_count < len(said[name]):
+            table[column] = pa.ListArray.from_arrays(offsets, said[name].take(which))
     lone = counted(len(owner) - len(order), "annotation")
     notes = (f"{lone} of images that are not in {where}, left out",) if len(order) < len(owner) else ()
     return pa.table(table), {"labels": names} if "labels" in table else {}, notes
+
+
+def _objects(where: str, document: JsonStream, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a list of the document, which must have what makes them useful."""
+    for number, one in enumerate(document.elements(), 1):
+        if not isinstance(one, dict) or not all(isinstance(one.get(part), int | str) for part in _NEEDED[name]):
+            found = f"{name}, element {number:,}: '{printable(document.text()[:80])}'"
+            raise InvalidRequest(where, found, expected=f"an object with {' and '.join(_NEEDED[name])}")
+        yield one
+
+
+def _images(objects: Iterator[dict[str, Any]], _where: str) -> dict[str, list[Any]]:
+    """Return what is read of images, a value each."""
+    images: dict[str, list[Any]] = {name: [] for name in ("id", ON, "width", "height")}
+    for one in objects:
+        for part, values in images.items():
+            values.append(one.get(part))
+    return images
+
+
+def _categories(objects: Iterator[dict[str, Any]], _where: str) -> dict[Any, Any]:
+    """Return the name of each category, by its id."""
+    return {one["id"]: one["name"] for one in objects}
+
+
+def _annotations(objects: Iterator[dict[str, Any]], where: str) -> dict[str, pa.Array]:
+    """Return what annotations say, a value each."""
+    chunks = [pa.array([], pa.struct(_SAID))]
+    while some := [{**one, "image_id": str(one["image_id"])} for one in islice(objects, _CHUNK)]:
+        try:
+            chunks.append(pa.array(some, pa.struct(_SAID)))
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            first = sum(map(len, chunks)) + 1
+            found = f"annotations {first:,} to {first + len(some) - 1:,}: {str(error).splitlines()[0]}"
+            expected = "bbox of four numbers, whole numbers as category_id and iscrowd, area of one, caption of text"
+            raise InvalidRequest(where, found, expected=expected) from None
+    return dict(zip(_SAID, pa.concat_arrays(chunks).flatten(), strict=True))
+
+
+def _labels(where: str, categories: dict[Any, Any], given: pa.Array) -> tuple[list[str], pa.Array]:
+    """Return the names of classes in the order of their categories' ids, and the class of each annotation.
+
+    Raises:
+        InvalidRequest: An annotation's category is not there, or ids or names are none.
+    """
+    if not all(isinstance(one, int) for one in categories):
+        found = f"categories with the ids {listing([*map(repr, categories)])}"
+        raise InvalidRequest(where, found, expected="whole numbers")
+    known = sorted(categories)
+    names = [categories[one] for one in known]
+    if not are_names(names):
+        found = next((f"called {name!r}" for name in names if names.count(name) > 1), "with names that are no text")
+        raise InvalidRequest(where, f"categories {found}", expected="a name of its own for each")
+    labels = pc.index_in(given, value_set=pa.array(known, pa.int64()))
+    bad = arrow.places(pc.and_(pc.is_null(labels), pc.is_valid(given)))
+    if len(bad):
+        problem = f"annotation {int(bad[0]) + 1:,}: category {given[int(bad[0])]}"
+        raise InvalidRequest(where, problem, expected=f"one of the {len(names):,} that {where} lists")
+    return names, labels

@@ -95,7 +95,7 @@ def test_rows_of_an_array(tmp_path: Path) -> None:
         ('[{"a": ' + "[" * 100_000, "lists or objects more than 32 deep"),
         ('[{"a": ' + "9" * 5000 + "}]", "no JSON: exceeds the limit"),
         ('[{"a": 1}, {"a": "x"}]', "column 'a' mixes types: number in 1 row, text in row 2"),
-        ('{"a": [1, 2], "b": {}}', "a JSON object with 'a', 'b'; expected an array of objects, a row each, or COCO"),
+        ('{"a": [1, 2], "b": {}}', "a JSON object; expected an array of objects, a row each, or COCO"),
     ],
 )
 def test_what_is_no_array_of_rows(text: str, said: str, tmp_path: Path) -> None:
@@ -155,10 +155,16 @@ def _with(**part: Any) -> list[dict[str, Any]]:
     ("changes", "said"),
     [
         ({"annotations": _with(category_id=7)}, "annotation 1: category 7; expected one of the 3 that"),
-        ({"annotations": _with(bbox=[1, 2])}, 'annotation 1: {"image_id": 5, "bbox": [1, 2]'),
+        (
+            {"annotations": _with(bbox=[1, 2])},
+            "annotations 1 to 1: Length of item not correct: expected 4 but got array of size 2",
+        ),
         ({"annotations": _with(bbox=["1", 2, 3, 4])}, "expected bbox of four numbers"),
         ({"annotations": _with(caption=3)}, "caption of text"),
-        ({"annotations": _with(category_id="18")}, "expected bbox of four numbers, category_id"),
+        (
+            {"annotations": _with(category_id="18")},
+            "with type str: tried to convert to int64; expected bbox of four numbers",
+        ),
         (
             {"annotations": [{"bbox": [1, 2, 3, 4]}]},
             "annotations, element 1: '{\"bbox\": [1, 2, 3, 4]}'; expected an obj",
