@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardtool.dataset.find import StoredDataset
-    from shardtool.request.results import DiffResult, IndexResult, Observer
+    from shardtool.request.results import IndexResult, Observer
     from shardtool.values import Given
     from shardtool.verbs.inspect.overview import FoundSample
 
@@ -153,8 +153,8 @@ def _terminal(how: Running) -> Terminal:
     return Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress)
 
 
-def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str], *, always: bool = False) -> None:
-    """Have a verb do its work before the user's eyes, and print what came of it.
+def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str], *, always: bool = False) -> Any:
+    """Have a verb do its work before the user's eyes, print what came of it, and return it.
 
     Args:
         work: Gets the observer, and returns what can be printed.
@@ -165,6 +165,7 @@ def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str
     with _terminal(how) as terminal:
         result = work(observer=terminal)
     _print(how, result.to_json, partial(text, result), always=always)
+    return result
 
 
 def _print(how: Output, document: Callable[[], object], text: Callable[[], str], *, always: bool = False) -> None:
@@ -322,14 +323,8 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: Running)
         message = f"{counted(len(names), 'name')}, not A and B: quote patterns, such as 'out-{{000000..}}.tar'."
         raise click.UsageError(message)
     a, b = in_files(names)
-    found: list[DiffResult] = []
-
-    def work(observer: Observer) -> DiffResult:
-        found.append(run(a, b, options=asked(), observer=observer))
-        return found[0]
-
-    _carry_out(work, how, lambda result: diff_text(result, whole=how.verbose), always=True)
-    return 0 if found[0].same else _FOUND
+    found = _carry_out(partial(run, a, b, asked()), how, lambda found: diff_text(found, whole=how.verbose), always=True)
+    return 0 if found.same else _FOUND
 
 
 @verb("DATASET... DEST", CopyOptions)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
@@ -40,7 +40,6 @@ def compared(found: DiffResult) -> tuple[set[str], set[str], dict[str, tuple[str
 
 
 @given(first=_SAMPLES, second=_SAMPLES, ending=st.sampled_from(["tar", "tfrecord"]), bare=st.booleans())
-@settings(max_examples=10)
 def test_what_differs_is_what_differs_in_memory(
     *, first: Samples, second: Samples, ending: str, bare: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
@@ -50,7 +50,6 @@ def grouped(samples: Samples) -> list[list[str]]:
 
 
 @given(samples=_SAMPLES, ending=st.sampled_from(["tar", "tfrecord"]))
-@settings(max_examples=10)
 def test_what_is_the_same_is_what_is_the_same_in_memory(
     samples: Samples, ending: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
