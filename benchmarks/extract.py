@@ -17,7 +17,7 @@ import pandas as pd
 
 from shardtool import create, remove
 
-_SIZE, _ROUNDS, _MILLION = 4000, 5, 10**6
+_SIZE, _ROUNDS, _MILLION = 4000, 3, 10**6
 
 
 def _tree(root: Path, count: int) -> None:
@@ -61,7 +61,13 @@ def _extract(root: Path, count: int) -> None:
 
 def _remove(root: Path) -> None:
     keys = [f"{number:07}" for number in range(_MILLION)]
-    made = create(pd.DataFrame({"key": keys, "text": keys}), root / "m-{000..}.tar", values=["txt=text"], meta="none")
+    made = create(
+        pd.DataFrame({"key": keys, "text": keys}),
+        root / "m-{000..}.tar",
+        values=["txt=text"],
+        meta="none",
+        max_size="10MB",
+    )
     begun = time.monotonic()
     (done,) = remove(made.dataset_file, keys_from=[keys[5], keys[500_000], keys[-1]]).datasets
     took = time.monotonic() - begun

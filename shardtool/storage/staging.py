@@ -593,6 +593,16 @@ _LEADS_OUT = re.compile(rb"(?:^|[/\0])\.{0,2}(?:[/\0]|$)")  # a part that is emp
 IfThere = Literal["error", "overwrite", "keep", "finish"]
 
 
+def are_plain(paths: bytes, longest: int) -> bool:
+    """Tell whether `path_problem` finds nothing in any of many paths, with a NUL between each; False: it may.
+
+    Args:
+        paths: The paths.
+        longest: Bytes of the longest of them.
+    """
+    return longest <= _NAME_LIMIT and not _LEADS_OUT.search(paths)
+
+
 def path_problem(path: bytes) -> str:
     """Return what keeps a path from naming a file below a folder; empty: nothing."""
     if _LEADS_OUT.search(path) or b"\0" in path:
@@ -638,7 +648,7 @@ class Tree:
             OutputFailed: It cannot be written.
             InvalidRequest: The path is none below the folder.
         """
-        if problem := path_problem(path):
+        if (b"\0" in path or not are_plain(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)
         folder, _, name = path.rpartition(b"/")
         try:

@@ -28,7 +28,7 @@ from shardtool.request.calls import by_names
 from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult, Notes, Observer
 from shardtool.request.settings import given_options
-from shardtool.storage.staging import Folder, Tree, local_folder, path_problem
+from shardtool.storage.staging import Folder, Tree, are_plain, local_folder, path_problem
 from shardtool.values import counted, source_text, to_text
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask
@@ -169,7 +169,7 @@ def check_names(names: Names, *, folded: bool = False) -> None:
     from shardtool.names import Names
     from shardtool.table.columns import hashes
 
-    for _, some in names.chunks():
+    for _, some in names.chunks() if not are_plain(names.data[:-1], int(names.lengths().max())) else ():
         for name in some:
             if problem := path_problem(name):
                 remedy = f"Nothing was written. {option('where')} can leave that sample out."
