@@ -50,7 +50,7 @@ class Twins:
             first; groups in the order of their first ones.
         sizes: Bytes of what each sample of a group holds.
         fields: The fields that samples hold.
-        differ: Sample to the labels and other fields in which it differs from the first one of its group.
+        differ: Sample to the labels and other fields that the first one of its group has with other values.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -146,7 +146,7 @@ def _groups(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[np.uint8])
 def _differing(
     entries: Entries, groups: list[tuple[int, ...]], held: Rows, source: Source | None, pool: Pool
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield samples that differ from the first one of their group in more than JSON, and the names of what does."""
+    """Yield samples that have other values than the first one of their group, but for JSON, and the names of these."""
     samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
     if not len(samples):
         return
@@ -161,12 +161,13 @@ def _differing(
     for name in filter(is_label, table.column_names):
         values = table.column(name).take(number_array(samples)).to_pylist()
         for sample, value in zip(samples.tolist(), values, strict=True):
-            said[sample].setdefault(name, value)
+            if value is not None:
+                said[sample].setdefault(name, value)
     for group in groups:
         first = said[group[0]]
         for sample in group[1:]:
             here = said[sample]
-            unlike = sorted(name for name in {*first, *here} if first.get(name) != here.get(name))
+            unlike = sorted(name for name in first.keys() & here.keys() if first[name] != here[name])
             if unlike:
                 yield sample, tuple(unlike)
 
