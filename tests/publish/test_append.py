@@ -38,6 +38,7 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
+from shardtool.entries.entries import FieldValues
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import export_notes, exports_beside
@@ -801,8 +802,11 @@ def _begun(patterns: list[str], keys: list[bytes], made: RunRecord) -> list[Dest
         parsed = parse_pattern(pattern)
         there = look(Destination(open_folder(parsed.folder), parsed, "append-resume"))
         outputs.append(Output("", there, np.array(which)))
-    entries = SimpleNamespace(keys=Names.of(keys))
-    run: Any = SimpleNamespace(outputs=outputs, entries=entries, makes_keys=False, record=lambda _: made)
+    entries = SimpleNamespace(keys=Names.of(keys), values=FieldValues(), metadata=None)
+    options = CreateOptions()
+    run: Any = SimpleNamespace(
+        outputs=outputs, entries=entries, options=options, makes_keys=False, record=lambda _: made
+    )
     begin_append(run)
     return [output.destination for output in outputs]
 

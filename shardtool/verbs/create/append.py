@@ -140,10 +140,10 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
             remedy = f"{option('classes', (name,))} numbers them, {option('classes_from')} as the dataset file says."
             raise InvalidRequest(f"field {name}", "texts in the new samples", expected=expected, remedy=remedy)
     joined_classes(old.classes, values.classes)
-    _joined_schema(old.schema, {} if metadata is None else _types_in_parquet(metadata))
     if old.format == "tfrecord":
         kinds: dict[str, Kind] = {**values.numbers, **values.lists}
         _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
+    _joined_schema(old.schema, {} if metadata is None else _types_in_parquet(metadata))
 
 
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
