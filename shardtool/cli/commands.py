@@ -63,7 +63,7 @@ def create(names: tuple[str, ...], asked: Callable[[], CreateOptions], how: DryR
 
     SOURCE is a folder: files that share a key are one sample, cat/0001.jpg + cat/0001.json are the fields jpg
     and json of the sample cat/0001. Or several folders, a zip, or a tar. Or a table, a row for each sample: CSV, TSV,
-    JSON lines, Parquet, Feather, or - for paths on standard input.
+    JSON, Parquet, Feather, or - for paths on standard input.
 
     OUTPUT is a pattern; quote it. Its ending picks the format: .tar (WebDataset) or .tfrecord.
 

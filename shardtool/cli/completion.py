@@ -166,10 +166,10 @@ def _columns_of(path: str) -> Iterable[str]:
     if ours := _document(path):
         columns = [one for one in ours.get("schema", ()) if not one.startswith("__")]
         return [*columns, *ours.get("classes", ())]
-    from shardtool.table.kinds import JSON_LINES, table_ending
+    from shardtool.table.kinds import JSON, JSON_LINES, table_ending
 
     ending = table_ending(path)
-    if not ending or not is_file(path) or (ending in JSON_LINES and (places.plain_size(path) or 0) > _LARGEST):
+    if not ending or not is_file(path) or (ending in (*JSON_LINES, JSON) and (places.plain_size(path) or 0) > _LARGEST):
         return ()
     from shardtool.table.open import open_table
 
