@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +21,7 @@ from shardtool import (
     verify,
 )
 from shardtool.entries import arrow
+from shardtool.select.query import matching
 from tests.helpers import members, shards, sidecar, write_tree
 
 if TYPE_CHECKING:
@@ -134,6 +136,24 @@ def test_queries_of_labels_that_make_no_sense(query: str, said: str, source: Pat
         _reshard(whole, tmp_path / "b", where=query)
     with pytest.raises(InvalidRequest, match=said):
         shardtool.open(whole).where(query)
+
+
+def test_numbers_that_are_of_no_class_are_compared_with_no_name() -> None:
+    """Where a file has other numbers than those of classes, a name is none of them: not even the wrong one."""
+    table = pa.table({"cls": [0, 7, None]})
+    assert matching(table, "cls != 7", {"cls": ("a", "b")}).tolist() == [0, 2]
+    with pytest.raises(InvalidRequest, match="cls: numbers that are of no class; expected numbers of 2 classes"):
+        matching(table, "cls == 'a'", {"cls": ("a", "b")})
+
+
+@pytest.mark.parametrize("name", ["../up", ".hidden", "a/b"])
+def test_names_of_classes_name_no_place(name: str, tmp_path: Path) -> None:
+    """A dataset of others may call its classes anything; a split, and so a file, is not called so."""
+    table = pd.DataFrame({"key": ["a", "b"], "kind": [name, "x"]})
+    whole = _create(table, tmp_path / "in", values={"cls": "kind"}, classes=("cls",))
+    with pytest.raises(InvalidRequest, match="split"):
+        reshard(whole, tmp_path / "o" / "{split}-{0..}.tar", ReshardOptions(workers=1, split_column="cls"))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "in") in ([], ["o"])
 
 
 # Manifests.

@@ -375,3 +375,20 @@ def test_names_that_are_no_text(place: Path) -> None:
     _run(place / "x.tfrecord", place / "out")
     assert _read(place / "out") == {"k": {"%FF": (INT64, [1, 2]), "a": (INT64, [3, 4])}}
     _is_sound(place / "out")
+
+
+def test_lists_are_not_changed_on_the_way(tmp_path: Path) -> None:
+    """A function has no form for a list of values: they are left out first, or the run is refused."""
+    boxes = (INT64, _inside(INT64, [1, 2]))
+    _write(
+        tmp_path / "in" / "a.tfrecord",
+        [(f"{at}", {"box": boxes, "txt": (BYTES, _inside(BYTES, [b"x"]))}) for at in "ab"],
+    )
+    asked: dict[str, Any] = {"workers": 1, "map": "tests.mapped:doubled"}
+    with pytest.raises(
+        InvalidRequest,
+        match=r"map: lists of values: box; expected single ones\. Leave them out with drop_fields=\('box',\)",
+    ):
+        reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(**asked))
+    made = reshard(tmp_path / "in", tmp_path / "o-{0..}.tfrecord", ReshardOptions(drop_fields=("box",), **asked))
+    assert made.samples == 4

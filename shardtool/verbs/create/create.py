@@ -382,7 +382,7 @@ def reshard(
 def reshard_dry_run(
     datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
 ) -> DryRun:
-    """Return what `reshard` would write, to the byte; write nothing.
+    """Return what `reshard` would write, to the byte unless samples are changed on the way; write nothing.
 
     Raises:
         InvalidRequest: The request makes no sense.
