@@ -82,7 +82,7 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
     "a member of a zip": (f"{ZIP_READ_MOST_A_BYTE:,}", f"{ZIP_READ_SLACK // _KB} KiB"),
     "an image that a reader": (f"{image.MAX_PIXELS // 10**6} million", f"{image.MAX_BYTES // _GB} GiB"),
     "the file of": (f"{worker.IMAGE_LIMIT // 10**6} MB",),
-    "JSON that": (f"{worker.JSON_LIMIT // 10**6} MB",),
+    "JSON that `verify": (f"{worker.JSON_LIMIT // 10**6} MB",),
     "an image that `create`": (f"{image.MAX_PIXELS // 10**6} million",),
     "what `inspect`": (f"{payload.IMAGE_LIMIT // _MB} MiB", f"{payload.TEXT_LIMIT // _MB} MiB",
                        f"{payload.MOST_LEVELS} levels"),
