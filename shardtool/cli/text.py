@@ -142,7 +142,7 @@ def _head(summary: Summary, room: int) -> list[str]:
     if summary.made:
         rows += _made(RunRecord(summary.made))
     if summary.skipped:
-        rows.append(("left out", f"{summary.skipped:,} when it was made, listed in {summary.name}.skipped"))
+        rows.append(("left out", f"{summary.skipped:,}, listed in {summary.name}.skipped"))
     if partial:
         looked = _held(summary.looked.samples, summary.looked.shards)
         rows.append(("looked at", f"{looked}: what follows is about these (--full reads all)"))

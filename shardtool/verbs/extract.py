@@ -122,8 +122,8 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
     from shardtool.source.selecting import places_of_keys, take_some
     from shardtool.source.shards import ShardSource
 
-    fields = options.fields or (f"-{_LABEL}" if all(map(_labels_folders, datasets)) else ())
-    asked = ReshardOptions(where=options.where, fields=fields)
+    made = not options.fields and all(map(_labels_folders, datasets))  # `create` makes them, and their column, again
+    asked = ReshardOptions(where=options.where, fields=f"-{_LABEL}" if made else options.fields)
     source = ShardSource([one.given for one in datasets], asked, "tar")
     listed = source.list_samples(pool, notes.observer)
     if options.keys_from is not None:
@@ -131,6 +131,9 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
         listed = take_some(listed, places, option("keys_from"), "no sample")
     where = [to_text(one.path) for one in listed.entries.known_spans.files]
     resolve_duplicates(listed.entries, "error", where, where=listed.name)
+    metadata = listed.entries.metadata
+    if made and metadata is not None and _LABEL in metadata.column_names:
+        listed = replace(listed, entries=replace(listed.entries, metadata=metadata.drop_columns([_LABEL])))
     return listed
 
 

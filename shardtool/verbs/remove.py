@@ -139,7 +139,7 @@ def _opened(folder: Folder, base: str) -> Removal:
 
     Raises:
         InvalidRequest: Its shards lie in another folder.
-        OutputExists: There are files that are no part of it, and may hold the samples, too.
+        OutputExists: A file of it is a link, or there are others that are no part of it, and may hold the samples, too.
         CorruptShard: Its dataset file is damaged.
     """
     from shardtool.dataset.find import open_dataset, recorded_pattern
@@ -157,6 +157,11 @@ def _opened(folder: Folder, base: str) -> Removal:
     pattern = replace(recorded_pattern(file) or parse_pattern(names), folder=folder.path)
     there = folder.names()
     own = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, local_name(file.name) + ".skipped"}
+    for name in sorted(own):
+        if os.path.islink(link := folder.full_path(name)):
+            raise OutputExists(
+                link, "a symbolic link, to a file that would keep the samples", expected="the file itself"
+            )
     others = [name for name in there if pattern.owns(name) and name not in own]
     others += [name for name in there if name.startswith(f".{base}.before-repair")]
     if others:

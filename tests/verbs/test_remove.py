@@ -121,7 +121,11 @@ def test_what_is_no_part_of_the_dataset_is_found(source: Path) -> None:
     (dataset.parent / ".out-001.tar.part").write_bytes(_bytes(_KEYS[0]))
     shutil.copy(dataset.parent / "out-000.tar", dataset.parent / "out-009.tar")
     assert typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'").code == 5
-    (dataset.parent / "out-009.tar").unlink()
+    (dataset.parent / "out-009.tar").rename(source.parent / "moved.tar")
+    (dataset.parent / "out-002.tar").rename(source.parent / "stored.tar")
+    (dataset.parent / "out-002.tar").symlink_to(source.parent / "stored.tar")
+    assert typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'").code == 5
+    (source.parent / "stored.tar").rename(dataset.parent / "out-002.tar")
     assert typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'").code == 0
     assert _traces(dataset.parent, [_KEYS[0]]) == []
 
