@@ -176,13 +176,15 @@ def with_columns(
     Raises:
         InvalidRequest: The samples have a column of that name, and another type.
     """
-    had = set() if entries.metadata is None else {*entries.metadata.column_names}
+    had, notes = entries.metadata, []
     matched = counted(int(np.count_nonzero(found >= 0)), "sample")
-    notes = tuple(f"column {name!r} replaced for {matched}" for name in columns if name in had)
     for name in [*columns]:
-        entries = replace(entries, metadata=_with_column(source, entries.metadata, name, columns.pop(name), found))
+        table = _with_column(source, entries.metadata, name, columns.pop(name), found)
+        if had is not None and name in had.column_names and not table[name].equals(had[name]):
+            notes.append(f"column {name!r} replaced for {matched}")
+        entries = replace(entries, metadata=table)
     pa.default_memory_pool().release_unused()
-    return entries, notes
+    return entries, tuple(notes)
 
 
 def _places_by_path(entries: Entries, rows: Names, where: str) -> NDArray[np.int64]:
