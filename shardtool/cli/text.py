@@ -279,12 +279,18 @@ def _columns(summary: Summary, room: int) -> list[str]:
             one.type.partition("<")[0],
             f"{one.filled:,}",
             "-" if one.distinct is None else f"{one.distinct:,}",
-            _column(one),
+            "numbers of the classes above" if _is_of_classes(summary, name) else _column(one),
         )
         for name, one in summary.columns.items()
     ]
     lines = table(("metadata", "type", "filled", "values", ""), rows[:_FIELDS], "llrrl")
     return [fit(line, room) for line in lines] if rows else []
+
+
+def _is_of_classes(summary: Summary, name: str) -> bool:
+    """Tell whether a column has the numbers of a field's labels, of which a mean says nothing."""
+    label = summary.labels.get(name)
+    return label is not None and label.source == "field" and any(one.number is not None for one in label.values)
 
 
 def _column(one: ColumnSummary) -> str:
