@@ -141,6 +141,9 @@ def test_what_cannot_be_compared_with_a_source(tmp_path: Path) -> None:
         shardtool.diff([tmp_path / "a.json", tmp_path / "b.json"], source)
     with pytest.raises(InvalidRequest, match="no such file or folder"):
         shardtool.diff(tmp_path / "a.json", tmp_path / "nowhere")
+    shardtool.reshard(tmp_path / "a.json", tmp_path / "c-{0..}.tar", workers=1)
+    with pytest.raises(InvalidRequest, match=r"c\.json was made by reshard a; B is that source"):
+        shardtool.diff(tmp_path / "c.json", source)
 
 
 def test_appended_samples_are_not_those_of_the_first_source(tmp_path: Path) -> None:

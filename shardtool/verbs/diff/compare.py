@@ -116,7 +116,12 @@ def with_source(
         raise InvalidRequest(datasets[0].where, found, expected="samples as they are in their source")
     patterns = [(recorded_pattern(one.file) if one.file else None, one.folder) for one in datasets]
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
-    source = open_again(run, given, outputs)
+    try:
+        source = open_again(run, given, outputs)
+    except InvalidRequest as error:  # of options that nobody has typed
+        made = f"{datasets[0].where} was made by {run.verb} {files[0].made.source}; " if files else ""
+        error.remedy = f"{made}B is that source as it is now, or another dataset."
+        raise
     mine = _without_appended(_of_datasets(datasets, pool, notes, as_stored=True), datasets, notes)
     wanted = [file.made.split for file in files]
     listed, split = listed_again(run, source, wanted, pool, notes.observer, lambda: mine.entries.keys)
