@@ -93,7 +93,7 @@ def test_every_option_is_decided() -> None:
     known = {name for kind in (CreateOptions, ReshardOptions) for name in facts(kind)} - families
     assert known > TAKEN_AGAIN
     assert known - TAKEN_AGAIN == {
-        "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export", "join",
+        "workers", "start_method", "if_exists", "on_error", "root", "allow_outside", "stat", "export", "join", "add",
         "method", "memory", "temp_dir", "map", "classes_from", "trust", "max_removed", "target", "part",
         "connections", "per_host", "timeout", "max_time", "retries", "allow_private", "user_agent", "max_failed",
         "retry_failed", "plan", "plan_only", "executor", "address",
