@@ -70,7 +70,7 @@ def test_plain_runs_import_nothing_slow(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_there_when_workers_are_forked() -> None:
     """What a verb's module imports is in each of its workers: no NumPy, no pyarrow; and no client of servers."""
-    verbs = ("create.create", "index.index", "verify.verify", "copy")
+    verbs = ("create.create", "index.index", "verify.verify", "copy", "extract", "remove")
     code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sorted(sys.modules))"
     for module, heavy in [
         *((f"shardtool.verbs.{verb}", _READERS) for verb in verbs),
