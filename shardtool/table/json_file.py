@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _BLOCK = 2**20  # bytes at a time
 _WHITE = re.compile(r"[ \t\r\n]*")
 _WORD = 16  # characters that a number, a word or an escape at the end of what was read may lack
+_GOES_ON = ("", ".", "e", "E")  # what may stand behind the start of a number
 _DECODER = json.JSONDecoder()
 ROWS_OR_COCO = "an array of objects, a row each, or COCO's images and annotations"
 
@@ -74,7 +75,8 @@ class JsonStream:
             except ValueError as error:  # a number of thousands of digits
                 raise self._problem(str(error), self._at) from None
             else:
-                if end < len(self._text) or not self._fill():  # a number may go on
+                is_cut = self._text[end : end + 1] in _GOES_ON and end + _WORD > len(self._text)
+                if not is_cut or not self._fill():
                     self._start, self._at = self._at, end
                     return found
 
