@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -613,6 +614,8 @@ class ReshardOptions(SelectingOptions):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        if isinstance(self.add, str | os.PathLike):  # one dataset is a path, as elsewhere
+            object.__setattr__(self, "add", (os.fspath(self.add),))
         SelectingOptions.__post_init__(self)
         self.check_joined_form()
         if (memory := parse_size(self.memory)) < _LEAST_MEMORY:

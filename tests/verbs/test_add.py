@@ -100,7 +100,7 @@ def test_fields_of_one_name(apart: tuple[Path, Path], tmp_path: Path) -> None:
     other = _create(tmp_path, "other", {f"{'ab'[at % 2]}/{at}.txt": b"new" for at in range(6)})
     with pytest.raises(InvalidRequest, match=r"'txt' in out, too; expected fields that the samples lack"):
         _reshard(first, tmp_path / "x", add=(str(other),))
-    made = _reshard(first, tmp_path / "o", add=(str(other),), fields="-txt")
+    made = _reshard(first, tmp_path / "o", add=other, fields="-txt")
     assert {sample["txt"] for sample in shardtool.open(made.dataset_file)} == {b"new"}
     made = _reshard(first, tmp_path / "p", add=(str(other), str(second)), fields={"txt": "old"}, on_error="skip")
     assert {*shardtool.open(made.dataset_file).fields} == {"cls", "n", "npy", "old", "txt"}
