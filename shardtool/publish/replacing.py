@@ -3,7 +3,8 @@
 All that is new is staged beside what is there. Then a plan appears, `.out.replacing`, which is the new dataset file
 under another name: from here on the new dataset counts. The old dataset file goes, staged files get their names, the
 new dataset file comes last, and the plan goes. A run that is killed before the plan is there has changed nothing; after
-it, `finish` ends the work with what the plan says and what is staged. Until then nobody else gets the dataset's lock.
+it, `finish` ends the work with what the plan says and what is staged. Until then nobody else gets the dataset's lock
+(docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
