@@ -81,10 +81,7 @@ clean:  ## remove all that is made here, the environments too
 	.venv-docs/bin/python $(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
-.venv/.reference: .venv/.dev  ## write docs/reference.md and the man page from the options
-	.venv/bin/python -m tests.reference
-
-bench: .venv/.installed
+.venv/.bench: .venv/.installed
 	.venv/bin/python $(PIP_INSTALL) numpy pillow
 	@touch $@
 
