@@ -503,13 +503,9 @@ class Exporter:
         name: The name of its dataset file.
         wanted: What to make.
         notes: Gets notes that it does not have yet, and its observer the progress.
-        advises: Whether to note what the new files make of the folder for Hugging Face.
     """
 
-    def __init__(
-        self, folder: OutputFolder, name: str, wanted: Mapping[str, Export], notes: Notes, *, advises: bool = True
-    ) -> None:
-        self._advises = advises
+    def __init__(self, folder: OutputFolder, name: str, wanted: Mapping[str, Export], notes: Notes) -> None:
         self.folder, self.name, self.wanted, self.observer = folder, name, wanted, notes.observer
         self._note = notes.add_new
 
@@ -555,8 +551,6 @@ class Exporter:
                 stack.enter_context(target.lock(_FOLDER_LOCK))
             shared = self._of_folder(dataset, target)
             names += [path for path, *_ in shared]
-            if own and self._advises and not readmes:
-                self._note_folder(names)
             box = Outbox(target, names, overwrite=overwrite)
             stack.callback(box.discard)
             for shard in self._indexed(dataset, pool):
@@ -591,13 +585,6 @@ class Exporter:
                 self._note(f"{name}: {export.note}")
             if export.once and (target != self.folder or dataset.shards_folder):
                 self._note(f"{name}: {export.reader} looks for the shards beside these files")
-
-    def _note_folder(self, names: list[str]) -> None:
-        """Say what the new files make of the folder for `load_dataset`."""
-        there = {*map(output_text, self.folder.names())}
-        after = there.union(map(output_text, names))
-        if not has_own_readme(self.folder) and not indexes.misreading(there) and (wrong := indexes.misreading(after)):
-            self._note(f"Hugging Face load_dataset(folder) {wrong}: {indexes.cure()}")
 
     def _indexed(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[indexes.IndexedShard]:
         """Yield each shard with its index; where hashes are wanted, with these, as they come."""

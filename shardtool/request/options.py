@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -110,6 +110,18 @@ class WorkerOptions(Settings):
     )  # fmt: skip
 
 
+def readers_of(asked: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
+    """Return the readers that notes are about: those asked for, or the one that the closing lines name, and of exports.
+
+    Args:
+        asked: Those that `target` names.
+        exports: The indexes that are written, each called by its reader: `dali-webdataset`.
+    """
+    exported = {name.partition("-")[0] for name in exports}
+    named = asked or ("webdataset",)
+    return tuple(one for one in get_args(Target) if one in named or one in exported)
+
+
 @described
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions(WorkerOptions):
@@ -167,8 +179,9 @@ class OutputOptions(WorkerOptions):
         False, "Make names safe for every reader; the sidecars keep the originals.", section="fields"
     )
     target: tuple[Target, ...] | list[Target] = setting(
-        (), "Readers that the notes are about: webdataset,dali.", section="output", typed="for", old="target",
-        metavar="READERS", shown=",".join(get_args(Target)), commas=True, recorded=False,
+        (), "Readers whose mistakes are worth a note: " + ", ".join(get_args(Target)) + ".", section="output",
+        typed="for", old="target", metavar="READERS", shown="webdataset, and those of exports", commas=True,
+        recorded=False,
     )  # fmt: skip
     export: Texts = setting((), "Tool whose index is written, too.", section="output", metavar="TOOL", recorded=False)
     on_error: OnError = setting(
@@ -241,7 +254,7 @@ class OutputOptions(WorkerOptions):
     @property
     def readers(self) -> tuple[str, ...]:
         """The readers that notes are about."""
-        return (*self.target,) or get_args(Target)
+        return readers_of(self.target, self.export)
 
     def recorded(self) -> dict[str, object]:
         """Return the options that decide the dataset's bytes, where they differ from the default."""

@@ -56,7 +56,7 @@ from shardtool.values import INLINE, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -381,13 +381,13 @@ def set_fields(
     """
     check_fields(option("values"), [name for name, _ in fields])
     check_labels(classes, fields)
-    made, notes = [], []
+    made, notes = [], list[str]()
     for name, column in fields:
         had = _samples_with(entries, name)
         called = names.get(column)
         own = Classes("", {} if called is None else {name: recorded(called)}, grows=True)
         made.append(_field(entries, (name, column), had, (known or own) if name in classes else None, called))
-        notes.append(_note(made[-1], column, int(np.count_nonzero(had))))
+        notes += _notes_of(made[-1], column, int(np.count_nonzero(had)))
     return with_fields(entries, made), tuple(notes)
 
 
@@ -458,12 +458,13 @@ def _samples_with(entries: Entries, name: str) -> NDArray[np.bool_]:
     return found
 
 
-def _note(field: Field, column: str, had: int) -> str:
-    """Return what people should know of a field that `had` samples had before."""
+def _notes_of(field: Field, column: str, had: int) -> Iterator[str]:
+    """Yield what people should know of a field that `had` samples had before; one that is only added was asked for."""
     kept = int(np.count_nonzero(~field.given))
     done = [f"replaced in {counted(had - kept, 'sample')}"] if had > kept else []
     if len(field.given) > had:
         done.append(f"added to {counted(len(field.given) - had, 'sample')}")
     if kept:
         done.append(f"kept in {counted(kept, 'sample')} where that is null")
-    return f"field {field.name!r} of column {column!r}: {', '.join(done)}"
+    if had or kept:
+        yield f"field {field.name!r} of column {column!r}: {', '.join(done)}"

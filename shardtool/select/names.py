@@ -39,7 +39,7 @@ from shardtool.values import (
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -329,6 +329,7 @@ def check_case(entries: Entries) -> None:
 
 
 _HASHES = 2**64
+_FAR = 4  # a share that is off by more than this part of itself is worth a note
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
 
 
@@ -350,6 +351,14 @@ def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
     """
     last = np.uint64(math.ceil(_share(share) * _HASHES) - 1)
     return np.flatnonzero(keys.hashes() <= last)
+
+
+def far_notes(taken: int, total: int, share: float | str) -> Iterator[str]:
+    """Yield that the hashes of few keys took far more, or far fewer, than the share of all samples."""
+    wanted = _share(share) * total
+    if abs(taken - wanted) * _FAR > wanted:
+        found = f"{option('sample', share)} takes {taken:,} of {counted(total, 'sample')}"
+        yield f"{found}: a hash of each key decides, and few keys fall unevenly ({option('head')} takes a number)"
 
 
 def _share(share: float | str) -> Fraction:

@@ -31,7 +31,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
-from shardtool.select.names import find_groups, grouped, sample_by_key
+from shardtool.select.names import far_notes, find_groups, grouped, sample_by_key
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.scan import ALWAYS, ListedTask, stat_listed
@@ -367,6 +367,8 @@ class ManifestSource(Source):
         if not len(samples):
             found = f"none of {len(keys):,} samples falls into {options.sample}"
             raise InvalidRequest(option("sample"), found, expected="one sample or more")
+        if options.sample is not None:
+            self.notes += far_notes(len(samples), len(keys), options.sample)
         samples = samples[: options.head]
         rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_part, samples))
         self.keep(rows)
@@ -626,13 +628,12 @@ def meta_clash() -> str:
 
 
 def _note(roles: Roles, options: CreateOptions) -> None:
-    """Add to the notes what no column was found for."""
-    if not roles.paths() and not roles.binary and not roles.urls:
+    """Add to the notes what no column was found for, and nothing that was asked for says what becomes of that."""
+    if not roles.paths() and not roles.binary and not roles.urls and not roles.values:
         other = f"{option('path', 'COLUMN')} names one"
         roles.notes.append(f"no column of files: samples hold the table's values alone ({other})")
-    if roles.key is None and options.key is None and (roles.paths() or not roles.binary):
-        where = "the paths without their endings" if roles.paths() else "the numbers of the rows"
-        roles.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
+    if roles.key is None and options.key is None and not roles.paths() and not roles.binary:
+        roles.notes.append(f"keys: the numbers of the rows ({option('key', 'COLUMN')} names a column)")
     if roles.meta and options.meta == "all":
         roles.notes.append(f"columns in the field {META}: {listing([*roles.meta], 8)} ({option('meta')} chooses)")
 
@@ -647,7 +648,7 @@ def _usual(
     """Return the column with the first of some names, in any case; None where there is none that is free."""
     lower = {column.casefold(): column for column in reversed(columns) if column not in taken}
     found = next((lower[name] for name in names if name in lower), None)
-    if found is not None:
+    if found is not None and found.casefold() != role:
         notes.append(f"{role} column: {found} ({option(role)} names another)")
     return found
 

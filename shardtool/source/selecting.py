@@ -154,10 +154,13 @@ def sampled(listed: Listing, options: SelectingOptions) -> Listing:
     """
     if options.sample is None:
         return listed
-    from shardtool.select.names import sample_by_key
+    from shardtool.select.names import far_notes, sample_by_key
 
-    none = f"none of {len(listed.entries):,} samples falls into {options.sample}"
-    return take_some(listed, sample_by_key(listed.entries.keys, options.sample), option("sample"), none)
+    total = len(listed.entries)
+    none = f"none of {total:,} samples falls into {options.sample}"
+    chosen = sample_by_key(listed.entries.keys, options.sample)
+    found = take_some(listed, chosen, option("sample"), none)
+    return replace(found, notes=(*found.notes, *far_notes(len(chosen), total, options.sample)))
 
 
 def first_of(listed: Listing, options: SelectingOptions) -> Listing:

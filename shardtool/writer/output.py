@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from shardtool.plan.plan import count_rounded
 from shardtool.publish.publisher import Destination, Publisher, check_old, clean, look
 from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
 from shardtool.publish.records import find_parts as find_records
-from shardtool.request.options import CreateOptions
+from shardtool.request.options import CreateOptions, readers_of
 from shardtool.request.results import IndexResult, Observer, RunRecord
 from shardtool.request.settings import Settings, check_names, described, like, setting
 from shardtool.storage.folders import open_folder
@@ -108,7 +108,7 @@ class WriterOptions(Settings):
     @property
     def readers(self) -> tuple[str, ...]:
         """The readers that notes are about."""
-        return self.target or get_args(Target)
+        return readers_of(self.target)
 
 
 def options_of(given: Keywords) -> WriterOptions:

@@ -117,6 +117,8 @@ def test_success(made: Path, tmp_path: Path) -> None:
     assert (ran.code, told["shards"], told["samples"], told["kept"]) == (0, 3, 12, 0)
     source = json.loads((made / "in" / "out.json").read_bytes())["shardtool"]
     assert told["fingerprint"] == source["fingerprint"]
+    assert ran.err == ""
+    ran = typed(*words, "--overwrite", "--verbose", cwd=made)
     assert "first pass of two" in ran.err
 
 

@@ -6,7 +6,7 @@ import socket
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 from urllib.parse import unquote_to_bytes
 
 import pyarrow.parquet as pq
@@ -18,7 +18,7 @@ from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_r
 from shardtool.source import scan as scan_module
 from shardtool.source.folder_samples import collect
 from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
-from shardtool.values import to_bytes
+from shardtool.values import Target, to_bytes
 from tests.helpers import members, read_tree, shards, write_tree
 
 if TYPE_CHECKING:
@@ -457,7 +457,7 @@ def test_huge_files_are_planned_to_the_byte(tmp_path: Path) -> None:
     """A file of 9 GiB is planned with the pax header that it needs, and the reader that cannot take it is named."""
     root = write_tree(tmp_path / "s", {"a/0.bin": b"", "a/1.bin": b""})
     os.truncate(root / "a" / "0.bin", 9 * 2**30)
-    plan = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, max_size="10GiB"))
+    plan = dry_run(root, str(tmp_path / PATTERN), CreateOptions(workers=1, max_size="10GiB", target=("wids",)))
     assert [shard.size for shard in plan.shards] == [3 * 512 + 9 * 2**30 + 512 + 1024]
     assert any("8 GiB" in note and "wids" in note for note in plan.notes)
 
@@ -483,9 +483,10 @@ def test_readers_that_would_misread_are_named(tmp_path: Path) -> None:
     """Before it writes, `create` says which readers would get which names wrong, with a count and an example."""
     files = {"a/x y.jpg": b"", "a/__m.jpg": b"", "n" * 110 + ".jpg": b"", "a/up.JPG": b"", "b/only.txt": b""}
     files |= {f"b/{at}.{field}": b"" for at in range(9) for field in ("jpg", "txt")}
-    plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=1))
+    every = get_args(Target)
+    plan = dry_run(write_tree(tmp_path / "s", files), str(tmp_path / PATTERN), CreateOptions(workers=1, target=every))
     mendable = ("white space", "two underscores", "over 100 bytes", "upper case")
     for what in (*mendable, "fields that not all samples have", "takes out.json for the data"):
         assert sum(what in note for note in plan.notes) == 1, what
-    safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True))
+    safe = dry_run(tmp_path / "s", str(tmp_path / PATTERN), CreateOptions(workers=1, portable=True, target=every))
     assert not any(what in note for note in safe.notes for what in mendable)

@@ -279,8 +279,7 @@ def _export(run: Run) -> None:
     for output in run.outputs if run.exports or run.appends else ():
         folder, name = output.destination.folder, output.pattern.dataset_file
         if run.exports:
-            advises = "huggingface" in run.options.readers
-            exporter = Exporter(folder, name, run.exports, run.notes, advises=advises)
+            exporter = Exporter(folder, name, run.exports, run.notes)
             exporter.write(folder, run.pool, overwrite=run.options.if_exists != "error")
         renew_exports(folder, name, output.destination.old, run.exports, run.notes)
 
@@ -294,7 +293,7 @@ def _export_missing(run: Run) -> None:
         there = exports_beside(folder, output.destination.old)
         if missing := {name: export for name, export in run.exports.items() if name not in there}:
             with folder.lock(base):
-                exporter = Exporter(folder, output.pattern.dataset_file, missing, run.notes, advises=False)
+                exporter = Exporter(folder, output.pattern.dataset_file, missing, run.notes)
                 exporter.write(folder, run.pool, overwrite=True)
 
 

@@ -22,7 +22,15 @@ from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size
 from shardtool.verbs.create.append import append_notes, begin_append, check_appended, class_notes, new_samples
-from shardtool.verbs.create.result import empty_notes, folder_notes, loader_notes, name_notes
+from shardtool.verbs.create.result import (
+    empty_notes,
+    folder_notes,
+    label_notes,
+    loader_notes,
+    name_notes,
+    seed_notes,
+    small_notes,
+)
 from shardtool.verbs.create.resume import (
     check_same_request,
     find_changes,
@@ -214,7 +222,8 @@ def _note_plans(run: Run) -> None:
     for output in run.outputs:
         notes.add(*output.plan.notes)
     notes.add(*skipped_notes(run.listed.skipped))
-    if run.verb == "create" and not run.options.shuffle:
+    notes.add(*seed_notes(run.options), *small_notes(run.outputs, run.options))
+    if run.verb == "create" and not run.options.shuffle and not any(one.destination.appends for one in run.outputs):
         from shardtool.entries.classes import sorted_note
 
         said = {note: None for output in run.outputs if (note := sorted_note(entries, output.plan.order))}
@@ -222,7 +231,7 @@ def _note_plans(run: Run) -> None:
     if run.takes_only_new:
         entries = entries.take(np.sort(np.concatenate([_which(run, output) for output in run.outputs])))
     if run.verb == "create":
-        notes.add(*empty_notes(entries))
+        notes.add(*empty_notes(entries), *label_notes(entries, run.options))
     if run.format == "tar":
         found = [one for one in misreads(entries) if not {*READERS[one.code]}.isdisjoint(run.options.readers)]
         safe = "" if run.options.portable else f" ({flag('portable')} makes them safe)"

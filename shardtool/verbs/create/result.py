@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from shardtool.dataset.dataset_file import DatasetFile, features_of
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, listing, memory_for, printable
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
@@ -17,9 +19,9 @@ from shardtool.publish.publisher import EndedAppend
 from shardtool.publish.records import encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, PlannedShard, SplitResult
 from shardtool.skipped import in_order
-from shardtool.values import INLINE, URL, counted, local_name, output_text, to_bytes
+from shardtool.values import INLINE, URL, counted, local_name, output_text, show_size, to_bytes
 from shardtool.verbs.create.append import joined
-from shardtool.wording import either, export_call, option
+from shardtool.wording import either, export_call, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from shardtool.interop.indexes import Export
     from shardtool.pattern import ShardPattern
     from shardtool.publish.publisher import Destination, Publisher
+    from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes, RunRecord
     from shardtool.skipped import Skipped
     from shardtool.verbs.create.run import Output, Run, Totals
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
 _WORKERS = 8  # of a loader: a usual number
 _LARGE = 2**28  # bytes of a dataset that is worth reading with several workers
+_MAY_BE_EMPTY = ("txt", "text")  # a caption, or objects of an image that has none
+_MANY, _FEW, _SMALL = 1000, 100, 2**22  # shards, and samples and bytes of one
 _READERS = {"huggingface": "Hugging Face datasets"}
 
 
@@ -58,12 +63,40 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
 
 
 def empty_notes(entries: Entries) -> Iterator[str]:
-    """Yield how many files of samples have no bytes: they are packed, but an interrupted download leaves such."""
-    rows = entries.rows
+    """Yield how many fields of samples have no bytes: they are packed, but an interrupted download leaves such."""
+    rows, texts = entries.rows, [code for code, name in enumerate(entries.fields) if name in _MAY_BE_EMPTY]
     empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
-    if len(empty) and (path := entries.path(int(empty[0]))):  # values of a table have none
-        first = printable(path)
-        yield f"{counted(len(empty), 'file without a byte')} among the samples, such as {first}"
+    empty = empty[~np.isin(rows.code[empty], texts)]
+    if len(empty):
+        key, field = printable(entries.key(int(entries.owners(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
+        where = f"the first as {printable(field)} of '{key}'"
+        yield f"{counted(len(empty), 'file without a byte')} among the samples, {where}: interrupted copies leave such"
+
+
+def label_notes(entries: Entries, options: OutputOptions) -> Iterator[str]:
+    """Yield that the folders whose numbers are wanted are one, as where the source is a folder too high or too low."""
+    for name, names in entries.values.classes.items() if getattr(options, "label_from_folder", False) else ():
+        if len(names) == 1:
+            found = f"all samples have one class of {name}, {printable(names[0])!r}"
+            yield f"{found}: {flag('label_from_folder')} numbers the folders that lie in the source"
+
+
+def small_notes(outputs: Sequence[Output], options: OutputOptions) -> Iterator[str]:
+    """Yield which datasets have so many shards, of so few samples, that opening them takes longer than reading."""
+    bounds = [name for name in ("max_count", "max_size", "shards") if options.is_given(name)]
+    for output in outputs:
+        plan = output.plan
+        shards, samples, size = plan.shards, len(plan), int(plan.sizes.sum())
+        if bounds and shards >= _MANY and samples < shards * _FEW and size < shards * _SMALL:
+            each = f"{counted(samples // shards, 'sample')} ({show_size(size // shards)}) or so"
+            cure = f"{'a smaller' if bounds == ['shards'] else 'a larger'} {option(bounds[0])} makes fewer"
+            yield f"{counted(shards, 'shard')} of {each} each are slow to read: {cure}"
+
+
+def seed_notes(options: OutputOptions) -> Iterator[str]:
+    """Yield that a seed decides nothing."""
+    if options.is_given("seed") and "seed" not in options.recorded():
+        yield f"{option('seed')} has no effect without {flag('shuffle')} or {option('split')}"
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
@@ -110,11 +143,10 @@ def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[st
 
 
 def _names(group: Sequence[tuple[Destination, int]], exports: Mapping[str, Export]) -> set[str]:
-    """Return the names of all files that a folder will have."""
+    """Return the names of the files that a folder gets, whatever else it has."""
     names: set[str] = set()
     for output, shards in group:
         pattern = output.pattern
-        names |= {name for name in output.folder.names() if not pattern.owns(name)}
         written = [pattern.shard(number) for number in range(output.first + shards)]
         indexes = (export for export in exports.values() if export.encode is not None)
         names |= {index_name(name, export) for export in indexes for name in written}

@@ -18,7 +18,7 @@ from shardtool.dataset.shard_index import MadeFact, ShardFact, types_of, with_sh
 from shardtool.entries.arrow import number_array, with_column, with_images, without_numbers
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
 from shardtool.fetch import shown_bytes
-from shardtool.interop.readers import misread_keys
+from shardtool.interop.readers import READERS, misread_keys
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import shard_samples
@@ -113,7 +113,8 @@ class Packing:
             self.observer.note(f"{failed} left out: {reasons(totals.skipped)}")
         if empty := [shard.name for shard in totals.shards if not shard.samples]:
             self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
-        self.run.notes.add(*map(str, self._misread.values()))
+        counting = {code for code, readers in READERS.items() if not {*readers}.isdisjoint(self.run.options.readers)}
+        self.run.notes.add(*(str(one) for one in self._misread.values() if one.code in counting))
 
     def _note_gap(self) -> None:
         """Say that a dataset goes before another is there, where nothing can wait unseen."""

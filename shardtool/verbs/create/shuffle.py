@@ -79,7 +79,7 @@ def arrange_payloads(run: Run) -> None:
     memory, workers = parse_size(run.shuffle.memory), run.pool.most_together
     method = choose_method(plans, workers=workers, packed=compressed, asked=run.shuffle.method)
     if method.note:
-        run.notes.add(method.note)
+        run.notes.observer.log(method.note)
     if method.name == "scatter":
         folder, name = temporary
         besides = to_write if folder.shares_space(run.outputs[0].destination.folder.path) else 0
@@ -368,7 +368,7 @@ class _Pass:
             raise OutputFailed(temp.path or ".", found, remedy=spool_remedy())
         spool = temp.spool(self._place.name, self._size)
         where = f"{show_size(self._size)} to {counted(self._buckets, 'bucket')} in {temp.path or '.'}"
-        self._observer.note(f"first pass of two: {where}")
+        self._observer.log(f"first pass of two: {where}")
         self._observer.phase("first pass", self._size)
         return spool
 

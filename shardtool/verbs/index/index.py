@@ -348,6 +348,7 @@ class Indexer:
         from shardtool.entries.entries import FieldValues  # NumPy: once workers are forked
 
         self.notes, self.totals, self.kept = Notes(observer), Totals(FieldValues()), 0
+        self.odd: list[tuple[int, str]] = []  # how many members of a shard are no part of a sample, and the first one
         self.wrong: list[str] = []
         self.lost: set[str] = set()
         self.entries: dict[int, ShardEntry] = {}
@@ -397,8 +398,7 @@ class Indexer:
         self.digests.append(found.digest)
         if found.odd:
             odd = found.odd[0]
-            what = f"{counted(len(found.odd), 'member')} no part of a sample, such as at {odd.offset:,} {odd.what}"
-            self.notes.add(f"{name}: {what}")
+            self.odd.append((len(found.odd), f"{name} at {odd.offset:,}: {odd.what}"))
         self.observer.advance(self.entries[number].samples, found.size, 1)
         self.observer.log(f"{name}: {done}, {self.entries[number].samples:,} samples")
 
@@ -435,12 +435,12 @@ class Indexer:
         if same and old is not None:  # the shards are the ones that it lists
             known = replace(old, shards=shards, field_bytes=file.field_bytes, schema=file.schema)
             file = replace(known, shards_folder=file.shards_folder)
-        else:
-            self.notes.add(
-                "how the dataset was made, what was skipped and class names are not known: only a plan knows"
-            )
-        if not file.fingerprint:
-            self.notes.add(f"no content fingerprint: {flag('checksum')} reads the payloads, too")
+        elif self.kept:  # sidecars of a run, whose dataset file is gone
+            self.notes.add("how the dataset was made, what was skipped and class names are not known any more")
+        if self.odd:
+            counts, places = zip(*self.odd, strict=True)
+            found = f"{counted(sum(counts), 'member')} no part of a sample"
+            self.notes.add(f"{found}, in {counted(len(places), 'shard')}, such as {min(places)}")
         self._publish(target.dataset_file, file.encode())
         return self._result(shards)
 

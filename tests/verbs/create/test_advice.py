@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from shardtool import CreateOptions, InvalidRequest, create, dry_run
@@ -33,22 +34,24 @@ def _notes(source: Path, pattern: str = "o-{0..}.tar", **asked: Any) -> list[str
 
 @pytest.mark.parametrize("name", WRONG)
 def test_notes_are_about_the_readers_that_count(name: str, tmp_path: Path) -> None:
-    """A name is noted for just those readers that get it wrong, and without a choice if any does."""
+    """A name is noted for just those readers that get it wrong, and without a choice if webdataset does."""
     source = write_tree(tmp_path / "in", {name: b"x"})
     noted = {reader for reader in READERS if _notes(source, target=(reader,))}
     assert noted == WRONG[name]
-    assert bool(_notes(source)) == bool(noted)
-    assert _notes(source, target=READERS) == _notes(source)
+    assert _notes(source) == _notes(source, target=("webdataset",))
+    assert _notes(source, export=("dali-webdataset",)) == _notes(source, target=("webdataset", "dali"))
 
 
 def test_the_folder_is_noted_for_hugging_face_only(tmp_path: Path) -> None:
-    """What `load_dataset` makes of the folder is noted, once, unless other readers count; so with `--export`."""
+    """What `load_dataset` makes of the folder is noted, once, where it was asked for; never about files of others."""
     source = write_tree(tmp_path / "in", {f"{at}.jpg": b"x" for at in range(3)})
     for number, target in enumerate([(), ("huggingface", "dali"), ("webdataset", "dali")]):
         options = CreateOptions(workers=1, target=target, export=("energon", "timm"))  # type: ignore[arg-type]
+        write_tree(tmp_path / f"{number}", {"a.json": b"{}", "b.json": b"{}"})
         result = create(source, f"{tmp_path}/{number}/o-{{0..}}.tar", options)
         found = [note for note in result.notes if "load_dataset" in note]
-        assert len(found) == (0 if target[:1] == ("webdataset",) else 1)
+        assert len(found) == ("huggingface" in target)
+        assert all("o.json" in note or "o-0" in note for note in found)
     assert read_tree(tmp_path / "0") == read_tree(tmp_path / "1") == read_tree(tmp_path / "2")
 
 
@@ -111,9 +114,9 @@ def test_a_number_that_was_asked_for_is_not_noted(tmp_path: Path) -> None:
 )
 def test_fields_that_not_all_samples_have_are_one_note(names: tuple[str, ...], found: str, tmp_path: Path) -> None:
     """However many fields some samples lack, one note says so, with the first of them and where it is or is not."""
-    (note,) = _notes(write_tree(tmp_path / "in", dict.fromkeys(names, b"x")))
+    (note,) = _notes(write_tree(tmp_path / "in", dict.fromkeys(names, b"x")), target=("huggingface",))
     assert note.endswith(f"that the first five samples lack: {found}")
-    assert not _notes(tmp_path / "in", target=("webdataset",))
+    assert not _notes(tmp_path / "in")
 
 
 @pytest.mark.parametrize("ending", ["tar", "tfrecord"])
@@ -124,7 +127,51 @@ def test_files_without_a_byte_are_counted(ending: str, tmp_path: Path) -> None:
     told = create(source, f"{tmp_path}/o/{{split}}-{{0..}}.{ending}", CreateOptions(workers=1, split_from_folder=True))
     assert told.samples == len(files)
     assert [note for note in told.notes if "byte" in note] == [
-        "4 files without a byte among the samples, such as a/0.jpg"
+        "4 files without a byte among the samples, the first as jpg of 'a/0': interrupted copies leave such"
     ]
     (tmp_path / "list.csv").write_text("key,path,caption\n1,in/a/2.jpg,\n2,in/b/2.jpg,x\n", encoding="ascii")
     assert not [note for note in _notes(tmp_path / "list.csv", values=("txt=caption",)) if "byte" in note]
+    write_tree(tmp_path / "yolo", {"1.jpg": b"x", "1.txt": b""})
+    assert not [note for note in _notes(tmp_path / "yolo") if "byte" in note], "no objects"
+    table = pa.table({"key": ["a", "b"], "image": [b"x", b""]})
+    told = create(table, f"{tmp_path}/t-{{0..}}.{ending}", CreateOptions(workers=1, binary=("jpg=image",)))
+    assert ["the first as jpg of 'b'" in note for note in told.notes if "byte" in note] == [True]
+
+
+def test_one_class_is_noted(tmp_path: Path) -> None:
+    """Where all samples get one number, the source may be a folder too high: that is told; of two classes, nothing."""
+    source = write_tree(tmp_path / "in", {"imgs/cat/1.jpg": b"x", "imgs/dog/1.jpg": b"x"})
+    assert ["one class of cls, 'imgs'" in note for note in _notes(source, label_from_folder=True)] == [True]
+    assert not [note for note in _notes(source / "imgs", label_from_folder=True) if "one class" in note]
+    assert not _notes(source)
+
+
+def test_many_small_shards_are_noted(tmp_path: Path) -> None:
+    """Thousands of shards of a few samples are told of, with the option that makes fewer; a few shards are not."""
+    source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(1000)})
+    for name, number, cure in (("max_count", 1, "a larger max_count"), ("shards", 1000, "a smaller shards")):
+        (note,) = _notes(source, **{name: number})  # type: ignore[arg-type]
+        assert note == f"1,000 shards of 1 sample (2.05 kB) or so each are slow to read: {cure} makes fewer"
+    assert not _notes(source, max_count=2)
+
+
+def test_a_seed_without_effect_is_noted(tmp_path: Path) -> None:
+    """A seed that decides nothing is told of, and one that decides something is not."""
+    source = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(20)})
+    assert ["no effect" in note for note in _notes(source, seed=1)] == [True]
+    assert not _notes(source, seed=1, shuffle=True)
+    assert not _notes(source, "{split}-{0..}.tar", seed=1, split="a=0.5,b=0.5")
+
+
+@pytest.mark.parametrize("form", ["folder", "table"])
+def test_a_share_that_hashes_missed_is_noted(form: str, tmp_path: Path) -> None:
+    """Of few keys, hashes may take far from the share that was asked for; then the number is told, else nothing."""
+    given: Any = write_tree(tmp_path / "in", {f"{at}.txt": b"x" for at in range(20)})
+    if form == "table":
+        given = pa.table({"key": [str(at) for at in range(20)], "txt": ["x"] * 20})
+    for share in (0.05, 0.2, 0.5, 1.0):
+        asked = CreateOptions(workers=1, sample=share, values=("txt=txt",) if form == "table" else ())
+        told = dry_run(given, f"{tmp_path}/o-{{0..}}.tar", asked)
+        taken = sum(shard.samples for shard in told.shards)
+        noted = [f"takes {taken} of 20 samples" in note for note in told.notes if "a hash of each key" in note]
+        assert noted == [True] * (abs(taken - 20 * share) > 5 * share)

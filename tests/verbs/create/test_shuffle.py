@@ -345,12 +345,12 @@ class _Told(Observer):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
+        self.details: list[str] = []
         self.phases: list[tuple[str, int]] = []
         self.size = 0
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    def log(self, text: str) -> None:
+        self.details.append(text)
 
     def phase(self, text: str, size: int) -> None:
         self.phases.append((text, size))
@@ -368,7 +368,7 @@ def test_the_first_pass_is_told_of(place: Path, pools: dict[int, LocalPool], sha
     with scattered([plan_of(source.entries)], place / "temp", pools[2], share, observer=told):
         pass
     buckets = 10 if share == MEMORY else 70
-    assert told.notes == [f"first pass of two: 70 kB to {buckets} buckets in {place}/temp"]
+    assert told.details == [f"first pass of two: 70 kB to {buckets} buckets in {place}/temp"]
     assert (told.phases, told.size) == ([("first pass", 70_000)], 70_000)
 
 
