@@ -64,8 +64,9 @@ class KeyPattern:
         self._pattern = rf"(?s)\A(?:{_GROUP.sub(named, text)})\z"
         try:
             pc.extract_regex_span(pa.array([b""], pa.large_binary()), self._pattern)
-        except pa.ArrowInvalid as error:
-            found = str(error).partition("xpression: ")[2].partition(": (?s)")[0]
+        except (pa.ArrowInvalid, UnicodeError) as error:
+            found = str(error).rpartition("xpression: ")[2].partition(": (?s)")[0]
+            found = "no UTF-8" if isinstance(error, UnicodeError) else found
             expected = "a regular expression of RE2, which has no look-ahead and no back-references"
             raise InvalidRequest(self._where, found if groups else "no group", expected=expected) from None
         if not groups:

@@ -125,6 +125,8 @@ def test_a_sample_that_lost_a_file_is_left_out_whole(tmp_path: Path) -> None:
         ("(.+)_msk", "no file matches; expected a pattern of whole paths without their endings, such as '1'"),
         (".+_mask", "no group; expected one, which is the key"),
         ("(.+", "missing )"),
+        ("(.+)_\udcff", "no UTF-8"),
+        ("(.{1000}){1000}", "invalid repetition size"),
         ("(?=x)(.*)", "invalid perl operator: (?=; expected a regular expression of RE2"),
         ("(?:a/)?(.+)", "files that would be one field of a sample: "),
         ("()_?.*", "the key '' of '1'"),
