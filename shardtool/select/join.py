@@ -44,6 +44,7 @@ from shardtool.table.values import (
     check_list_field,
     column_texts,
     has_text,
+    infinite_places,
     large_places,
     missing_places,
     nul_places,
@@ -439,6 +440,8 @@ def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Ar
         raise InvalidRequest(option("values"), found, expected="text or numbers")
     _refuse(entries, nul_places(values), f"column {column!r}: a NUL in the text", "text without")
     _refuse(entries, large_places(values), f"column {column!r}: a number over 2^63", "what fits into int64")
+    if pa.types.is_nested(values.type):
+        _refuse(entries, infinite_places(values), f"column {column!r}: an infinite number", "what JSON has a form for")
     return values
 
 

@@ -66,6 +66,7 @@ from shardtool.table.values import (
     check_list_field,
     column_texts,
     has_text,
+    infinite_places,
     large_places,
     missing_places,
     nul_places,
@@ -764,31 +765,11 @@ def check_values(rows: Rows, roles: Roles, classes: Mapping[str, list[str]]) -> 
             bad, expected = unnamed_places(rows.columns[name], classes[name]), f"0 to {len(classes[name]) - 1:,}"
             remedy = f"{option('where')} can leave such rows out."
             rows.refuse(bad, f"column {name!r}: the number of no class", expected=expected, remedy=remedy)
-    for name in roles.meta:
+    lists = (name for name in roles.columns_of("values") if pa.types.is_nested(rows.columns[name].type))
+    for name in (*roles.meta, *lists):
         problem = f"column {name!r}: an infinite number"
         remedy = f"Make it null, or leave the column out of {option('meta')}."
-        rows.refuse(_infinite(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy)
-
-
-def _infinite(column: pa.Array) -> NDArray[np.int64]:
-    """Return where a column holds an infinite float, however deep."""
-    kind = column.type
-    if pa.types.is_floating(kind):
-        return arrow.places(pc.is_inf(column))
-    if not pa.types.is_nested(kind) or not _has_infinite(column):
-        return np.zeros(0, np.int64)
-    return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
-
-
-def _has_infinite(column: pa.Array) -> bool:
-    kind = column.type
-    if pa.types.is_struct(kind):
-        return any(_has_infinite(part) for part in column.flatten())
-    if pa.types.is_map(kind):
-        return _has_infinite(pc.cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))))
-    if pa.types.is_nested(kind):
-        return _has_infinite(column.flatten())
-    return bool(pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py())
+        rows.refuse(infinite_places(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy)
 
 
 def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:

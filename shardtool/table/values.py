@@ -274,6 +274,27 @@ def large_places(column: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.setdiff1d(found, missing_places(column), assume_unique=True)  # at a null stands anything
 
 
+def infinite_places(column: pa.Array) -> NDArray[np.int64]:
+    """Return where a column holds an infinite float, however deep."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return arrow.places(pc.is_inf(column))
+    if not pa.types.is_nested(kind) or not _has_infinite(column):
+        return np.zeros(0, np.int64)
+    return np.array([at for at in range(len(column)) if _has_infinite(column.slice(at, 1))], np.int64)
+
+
+def _has_infinite(column: pa.Array) -> bool:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return any(_has_infinite(part) for part in column.flatten())
+    if pa.types.is_map(kind):
+        return _has_infinite(pc.cast(column, pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))))
+    if pa.types.is_nested(kind):
+        return _has_infinite(column.flatten())
+    return bool(pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py())
+
+
 def unnamed_places(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
     """Return where a number is that of none of some classes; in lists, none is looked for."""
     if not pa.types.is_integer(column.type):

@@ -354,6 +354,8 @@ _BAD_TABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"id": [1, 2], "v": pa.array([1, 2**63], pa.uint64())}, {"fields": (("n", "v"),)}, "a number over 2^63 in row 2"),
     ({"id": [1], "v": [["a"]]}, {"fields": (("cls", "v"),), "classes": ("cls",)}, "column 'v' (labels) holds list<"),
     ({"id": [1, 2], "path": ["a.jpg"] * 2, "v": [[1.0], [2.0, float("inf")]]}, {}, "'v': an infinite number in row 2"),
+    ({"id": [1, 2], "v": [[1.0], [2.0, float("inf")]]}, {"fields": (("v.json", "v"),), "meta": "none"},
+     "'v': an infinite number in row 2"),
     ({"id": [1, 2, 3], "jpg": [b"x", None, None]}, {}, "column 'jpg': no bytes in rows 2, 3; expected bytes in each"),
     ({"id": [1, 2], "image": [{"bytes": b"x", "path": "a.jpg"}, {"bytes": None, "path": "b.jpg"}]}, {},
      "column 'image': no bytes in row 2; expected bytes in each row; a path beside them is not followed"),

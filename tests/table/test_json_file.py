@@ -198,5 +198,9 @@ def test_classes_of_coco_as_a_field(tmp_path: Path) -> None:
     options = CreateOptions(values={"labels.json": "labels"}, root=tmp_path / "imgs", meta="none")
     create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", options)
     assert members(tmp_path / "b-0.tar") == members(tmp_path / "a-0.tar")
+    (tmp_path / "coco.json").write_bytes(_coco(annotations=_with(bbox=[0, 1, float("inf"), 1])))
+    with pytest.raises(InvalidRequest, match=r"column 'boxes': an infinite number in 1 sample, such as '5'"):
+        create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"b.json": "boxes"}}))
+    (tmp_path / "coco.json").write_bytes(_coco())
     with pytest.raises(InvalidRequest, match=r"holds lists of class numbers; expected a field that ends in json"):
         create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"cls": "labels"}}))
