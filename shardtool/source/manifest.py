@@ -340,11 +340,8 @@ class ManifestSource(Source):
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
             stems = self._stems_beside_bytes()
             found, bad = (stems.take(numbers), numbers[:0]) if stems is not None else gather(row_numbers(numbers))
-            if roles.binary:
-                where = (
-                    "the numbers of the rows" if stems is None else "the paths beside the bytes, without their endings"
-                )
-                self.notes.append(f"keys: {where} ({option('key', 'COLUMN')} names a column)")
+            if roles.binary and stems is None:
+                self.notes.append(f"keys: the numbers of the rows ({option('key', 'COLUMN')} names a column)")
         source = roles.key or next(iter(roles.paths()), None)
         check_keys(rows, source, bad)
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
