@@ -18,7 +18,15 @@ from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
 from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text
-from shardtool.verbs.verify.source import has_others, listed_again, open_again, recorded_run, skipped_keys
+from shardtool.verbs.verify.source import (
+    field_ids,
+    has_others,
+    listed_again,
+    open_again,
+    paired,
+    recorded_run,
+    skipped_keys,
+)
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -214,25 +222,15 @@ class Comparison:
         left_out = self._left_out
         if left_out.payloads:
             return np.zeros(0, np.int64)
-        of_b = np.full(len(self._b.entries), -1, np.int64)
-        of_b[self._of_b] = self._of_a
-        matched = np.zeros(len(self._a.entries), np.bool_)
-        matched[self._of_a] = True
-        ours = self._ids(self._a.entries, np.where(matched, np.arange(len(matched)), -1))
-        theirs = self._ids(self._b.entries, of_b)
-        mine, other = _in_order(ours), _in_order(theirs)
-        found, known = _found_in(ours[mine], theirs[other]), _found_in(theirs[other], ours[mine])
-        only = ours[mine[found < 0]], theirs[other[known < 0]]
-        mine, other = mine[found >= 0], other[found[found >= 0]]
-        return np.concatenate((*only, ours[mine[self._payloads_differ(mine, other)]]))
-
-    def _ids(self, entries: Entries, samples: Rows) -> Rows:
-        """Return the id of each field; -1 of those that are not compared."""
-        passed = {*self._left_out.fields}
-        places = [-1 if name in passed else self._names.index(name) for name in entries.fields]
-        codes = np.array([*places, -1], np.int64)[entries.rows.code]
-        owners = np.repeat(samples, entries.counts())
-        return np.asarray(np.where((owners < 0) | (codes < 0), -1, owners * self._width + codes))
+        known = {name: at if name not in left_out.fields else -1 for at, name in enumerate(self._names)}
+        ids = []
+        for entries, own in ((self._a.entries, self._of_a), (self._b.entries, self._of_b)):
+            samples = np.full(len(entries), -1, np.int64)
+            samples[own] = self._of_a
+            ids.append(field_ids(samples, entries.counts(), entries.rows.code, entries.fields, known))
+        ours, theirs = ids
+        mine, other, lone, lone_of_b = paired(ours, theirs)
+        return np.concatenate((ours[lone], theirs[lone_of_b], ours[mine[self._payloads_differ(mine, other)]]))
 
     def _payloads_differ(self, mine: Rows, other: Rows) -> NDArray[np.bool_]:
         """Tell of fields that both sides have whether their payloads differ."""
@@ -286,19 +284,6 @@ def _key_ids(first: Names, second: Names) -> tuple[Rows, Rows]:
     ours, theirs = codes[: len(first)].astype(np.int64), codes[len(first) :].astype(np.int64)
     times = [_occurrences(some) for some in (ours, theirs)]
     return ours + times[0] * len(codes), theirs + times[1] * len(codes)
-
-
-def _in_order(ids: Rows) -> Rows:
-    """Return the places of ids in their order, without those that are -1."""
-    places = np.flatnonzero(ids >= 0)
-    return np.asarray(places[np.argsort(ids[places], kind="stable")])
-
-
-def _found_in(ids: Rows, others: Rows) -> Rows:
-    """Return where each id is among others, -1 where it is not; both stand in order."""
-    places = np.searchsorted(others, ids)
-    there = np.append(others, -1)[places] == ids
-    return np.asarray(np.where(there, places, -1))
 
 
 def _occurrences(codes: Rows) -> Rows:

@@ -14,8 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.dataset.find import find_dataset, of_glob, recorded_pattern
 from shardtool.dataset.shard_index import ends_of
@@ -32,6 +30,7 @@ from shardtool.source.folder import FolderSource
 from shardtool.source.open import each_once, open_source
 from shardtool.source.sums import inline_sums, source_sums
 from shardtool.storage.places import base_name, join, read_small
+from shardtool.table.columns import places_among
 from shardtool.values import INLINE, URL, counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding
 from shardtool.wording import option
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
     Surveys = Mapping[int, Survey]
 
+_Name = TypeVar("_Name", str, bytes)
 
 _OF_SOURCES = ("root", "allow_outside", "symlinks", "map")  # what `verify` has, too, about a source
 
@@ -102,8 +102,9 @@ class Comparison:
         surveys = self._first_shards(all_surveys)
         if not surveys:
             return
-        place = _places(entries, surveys.values())
-        appended = _places(entries, [all_surveys[at] for at in sorted({*all_surveys} - {*surveys})])
+        place = places_among(_keys(surveys), entries.keys)
+        others = {number: all_surveys[number] for number in all_surveys if number not in surveys}
+        appended = places_among(_keys(others), entries.keys)
         if np.any(appended >= 0) and not np.any(place >= 0):
             unchecked.append("the source: it is what samples were appended from, which is not compared")
             return
@@ -200,30 +201,22 @@ class Comparison:
 
     def _compare_fields(self, entries: Entries, surveys: Surveys, place: Rows, pool: Pool) -> None:
         """Compare the fields of samples that both have: their names, lengths and checksums."""
-        known, shards = dict[bytes, int](), [*surveys.values()]
-        for name in [*map(to_bytes, entries.fields), *(name for one in shards for name in one.names)]:
-            known.setdefault(name, len(known))
-        passed = {*map(to_bytes, self.made.made_fields)}
-        if self.made.added:
-            passed |= known.keys() - {*map(to_bytes, entries.fields)}
-        known |= dict.fromkeys(passed & known.keys(), -1)  # to be passed over
-        owners, names = np.repeat(np.arange(len(entries)), entries.counts()), [*map(to_bytes, entries.fields)]
-        theirs = _ids(owners, entries.rows.code, names, known)
-        owners, names = np.repeat(place, _joined(surveys, "counts")), [name for one in shards for name in one.names]
+        shards, fields = [*surveys.values()], [*map(to_bytes, entries.fields)]
+        names = [name for one in shards for name in one.names]
+        passed = {*map(to_bytes, self.made.made_fields), *({*names}.difference(fields) if self.made.added else ())}
+        known = {name: -1 if name in passed else at for at, name in enumerate(dict.fromkeys([*fields, *names]))}
+        theirs = field_ids(np.arange(len(entries)), entries.counts(), entries.rows.code, fields, known)
         firsts = np.repeat(ends_of([len(one.names) for one in shards])[:-1], [len(one.codes) for one in shards])
-        ours = _ids(owners, firsts + _joined(surveys, "codes"), names, known)
-        both, mine, source = np.intersect1d(ours, theirs, return_indices=True)
-        mine, source = mine[both >= 0], source[both >= 0]
-        present = np.unique(place[place >= 0])
-        has = np.isin(theirs // max(1, len(known)), present)
-        lacking = np.setdiff1d(np.flatnonzero(has), source)
+        ours = field_ids(place, _joined(surveys, "counts"), firsts + _joined(surveys, "codes"), names, known)
+        mine, source, extra, lacking = paired(ours, theirs)
+        lacking = lacking[np.isin(entries.owners(lacking), place)]  # of samples that the dataset has
         parts = ("source-missing", self._name, "a field that the dataset does not have", "as in the source")
         keys = (walked_text(entries.keys[int(entries.owners(row))]) for row in lacking)
-        fields = (entries.fields[int(code)] for code in entries.rows.code[lacking])
-        found = (Finding(*parts, key=key, field=name) for key, name in zip(keys, fields, strict=True))
+        without = (entries.fields[int(code)] for code in entries.rows.code[lacking])
+        found = (Finding(*parts, key=key, field=name) for key, name in zip(keys, without, strict=True))
         self._add("source-missing", len(lacking), found)
         if self.made.verb in ("create", "reshard"):
-            extra, what = np.setdiff1d(np.flatnonzero(ours >= 0), mine), "a field that the source does not have"
+            what = "a field that the source does not have"
             found = (self._finding("source-extra", surveys, int(row), what) for row in extra)
             self._add("source-extra", len(extra), found)
         else:
@@ -269,13 +262,28 @@ class Comparison:
         raise IndexError(place)
 
 
-def _ids(owners: Rows, codes: NDArray[Any], names: Sequence[bytes], known: dict[bytes, int]) -> Rows:
-    """Return what names each field's row: the place of its sample in the source, and its name.
+def field_ids(
+    samples: Rows, counts: NDArray[Any], codes: NDArray[Any], names: Iterable[_Name], known: Mapping[_Name, int]
+) -> Rows:
+    """Return a number for each row, the same on two sides for a sample's field of one name; -1: it is not compared.
 
-    It is -1 where there is no such sample, or the name is to be passed over.
+    Args:
+        samples: What each sample is called on both sides, a number; -1 where only this one has it.
+        counts: How many rows each has.
+        codes: The name of each row, by its place in `names`.
+        names: The names of fields.
+        known: The number of each name on both sides; -1 where it is passed over.
     """
-    fields = np.array([known[name] for name in names] or [-1], np.int64)[codes]
-    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * len(known) + fields))
+    owners, fields = np.repeat(samples, counts), np.array([*(known[name] for name in names), -1], np.int64)[codes]
+    return np.asarray(np.where((owners < 0) | (fields < 0), -1, owners * (len(known) + 1) + fields))
+
+
+def paired(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
+    """Return the places of numbers that both sides have, in their order, and of those that only one has; -1 is none."""
+    both, mine, other = np.intersect1d(ours, theirs, return_indices=True)
+    mine, other = mine[both >= 0], other[both >= 0]
+    lone, lone_other = (np.setdiff1d(np.flatnonzero(ids >= 0), at) for ids, at in ((ours, mine), (theirs, other)))
+    return mine, other, lone, lone_other
 
 
 def _joined(surveys: Surveys, name: str) -> NDArray[Any]:
@@ -283,24 +291,9 @@ def _joined(surveys: Surveys, name: str) -> NDArray[Any]:
     return np.concatenate([np.asarray(getattr(one, name)) for one in surveys.values()])
 
 
-def _places(entries: Entries, surveys: Iterable[Survey]) -> Rows:
-    """Return the place in the source of each sample of shards; -1 for those that it has not."""
-    theirs = entries.keys.array()
-    keys = [key for one in surveys for key in one.keys]
-    ours = _key_column(b"".join([key + b"\0" for key in keys]), ends_of([len(key) + 1 for key in keys]))
-    found = pc.index_in(ours, value_set=theirs).fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.asarray(found.astype(np.int64))
-
-
-def _key_column(data: bytes, starts: Rows) -> pa.Array:
-    """Return keys, a NUL after each, as an Arrow array."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(starts)), pa.py_buffer(data)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(starts) - 1, buffers)
-
-
 def _keys(surveys: Surveys) -> Names:
-    """Return the keys of shards, without such as no source of ours has."""
-    return Names.of(key for one in surveys.values() for key in one.keys if b"\0" not in key)
+    """Return the keys of shards; one with a NUL in it, which no source of ours has, is empty here."""
+    return Names.of(b"" if b"\0" in key else key for one in surveys.values() for key in one.keys)
 
 
 # What a dataset file records of the run that made its dataset, and the source of that run, opened again.
@@ -310,8 +303,6 @@ def _keys(surveys: Surveys) -> Names:
 # What names code or a place is never used; a run that had such options is repeated only where the user gives them anew,
 # as options of `verify`.
 
-
-AnyOptions = TypeVar("AnyOptions", CreateOptions, ReshardOptions)
 
 TAKEN_AGAIN = frozenset({
     "max_size", "max_count", "shards", "equal_count", "shards_multiple_of", "oversize", "place", "shuffle",
@@ -388,17 +379,10 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -
         if name := next((name for name in OF_SOURCE if getattr(given, name, None)), ""):
             raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
         recorded.pop("dots", None)  # found in the source, not asked for
-        found, told = _without_table(recorded, ReshardOptions)
-        return RecordedRun(
-            verb,
-            _with_classes(ReshardOptions(**found), file),
-            map=printable(function)[:80],
-            added=added is not None,
-            **told,
-        )
-    found, told = _without_table(recorded, CreateOptions)
-    options = _with_classes(_with_given(found, given), file)
-    return RecordedRun(verb, options, map=printable(function)[:80], **told)
+    found, told = _without_table(recorded, ReshardOptions if verb == "reshard" else CreateOptions)
+    options = ReshardOptions(**found) if verb == "reshard" else _with_given(found, given)
+    function = printable(function)[:80]
+    return RecordedRun(verb, _with_classes(options, file), map=function, added=added is not None, **told)
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -436,7 +420,7 @@ def _with_given(found: dict[str, Any], given: VerifyOptions | DiffOptions) -> Cr
     return CreateOptions(**found, root=given.root, allow_outside=given.allow_outside)
 
 
-def _with_classes(options: AnyOptions, file: DatasetFile | None) -> AnyOptions:
+def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | None) -> CreateOptions | ReshardOptions:
     """Return options by which classes keep the numbers in a dataset file, wherever these were from."""
     if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
         return options
