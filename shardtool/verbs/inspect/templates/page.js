@@ -42,6 +42,8 @@
       const found = places.filter((at) => fits[at]), part = Math.min(1, most / found.length);
       const seen = new Set(found.filter((_, number) => Math.floor(number * part) > Math.floor((number - 1) * part)));
       for (const at of places) if (cells[at].hidden === seen.has(at)) cells[at].hidden = !seen.has(at);
+      const strange = places.length && cells[places[0]].closest(".strange");
+      if (strange) strange.hidden = !seen.size;
       shown.push(...seen);
       folded += found.length - seen.size;
     }
