@@ -30,7 +30,7 @@ from shardtool.request.options import (
     ReshardOptions,
     VerifyOptions,
 )
-from shardtool.request.settings import Settings, described, setting
+from shardtool.request.settings import Settings, described, like, setting
 from shardtool.values import BLOCK, counted, output_text
 
 if TYPE_CHECKING:
@@ -418,13 +418,10 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: Runn
 class _Making(IndexOptions):
     """What `index` makes beside sidecars and a dataset file."""
 
-    export: tuple[str, ...] = setting(
-        (), "Tool whose index is written, too.", section="indexes", metavar="TOOL", common=True
-    )
+    export: tuple[str, ...] = like(CreateOptions, "export", section="indexes", common=True)
     merge: bool = setting(
         False, "Make one dataset of parts. These are what runs with --part, or writers of a program, have made.",
-        common=True,
-        apart=("output", "overwrite", "checksum", "dots"),
+        common=True, apart=("output", "overwrite", "checksum", "dots"),
     )  # fmt: skip
 
 
@@ -536,27 +533,17 @@ class _Looking(InspectOptions):
         metavar="FILE", common=True,
         apart=(*_PICTURES, "read_speed", "extract"),
     )  # fmt: skip
-    where: str | None = setting(
-        None, "Only samples of which this is true: \"label == 'dog'\". It knows the columns of sidecars, and key, "
-        "shard, size and fields.", section="samples", metavar="QUERY", common=True,
-        needs={"head|keys|extract|table": "nothing to choose for"},
-    )  # fmt: skip
+    where: str | None = like(
+        ExtractOptions, "where", section="samples", needs={"head|keys|extract|table": "nothing to choose for"}
+    )
     overwrite: bool = setting(
-        False,
-        "Replace files that are there.",
-        section="pages",
-        typed="overwrite/f",
-        common=True,
+        False, "Replace files that are there.", section="pages", typed="overwrite/f", common=True,
         needs={"extract|table|html|contact_sheet": "nothing is written"},
-    )
+    )  # fmt: skip
     html: str | None = setting(
-        None,
-        "Page to write: one file, no network.",
-        form="path",
-        metavar="FILE",
-        common=True,
+        None, "Page to write: one file, no network.", form="path", metavar="FILE", common=True,
         apart=("read_speed", "extract"),
-    )
+    )  # fmt: skip
     contact_sheet: str | None = setting(
         None, "Picture (PNG) to write, with thumbnails of samples.", form="path", metavar="FILE", common=True,
         apart=("read_speed", "extract"),

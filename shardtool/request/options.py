@@ -21,6 +21,7 @@ from shardtool.request.settings import (
     by_key,
     described,
     facts,
+    like,
     setting,
     spelled,
 )
@@ -433,13 +434,9 @@ class CreateOptions(SelectingOptions):
         common=True, divide=_of_split_by,
     )  # fmt: skip
     include: Texts = setting(
-        (),
-        "Pattern of the files to take: '*.jpg', 'train/*'.",
-        section="folders",
-        metavar="GLOB",
-        of="folder",
+        (), "Pattern of the files to take: '*.jpg', 'train/*'.", section="folders", metavar="GLOB", of="folder",
         common=True,
-    )
+    )  # fmt: skip
     exclude: Texts = setting((), "Pattern of files and folders to leave out.", metavar="GLOB", of="folder")
     hidden: bool = setting(False, "Take files whose names start with a dot, Thumbs.db and the like, too.", of="folder")
     complete: bool = setting(
@@ -650,10 +647,7 @@ class VerifyOptions(WorkerOptions):
         section="checks", common=True,
     )  # fmt: skip
     decode: bool = setting(
-        False,
-        "Decode images and JSON fields, too, and check that labels are numbers.",
-        apart=("quick",),
-        common=True,
+        False, "Decode images and JSON fields, too, and check that labels are numbers.", apart=("quick",), common=True
     )
     source: object = setting(
         None, "What the dataset was made from, to be compared by key. Folders, a manifest, or datasets.", form="path",
@@ -701,11 +695,9 @@ class IndexOptions(WorkerOptions):
     """The options of `index`."""
 
     checksum: bool = setting(
-        False,
-        "Read the payloads, too: for their checksums and the content fingerprint.",
-        section="indexes",
+        False, "Read the payloads, too: for their checksums and the content fingerprint.", section="indexes",
         common=True,
-    )
+    )  # fmt: skip
     output: Folder | None = setting(
         None, "Folder that is written to. It is above that of the shards; of exports alone, any.", form="path",
         metavar="DIR", shown="beside the shards", common=True,
@@ -771,14 +763,9 @@ class InspectOptions(Settings):
 class DiffOptions(WorkerOptions):
     """The options of `diff`; but for those of workers, they are about a source that a dataset is compared with."""
 
-    root: Folder | None = setting(
-        None, "Folder that the paths of a table count from.", section="source", form="path", metavar="FOLDER",
-        shown="the table's", common=True,
-    )  # fmt: skip
-    allow_outside: bool = setting(False, "Let paths of a table leave the root.", common=True)
-    symlinks: Symlinks | None = setting(
-        None, "Which links in a folder are followed.", shown="as recorded, but never all", common=True
-    )
+    root: Folder | None = like(VerifyOptions, "root", section="source", common=True, needs={})
+    allow_outside: bool = like(VerifyOptions, "allow_outside", common=True, needs={})
+    symlinks: Symlinks | None = like(VerifyOptions, "symlinks", common=True, needs={})
 
 
 @described
@@ -787,13 +774,9 @@ class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 
     where: str | None = setting(
-        None,
-        "Only samples of which this is true: \"label == 'dog'\". It knows the columns of sidecars, and key, shard, "
-        "size and fields.",
-        section="choosing",
-        metavar="QUERY",
-        common=True,
-    )
+        None, "Only samples of which this is true: \"label == 'dog'\". It knows the columns of sidecars, and key, "
+        "shard, size and fields.", section="choosing", metavar="QUERY", common=True,
+    )  # fmt: skip
     keys_from: object = setting(
         None, "File with the key of a sample a line, or - for standard input.", form="path", metavar="FILE",
         apart=("where",), common=True,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 from shardtool.errors import printable
 from shardtool.values import counted
@@ -15,12 +15,27 @@ from shardtool.wording import FAMILIES, option, speaks_command_line, typed_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from _typeshed import DataclassInstance
-
     from shardtool.values import Dots
 
 
 Value = TypeVar("Value")
+
+
+class Result:
+    """What a verb did: plain values."""
+
+    __slots__ = ()
+    _optional: ClassVar[tuple[str, ...]] = ("dry_run",)  # left out of the data where they say nothing
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it: tuples as lists, times to the millisecond."""
+        found = asdict(self, dict_factory=_as_data)  # type: ignore[call-overload]
+        return {name: value for name, value in found.items() if value or name not in self._optional}
+
+
+def _as_data(items: list[tuple[str, Any]]) -> dict[str, object]:
+    plain: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in items}
+    return plain | ({"seconds": round(plain["seconds"], 3)} if "seconds" in plain else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +90,7 @@ class DryRun:
         return {
             "dry_run": True,
             "dataset_file": self.dataset_file,
-            "shards": [{one.name: getattr(shard, one.name) for one in fields(PlannedShard)} for shard in self.shards],
+            "shards": [asdict(shard) for shard in self.shards],
             "totals": {
                 "shards": len(self.shards),
                 "samples": sum(shard.samples for shard in self.shards),
@@ -88,7 +103,7 @@ class DryRun:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitResult:
+class SplitResult(Result):
     """The dataset of one split; see `CreateResult`."""
 
     dataset_file: str
@@ -100,10 +115,7 @@ class SplitResult:
     size: int
     fingerprint: str
     urls: str = ""
-
-    def to_json(self) -> dict[str, object]:
-        """Return it as data."""
-        return {name: value for name, value in asdict(self).items() if value or name != "urls"}
+    _optional = ("urls",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +128,7 @@ class AppendedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateResult:
+class CreateResult(Result):
     """A finished dataset, or one for each split.
 
     Attributes:
@@ -159,15 +171,14 @@ class CreateResult:
     changes: Changes | None = None
     part: str = ""
     merged: bool = False
+    _optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
 
     def to_json(self) -> dict[str, object]:
         """Return the result as data, the way `--json` prints it; what was not asked for is left out."""
-        found = _data(self)
-        found["splits"] = {name: split.to_json() for name, split in self.splits.items()}
-        optional = ("dropped", "features", "urls", "splits", "appended", "exported", "changes", "part")
-        if not self.part:
-            del found["merged"]
-        return {name: value for name, value in found.items() if value or name not in optional}
+        found = Result.to_json(self)  # `super()` does not work in a dataclass with slots
+        if self.splits:
+            found["splits"] = {name: split.to_json() for name, split in self.splits.items()}
+        return {name: value for name, value in found.items() if self.part or name != "merged"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +239,7 @@ class CopyResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ExtractResult:
+class ExtractResult(Result):
     """Files that samples have become, or would.
 
     Attributes:
@@ -256,10 +267,6 @@ class ExtractResult:
     notes: tuple[str, ...]
     create: Mapping[str, Any] = field(default_factory=dict)
     dry_run: bool = False
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
-        return {name: value for name, value in _data(self).items() if value or name != "dry_run"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +297,7 @@ class RemovedFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveResult:
+class RemoveResult(Result):
     """Datasets that samples were removed from, or would be.
 
     Attributes:
@@ -305,14 +312,9 @@ class RemoveResult:
     seconds: float
     dry_run: bool = False
 
-    def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
-        found = {**_data(self), "datasets": [_data(one) for one in self.datasets]}
-        return {name: value for name, value in found.items() if value or name != "dry_run"}
-
 
 @dataclass(frozen=True, slots=True)
-class IndexResult:
+class IndexResult(Result):
     """The index of a dataset.
 
     Attributes:
@@ -329,13 +331,9 @@ class IndexResult:
     samples: int
     notes: tuple[str, ...]
 
-    def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
-        return _data(self)
-
 
 @dataclass(frozen=True, slots=True)
-class ExportResult:
+class ExportResult(Result):
     """Index files for other tools.
 
     Attributes:
@@ -353,10 +351,6 @@ class ExportResult:
     files: tuple[str, ...]
     kept: int
     notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the result as data, the way `--json` prints it."""
-        return _data(self)
 
 
 class LazyList(Sequence[Value]):
@@ -449,14 +443,6 @@ class DiffResult:
             "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
         }
-
-
-def _data(result: DataclassInstance) -> dict[str, object]:
-    """Return a result as data: its tuples as lists, its time to the millisecond."""
-    found: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(result).items()
-    }
-    return found | ({"seconds": round(found["seconds"], 3)} if "seconds" in found else {})
 
 
 # Progress and notes of a run.

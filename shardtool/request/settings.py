@@ -14,16 +14,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from operator import index
 from types import MappingProxyType, UnionType
-from typing import (
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
@@ -140,10 +131,10 @@ def of_flags(flags: Sequence[str]) -> str:
     return "update" if "update" in flags and "overwrite" not in flags else "-".join(flags)
 
 
-def like(kind: type, name: str) -> Any:
-    """Declare an option as that of another class."""
-    one = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
-    return field(default=one.default, metadata=one.metadata)
+def like(kind: type, name: str, **others: Any) -> Any:
+    """Declare an option as that of another class, but for some of its `Facts`."""
+    default = kind.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+    return field(default=default, metadata={"facts": facts(kind)[name]._replace(**others)})
 
 
 def texts_of(kind: type) -> list[str]:
@@ -371,10 +362,8 @@ class Settings:
         value, allowed, several = getattr(self, name), kinds(type(self))[name], is_several(type(self), name)
         if several and isinstance(value, str):
             raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
-        if {*allowed} <= _ONE_TEXT and (
-            isinstance(value, _CONTAINERS) or (value is None and type(None) not in allowed)
-        ):
-            shown = ",".join(map(str, value)) if value else "..."
+        if {*allowed} <= _ONE_TEXT and not isinstance(value, allowed):  # type: ignore[arg-type]
+            shown = ",".join(map(str, value if isinstance(value, _CONTAINERS) else [value])) if value else "..."
             raise InvalidRequest(option(name), repr(value), expected=f"one text, such as {shown!r}")
         texts = choices(type(self), name)
         for one in value if several else (value,):
