@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.values import is_utf8, to_bytes, to_text
+from shardtool.values import given_names, is_utf8, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +115,7 @@ _MOST_DIGITS = 18  # of a number: no dataset has more shards, and it stays a num
 # What some other tool's pattern has, and no file's name should.
 _LEFT_OVER = re.compile(r"[{}<>*?]|%\d*[disux]", re.ASCII)
 _BRACKETED = re.compile(r"\[(\d+)(?:\.\.+|-)(\d*)\]", re.ASCII)  # what a glob, or nobody, has for a range
-_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
+OUTPUT_EXAMPLE = "a pattern such as out-{000000..}.tar, out-<000000..000999>.tar or out-%06d.tar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +231,8 @@ def parse_pattern(output: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     Raises:
         InvalidRequest: No range, two ranges, an unknown ending, names in several folders.
     """
-    try:
-        texts = [os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output)]
-    except TypeError:
-        raise InvalidRequest("the output", f"{output!r}", expected=_EXAMPLE) from None
-    if not texts:
-        raise InvalidRequest("the output", "nothing given", expected=_EXAMPLE)
+    if not (texts := given_names("the output", output, OUTPUT_EXAMPLE)):
+        raise InvalidRequest("the output", "nothing given", expected=OUTPUT_EXAMPLE)
     for text in texts:
         _check_text(text)
     if len(texts) == 1 and (spec := _SPEC.fullmatch(texts[0])) and (many := int(spec[2])):
@@ -288,7 +284,7 @@ def check_written(pattern: ShardPattern) -> None:
         raise InvalidRequest(pattern.text, "a range in brackets", expected=f"braces: {right}")
     if ending_of(name) not in FORMATS:
         found = f"names that end in {_ending(name)}, which are only read"
-        raise InvalidRequest(pattern.text, found, expected=f"{_EXAMPLE} (formats: {', '.join(sorted(FORMATS))})")
+        raise InvalidRequest(pattern.text, found, expected=f"{OUTPUT_EXAMPLE} (formats: {', '.join(sorted(FORMATS))})")
 
 
 def _raw(name: str) -> bytes:
@@ -316,7 +312,7 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
         first, width = int(digits), len(digits)
         count = int(last) - first + 1 if last else None
         if count is not None and count < 1:
-            raise InvalidRequest(name, f"the range ends at {last}, before it starts", expected=_EXAMPLE)
+            raise InvalidRequest(name, f"the range ends at {last}, before it starts", expected=OUTPUT_EXAMPLE)
     _check_ending(name, f"{prefix}0{suffix}")
     body = f"{digits}..{last or ''}" if digits is not None else f"{0:0{width}d}.."
     return ShardPattern(folder, prefix, suffix, first, width, count, None, f"{prefix}{{{body}}}{suffix}")
@@ -333,7 +329,7 @@ def _expand(texts: list[str]) -> list[str]:
         try:
             names = [*islice((name for text in texts for name in braceexpand(text)), MOST_NAMES + 1)]
         except UnbalancedBracesError:
-            raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=_EXAMPLE) from None
+            raise InvalidRequest(" ".join(texts), "a brace that is not closed", expected=OUTPUT_EXAMPLE) from None
         if len(names) > MOST_NAMES:
             raise InvalidRequest(" ".join(texts)[:100], f"more than {MOST_NAMES:,} names", expected="one pattern")
         return names
@@ -345,7 +341,7 @@ def _from_names(names: list[str]) -> ShardPattern:
         _check_ending(names[0], names[0])
     for name in names:
         if match := _LEFT_OVER.search(name.rpartition("/")[2]):
-            raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=_EXAMPLE)
+            raise InvalidRequest(name, f"{match[0]!r} that is no range", expected=OUTPUT_EXAMPLE)
     folders, where = {name.rpartition("/")[0] for name in names}, f"{names[0]} ... {names[-1]}"
     if len(folders) > 1:
         found = f"shards in {len(folders)} folders: {listing(sorted(folders), 3)}"
@@ -392,8 +388,8 @@ def _ending(name: str) -> str:
 
 def _check_ending(where: str, name: str) -> None:
     if where and where == _ending(name):
-        raise InvalidRequest(where, "an ending without a name", expected=_EXAMPLE)
+        raise InvalidRequest(where, "an ending without a name", expected=OUTPUT_EXAMPLE)
     if not is_shard_name(name):
         known = ", ".join(sorted(FORMATS))
         found = f"the ending {ending_of(name)!r}" if ending_of(name) else "no ending"
-        raise InvalidRequest(where, found, expected=f"{_EXAMPLE} (formats: {known})")
+        raise InvalidRequest(where, found, expected=f"{OUTPUT_EXAMPLE} (formats: {known})")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from shardtool.errors import InvalidRequest
@@ -143,6 +143,21 @@ def field_problem(name: bytes) -> str:
 def source_name(root: bytes) -> str:
     """Return what a message calls the source whose paths count from `root`."""
     return to_text(root.rstrip(b"/") or root) or "the source"
+
+
+def given_names(where: str, given: object, expected: str) -> list[str]:
+    """Return what a caller names, by one name or several.
+
+    Raises:
+        InvalidRequest: It is no name, and no list of names.
+    """
+    if isinstance(given, str | os.PathLike):
+        given = [given]
+    several: list[Any] = [*given] if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
+    for one in several:
+        if not isinstance(one, str | os.PathLike):
+            raise InvalidRequest(where, f"{one!r:.80}", expected=expected)
+    return [os.fspath(one) for one in several]
 
 
 def output_text(name: str) -> str:

@@ -31,14 +31,13 @@ from shardtool.request.options import (
     VerifyOptions,
 )
 from shardtool.request.settings import Settings, described, like, setting
-from shardtool.values import BLOCK, counted, output_text
+from shardtool.values import BLOCK, counted, given_names, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.results import IndexResult, Observer
-    from shardtool.values import Given
     from shardtool.verbs.inspect.overview import FoundSample
 
 __all__ = ["VERBS"]
@@ -458,17 +457,13 @@ def index(names: tuple[str, ...], asked: Callable[[], _Making], how: Running) ->
     options = asked()
     with _terminal(how) as terminal:
         found = [names] if options.merge else of_glob(names)
-        done = [_index(_names(one), options, terminal) for one in found]
+        done = [_index(given_names("the dataset", one, ""), options, terminal) for one in found]
     documents = [document for document, _ in done]
     _print(
         how,
         lambda: documents[0] if len(documents) == 1 else {"datasets": documents},
         lambda: "\n".join(line for _, lines in done for line in lines),
     )
-
-
-def _names(given: Given) -> list[str]:
-    return [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
 
 
 def _index(dataset: Sequence[str], options: _Making, terminal: Observer) -> tuple[dict[str, object], list[str]]:

@@ -14,7 +14,6 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -77,11 +76,11 @@ from shardtool.storage.places import (
     read_small,
     refuse_near_url,
 )
-from shardtool.values import SPLIT_NAMES, counted, output_text, to_bytes
+from shardtool.values import SPLIT_NAMES, counted, given_names, output_text, to_bytes
 from shardtool.wording import create_again, either, made_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -351,7 +350,7 @@ def find_dataset(given: Given, *, lacking: bool = False) -> StoredDataset:
         InvalidRequest: There are none, or not all that a range names; or several datasets are in a folder.
         CorruptShard: A dataset file names what is no shard beside it.
     """
-    names = [os.fspath(one) for one in ([given] if isinstance(given, (str, os.PathLike)) else given)]
+    names = given_names("the dataset", given, EXPECTED)
     found = _find(names)
     if found.missing and not lacking:
         what = f"no {listing([*map(printable, found.missing)], 3)}"
@@ -775,11 +774,10 @@ def given_datasets(given: Given) -> list[Given]:
     if given and isinstance(given, (str, os.PathLike)):
         found = _meant(os.fspath(given))
         return [given] if found == [os.fspath(given)] else found
-    given = [*given] if isinstance(given, (Sequence, Iterator)) and not isinstance(given, (str, bytes)) else [given]
-    for one in given:
-        if not one or not isinstance(one, (str, os.PathLike)):
-            raise InvalidRequest("the dataset", f"{one!r:.80}", expected=EXPECTED)
-    names = [os.fspath(one) for one in given]
+    given = given_names("the dataset", given, EXPECTED)
+    if "" in given:
+        raise InvalidRequest("the dataset", "''", expected=EXPECTED)
+    names = given
     if len(names) > 1:
         names = [name for name in names if not _is_beside_shards(name)]
     shards = [name for name in names if _is_shard_file(name)]
@@ -794,8 +792,8 @@ def given_datasets(given: Given) -> list[Given]:
 
 def of_glob(given: Given) -> list[Given]:
     """Return the datasets whose files or folders a glob names, each of its own; whatever else is given is one."""
-    names = [given] if isinstance(given, (str, os.PathLike)) else [*given]
-    if len(names) == 1 and any(mark in os.fspath(names[0]) for mark in "*?["):
+    names = given_names("the dataset", given, EXPECTED)
+    if len(names) == 1 and any(mark in names[0] for mark in "*?["):
         return given_datasets(names[0])
     return [given]
 

@@ -675,7 +675,7 @@ class VerifyOptions(WorkerOptions):
         form="function", metavar="MODULE:FUNCTION", needs={**_COMPARES, "repair": "nothing to make again"},
     )  # fmt: skip
     root: Folder | None = setting(
-        None, "Folder that relative paths of a manifest count from.", form="path",
+        None, "Folder that paths of a manifest count from.", form="path",
         metavar="FOLDER", shown="the manifest's", needs=_COMPARES,
     )  # fmt: skip
     allow_outside: bool = setting(False, "Let paths of a manifest leave the root.", needs=_COMPARES)

@@ -46,7 +46,7 @@ Form = Literal["", "size", "share", "pairs", "shares", "part", "pixels", "functi
 
 _MOST = 2**63 - 1  # of a recorded number
 _CONTAINERS = (list, tuple, set, frozenset)
-_ONE_TEXT = {str, type(None)}
+_ONE_TEXT = {str, os.PathLike[str], type(None)}
 _FACTS: dict[type, dict[str, Facts]] = {}  # by class, as the next one
 _KINDS: dict[type, dict[str, tuple[object, ...]]] = {}  # annotations are evaluated once
 _NAMED = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
@@ -362,7 +362,7 @@ class Settings:
         value, allowed, several = getattr(self, name), kinds(type(self))[name], is_several(type(self), name)
         if several and isinstance(value, str):
             raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
-        if {*allowed} <= _ONE_TEXT and not isinstance(value, allowed):  # type: ignore[arg-type]
+        if {*allowed} <= _ONE_TEXT and not isinstance(value, tuple(get_origin(one) or one for one in allowed)):  # type: ignore[misc]
             shown = ",".join(map(str, value if isinstance(value, _CONTAINERS) else [value])) if value else "..."
             raise InvalidRequest(option(name), repr(value), expected=f"one text, such as {shown!r}")
         texts = choices(type(self), name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -333,7 +334,7 @@ class ShardSource(Source):
     asks_for_taken_keys = True
 
     def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
-        given = [datasets] if isinstance(datasets, (str, os.PathLike)) else [*datasets]
+        given: Any = datasets if isinstance(datasets, Iterable) and not isinstance(datasets, str) else [datasets]
         self._datasets = [dataset for one in given for dataset in of_glob(one)]
         if not self._datasets:
             expected = "a dataset file, a pattern, a folder, or shards"

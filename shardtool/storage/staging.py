@@ -430,15 +430,17 @@ class Folder:
                         os.unlink(path)
 
 
-def local_folder(path: str) -> Folder:
+def local_folder(path: str | os.PathLike[str]) -> Folder:
     """Return the folder of a file system that `path` means, for what is written nowhere else.
 
     Raises:
-        InvalidRequest: It is a URL.
+        InvalidRequest: It is a URL, or no path.
     """
-    if is_url(path):
-        raise InvalidRequest(path, "a URL", expected="a local folder")
-    return Folder(path)
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise InvalidRequest(f"{path!r:.80}", "no path", expected="a local folder")
+    if is_url(folder := os.fspath(path)):
+        raise InvalidRequest(folder, "a URL", expected="a local folder")
+    return Folder(folder)
 
 
 def staged_path(folder: Folder, name: str) -> str:

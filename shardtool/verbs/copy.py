@@ -104,8 +104,7 @@ def copy(
         StoreFailed: A store or a server fails time and again.
     """
     options, notes, begun = given_options(options, CopyOptions), Notes(observer or Observer()), time.monotonic()
-    target = os.fspath(where)
-    _check_target(target)
+    target = _target(where)
     sources = [_open_source(given) for given in given_datasets(dataset)]
     places = _places(sources, target)
     datasets = [_copy_dataset(source, place, options, notes) for source, place in zip(sources, places, strict=True)]
@@ -116,16 +115,18 @@ def copy(
     return CopyResult(tuple(datasets), tuple(notes.said), time.monotonic() - begun, options.dry_run)
 
 
-def _check_target(where: str) -> None:
-    """Refuse what is no folder, as far as its name shows."""
+def _target(given: object) -> str:
+    """Return the folder that datasets are copied into; refuse what is none, as far as its name shows."""
     expected = "a folder, or a prefix of a store: the files keep their names"
+    where = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     name = base_name(where.rstrip("/"))
-    if not where or is_web(where):
+    if not where or is_web(where) or "\0" in where:
         raise InvalidRequest(where or "the destination", "nowhere that can be written to", expected=expected)
     is_file = os.path.exists(where) and not os.path.isdir(where)
     is_named_so = is_shard_name(name) or name.endswith(DATASET_SUFFIX) or any(mark in name for mark in "{}<>*")
     if is_file or (is_named_so and not os.path.isdir(where)):
         raise InvalidRequest(where, "a file, or a pattern of files", expected=expected)
+    return where
 
 
 def _places(sources: Sequence[CopySource], where: str) -> list[str]:

@@ -12,7 +12,6 @@ again. Nothing else that is there is ever replaced unasked, and nothing is writt
 from __future__ import annotations
 
 import io
-import os
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -35,6 +34,7 @@ from shardtool.write.task import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
@@ -78,7 +78,7 @@ def extract(
         OutputFailed: A file cannot be written.
     """
     options, begun = given_options(options, ExtractOptions), time.monotonic()
-    notes, place = Notes(observer or Observer()), local_folder(os.fspath(folder) or ".")
+    notes, place = Notes(observer or Observer()), local_folder(folder or ".")
     import_module("shardtool.write.unpack")
     with start_pool(options, "Run the same command again: what is there stays.") as pool:
         from shardtool.dataset.find import given_datasets, open_dataset

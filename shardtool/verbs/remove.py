@@ -42,7 +42,7 @@ from shardtool.request.settings import given_options
 from shardtool.skipped import Skipped, key_mark
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
-from shardtool.values import SPAN, counted, local_name, output_text
+from shardtool.values import SPAN, counted, given_names, local_name, output_text
 from shardtool.wording import call, export_call, option
 from shardtool.write.task import ShardTask, digest
 
@@ -107,9 +107,10 @@ def _end_begun(given: Any, notes: Notes) -> bool:
     Returns:
         Whether there was such a run.
     """
+    from shardtool.dataset.find import EXPECTED
     from shardtool.publish.replacing import begun_in, finish
 
-    paths = [os.fspath(one) for one in ([given] if isinstance(given, str | os.PathLike) else given)]
+    paths = given_names("the dataset", given, EXPECTED)
     folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
     begun = [(folder, base) for folder in map(local_folder, dict.fromkeys(folders)) for base in begun_in(folder)]
     for folder, base in begun:

@@ -96,7 +96,7 @@ class Cache:
         check_choice("policy", policy, Policy)
         if not isinstance(folder, str | os.PathLike):
             raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
-        self.folder = os.path.abspath(local_folder(os.fspath(folder)).path)
+        self.folder = os.path.abspath(local_folder(folder).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
         try:

@@ -21,7 +21,7 @@ from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.execute.pool import Needs
 from shardtool.fingerprint import crc32c
 from shardtool.interop.indexes import wanted_exports
-from shardtool.pattern import ShardPattern, check_written, parse_pattern, sidecar_name
+from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
 from shardtool.publish.records import PartShare, check_divided_alike
@@ -29,7 +29,7 @@ from shardtool.request.results import RunRecord
 from shardtool.request.texts import parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import is_url, read_small
-from shardtool.values import __version__, to_bytes
+from shardtool.values import __version__, given_names, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def read_run(
     Raises:
         InvalidRequest: They do not.
     """
-    names = tuple(os.fspath(one) for one in ([output] if isinstance(output, (str, os.PathLike)) else output))
+    names = (*given_names("the output", output, OUTPUT_EXAMPLE),)
     shuffle, dividing = options.of_shuffle(), options.of_split()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"

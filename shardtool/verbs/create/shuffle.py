@@ -61,7 +61,7 @@ def spool_place(run: Run) -> tuple[Folder, str] | None:
     if run.shuffle is None or run.part is not None:
         return None
     temp, first, there = run.shuffle.temp_dir, run.outputs[0].pattern, run.outputs[0].destination.folder
-    folder = there.temporary if temp is None else local_folder(os.fspath(temp))
+    folder = there.temporary if temp is None else local_folder(temp)
     whose = os.path.realpath(os.path.join(first.folder, first.base)) if there.hides else there.full_path(first.base)
     return folder, f"{first.base}-{blake2b(os.fsencode(whose), digest_size=6).hexdigest()}.spool"
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.find import find_dataset, given_datasets, open_dataset
+from shardtool.dataset.find import EXPECTED, find_dataset, given_datasets, open_dataset
 from shardtool.errors import InvalidRequest, listing, without_secrets
 from shardtool.execute.local import start_pool
 from shardtool.request.calls import by_names
@@ -20,7 +20,7 @@ from shardtool.request.results import DiffResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.places import is_url
 from shardtool.table.kinds import archive_in, is_table
-from shardtool.values import output_text
+from shardtool.values import given_names, output_text
 
 if TYPE_CHECKING:
     from shardtool.values import Given
@@ -66,8 +66,8 @@ def _datasets(given: Any) -> list[Given] | None:
         for one in found:
             find_dataset(one, lacking=True)
     except InvalidRequest:
-        each = given if several else [given]
-        if all(os.path.isdir(one) or is_url(os.fspath(one)) or archive_in(one) for one in each):
+        each = given_names("the dataset or its source", given, EXPECTED)
+        if all(os.path.isdir(one) or is_url(one) or archive_in(one) for one in each):
             return None
         raise
     return found
