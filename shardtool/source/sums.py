@@ -7,7 +7,6 @@ A CRC-32C compares payloads with what an index says of them. A digest proves tha
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -21,7 +20,8 @@ from shardtool.format.tfrecord import encode_number
 from shardtool.request.results import Observer
 from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, files_at_once, span_tasks
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
-from shardtool.values import BLOCK, FILE, INLINE, LINK, SPAN
+from shardtool.storage.places import together
+from shardtool.values import FILE, INLINE, LINK, SPAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 _DIGEST_SIZE = 16  # bytes
+_BLOCK = 2**16  # bytes of a file at a time: of many that are small, a larger buffer for each would cost more
 
 
 class _Crc:
@@ -211,38 +212,27 @@ def digest_task(task: Files | Spans) -> list[int]:
 def _sum(task: Files | Spans, kind: Callable[[], _Sum]) -> list[int]:
     if isinstance(task, Spans):
         return _sum_spans(task, kind)
-    found = [-1] * len(task.paths)
+    files, found = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
     if task.reads > 1:  # where opening a file takes long
-        from concurrent.futures import ThreadPoolExecutor
-
-        parts = [range(at, len(found), task.reads) for at in range(task.reads)]
         try:
-            with ThreadPoolExecutor(task.reads) as threads:
-                for part, sums in zip(parts, threads.map(partial(_sum_files, task, kind), parts), strict=True):
-                    found[part.start :: task.reads] = sums
+            found = [*together(partial(_sum_file, kind), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
     # All; else what is left once no threads take memory, and not too many files are open.
-    left = [at for at, value in enumerate(found) if value < 0]
-    for at, value in zip(left, _sum_files(replace(task, reads=1), kind, left), strict=True):
-        found[at] = value
-    return found
+    return [_sum_file(kind, file) if value < 0 else value for file, value in zip(files, found, strict=True)]
 
 
-def _sum_files(task: Files, kind: Callable[[], _Sum], numbers: Iterable[int]) -> list[int]:
-    """Return the sum of some of the files, one after the other; -1 for one that cannot be read."""
-    buffer = memoryview(bytearray(BLOCK // task.reads))
-    found = []
-    for at in numbers:
-        try:
-            with open_source(task.paths[at], READ_FOLLOWING if task.links[at] else READ_PLAIN) as file:
-                found.append(_sum_of(file.blocks(buffer), kind()))
-        except OSError as error:
-            if is_out_of_memory(error):
-                raise
-            found.append(-1)
-    return found
+def _sum_file(kind: Callable[[], _Sum], file: tuple[bytes, int]) -> int:
+    """Return the sum of a file, which is read through a link or is none; -1 for one that cannot be read."""
+    path, link = file
+    try:
+        with open_source(path, READ_FOLLOWING if link else READ_PLAIN) as opened:
+            return _sum_of(opened.blocks(memoryview(bytearray(_BLOCK))), kind())
+    except OSError as error:
+        if is_out_of_memory(error):
+            raise
+        return -1
 
 
 def _sum_spans(task: Spans, kind: Callable[[], _Sum]) -> list[int]:
