@@ -647,12 +647,16 @@ def check_paths(entries: Entries, asked: PlanRequest, where: str) -> None:
 
 def _real(path: bytes, known: dict[bytes, bytes]) -> bytes:
     """Return where a folder or a link really lies; `known` tells of folders, so that each is looked at once."""
-    path = path.rstrip(b"/")
-    if path not in known:
-        above, _, name = path.rpartition(b"/")
-        is_plain = name not in (b"", b".", b"..") and not os.path.islink(path)
-        known[path] = _real(above, known) + b"/" + name if is_plain else os.path.realpath(path)
-    return known[path]
+    path, below = path.rstrip(b"/"), list[bytes]()
+    while path not in known:  # no recursion: a path may have a thousand parts
+        below.append(path)
+        path = path.rpartition(b"/")[0].rstrip(b"/")
+    real = known[path]
+    for one in reversed(below):
+        name = one.rpartition(b"/")[2]
+        is_plain = name not in (b"", b".", b"..") and not os.path.islink(one)
+        real = known[one] = real + b"/" + name if is_plain else os.path.realpath(one)
+    return real
 
 
 def _leading(entries: Entries, is_file: NDArray[np.bool_]) -> Iterator[bytes]:

@@ -390,6 +390,12 @@ def test_no_path_leads_out_of_the_source(key: bytes, kind: int, place: Path) -> 
     assert not (place / "out").exists()
 
 
+def test_a_path_may_have_a_thousand_parts(place: Path) -> None:
+    """However deep a plan's files lie, the folders on the way are looked at."""
+    other = _reseal(_sound(place), place / "other.parquet", rows=_set(__key__=b"a/" * 1500 + b"b"))
+    assert dry_run(place / "in", f"{place}/out/x-{{000..}}.tar", _options(plan=other)).shards
+
+
 def test_no_path_leads_out_of_several_folders(place: Path) -> None:
     """Of several folders, each path starts with the name of one of them, and stays there."""
     both = [place / "in", place / "masks"]
