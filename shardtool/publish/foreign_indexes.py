@@ -21,7 +21,7 @@ from shardtool.dataset.find import check_below
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists, listing, reason
 from shardtool.interop import indexes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
-from shardtool.publish.records import LOOK, read_listed
+from shardtool.publish.records import LOOK, read_listed, read_there
 from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
@@ -629,14 +629,11 @@ class Exporter:
         """Return this dataset, and those that the same run made for other splits and that have an index."""
         covered = [dataset]
         for name in sorted(self.folder.names()) if dataset.made.split else ():
-            if name.endswith(DATASET_SUFFIX) and name != self.name:
-                try:
-                    other = read_dataset(self.folder.read(name), name)
-                except (OSError, CorruptShard):
-                    continue
+            other = read_there(self.folder, name) if name.endswith(DATASET_SUFFIX) and name != self.name else None
+            if other is not None and dataset.made.is_split_with(other.made):
                 shards = other.shards if export.encode is not None else ()
                 names = {indexes.index_name(shard.name, export) for shard in shards}
-                if dataset.made.is_split_with(other.made) and len(target.facts(names)) == len(names):
+                if len(target.facts(names)) == len(names):
                     covered.append(other)
         return covered
 

@@ -287,6 +287,14 @@ def check_divided_alike(folder: OutputFolder, pattern: ShardPattern, part: Part)
         raise OutputExists(where, found, expected=expected, remedy=remedy)
 
 
+def read_there(folder: OutputFolder, name: str) -> DatasetFile | None:
+    """Return what a dataset file says; None where there is none, or it is damaged."""
+    try:
+        return read_dataset(folder.read(name), name)
+    except (OSError, CorruptShard):
+        return None
+
+
 def read_listed(folder: OutputFolder, shard: ShardEntry, known: Mapping[str, FileFact] | None = None) -> ShardIndex:
     """Return what a sidecar beside records says, if it is the one that the dataset file lists.
 

@@ -315,16 +315,14 @@ def _with_column(
     Raises:
         InvalidRequest: The metadata has a column of that name, and another type.
     """
-    if table is None:
-        return pa.table({name: _spread(column, found, None)})
-    if name not in table.column_names:
-        return table.append_column(name, _spread(column, found, None))
+    if table is None or name not in table.column_names:
+        return arrow.with_column(table, name, _spread(column, found, None))
     before = _one(table, name)
     if (both := _united(column, before)) is None:
         problem = f"column {name!r} holds {column.type}"
         expected = f"{before.type}, as the dataset's column of that name does"
         raise InvalidRequest(source.where, problem, expected=expected, remedy="Give it that type, or another name.")
-    return table.set_column(table.column_names.index(name), name, _spread(both[0], found, both[1]))
+    return arrow.with_column(table, name, _spread(both[0], found, both[1]))
 
 
 def _united(*columns: pa.Array) -> list[pa.Array] | None:

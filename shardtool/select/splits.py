@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _MOST_SPLITS = 1000  # each is a dataset with shards of its own
 _MOST_LABELS = 2**20  # each is an object: within 100 bytes a sample where there are several samples a label
 _AT_ONCE = 2**16  # samples at a time: no object for each of ten million
+_PERSON = b"shardtool split"  # of the hashes
 _FAR = 4  # a share that is off by more than this part of itself is worth a note
 
 
@@ -88,13 +89,11 @@ def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray
     import pyarrow.compute as pc
     from pyarrow import types
 
-    from shardtool.entries.arrow import plain
+    from shardtool.entries.arrow import is_number, plain
 
-    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
     texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary
-    simple = *numbers, *texts, types.is_date, types.is_timestamp, types.is_time, types.is_null
-    found = plain(values)
-    if not any(one(found.type) for one in simple):
+    others, found = (*texts, types.is_date, types.is_timestamp, types.is_time), plain(values)
+    if not is_number(found.type) and not any(one(found.type) for one in others):
         holds = f"{column} holds {values.type}"
         raise InvalidRequest(option, holds, expected="text, numbers, dates, or true and false")
     if types.is_timestamp(found.type):
@@ -140,7 +139,7 @@ def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Sp
     column = str(options.stratify)
     label, labels = _labels(values, _MOST_LABELS, option("stratify"), column)
     counts = _apportion(np.bincount(label, minlength=len(labels)), weights)
-    hashes = np.concatenate([np.empty(0, np.uint64), *_hashes((names for _, names in keys.chunks()), options.seed)])
+    hashes = keys.hashes(_PERSON, _salt(options.seed))
     number = np.empty(len(keys), np.int16)
     every = np.tile(np.arange(len(names), dtype=np.int16), len(labels))
     number[np.lexsort((hashes, label))] = np.repeat(every, counts.ravel())
@@ -203,7 +202,7 @@ def _hashes(chunks: Iterable[list[bytes]], seed: int) -> Iterator[NDArray[np.uin
     """Yield a uniform 64-bit number for each text: BLAKE2b salted with the seed (RFC 7693), little-endian."""
     salt = _salt(seed)
     for texts in chunks:
-        hashed = [blake2b(text, digest_size=8, salt=salt, person=b"shardtool split").digest() for text in texts]
+        hashed = [blake2b(text, digest_size=8, salt=salt, person=_PERSON).digest() for text in texts]
         yield np.frombuffer(b"".join(hashed), "<u8").astype(np.uint64)
 
 

@@ -23,7 +23,7 @@ from shardtool.table.columns import LONGEST_ROW, too_deep, too_long
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
 _BLOCK = 2**20  # bytes at a time
@@ -86,30 +86,29 @@ class JsonStream:
 
     def elements(self) -> Iterator[Any]:
         """Yield the values of the array that comes next."""
-        self._take("[")
-        if self.peek() == "]":
-            self._take("]")
-            return
-        while True:
-            yield self.value()
-            if self._take(",]") == "]":
-                return
+        return self._parts("[", "]", self.value)
 
     def members(self) -> Iterator[str]:
         """Yield the names in the object that comes next; before each next one, its value must be read."""
-        self._take("{")
-        if self.peek() == "}":
-            self._take("}")
+        return self._parts("{", "}", self._name)
+
+    def _parts(self, start: str, end: str, part: Callable[[], Any]) -> Iterator[Any]:
+        self._take(start)
+        if self.peek() == end:
+            self._take(end)
             return
         while True:
-            self.peek()
-            at = self._at
-            if not isinstance(name := self.value(), str):
-                raise self._problem("no name", at)
-            self._take(":")
-            yield name
-            if self._take(",}") == "}":
+            yield part()
+            if self._take("," + end) == end:
                 return
+
+    def _name(self) -> str:
+        self.peek()
+        at = self._at
+        if not isinstance(name := self.value(), str):
+            raise self._problem("no name", at)
+        self._take(":")
+        return name
 
     def skip(self) -> None:
         """Pass over the next value: of an array, one element at a time."""
@@ -182,6 +181,7 @@ def lines_of(where: str, rows: JsonStream) -> pa.Buffer:
 ON = "file_name"  # the column that says which image a row is about
 _COLUMNS = {"bbox": "boxes", "category_id": "labels", "area": "areas", "iscrowd": "iscrowd", "caption": "captions"}
 _NEEDED = {"images": ("id", ON), "annotations": ("image_id",), "categories": ("id", "name")}
+_OF_IMAGES = ("id", ON, "width", "height")
 _CHUNK = 2**14  # annotations that are objects at a time
 _SAID = {
     "bbox": pa.list_(pa.float64(), 4), "category_id": pa.int64(), "area": pa.float64(), "iscrowd": pa.int64(),
@@ -195,21 +195,26 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
     Raises:
         InvalidRequest: The document is something else, or names what it does not have.
     """
-    read = {"images": _images, "annotations": _annotations, "categories": _categories}
-    found: dict[str, Any] = {"categories": {}}
+    images, said, categories = dict[str, list[Any]](), dict[str, pa.Array](), dict[Any, Any]()
     for name in document.members():
-        if name in read and document.peek() == "[":
-            found[name] = read[name](_objects(where, document, name), where)
-        else:
+        if name not in _NEEDED or document.peek() != "[":
             document.skip()
+            continue
+        objects = _objects(where, document, name)
+        if name == "images":
+            rows = [[one.get(part) for part in _OF_IMAGES] for one in objects]
+            images = {part: [row[at] for row in rows] for at, part in enumerate(_OF_IMAGES)}
+        elif name == "annotations":
+            said = _annotations(objects, where)
+        else:
+            categories = {one["id"]: one["name"] for one in objects}
     document.end()
-    if len(found) < len(read):
+    if not images or not said:
         raise InvalidRequest(where, "a JSON object", expected=ROWS_OR_COCO)
-    images, said = found["images"], found["annotations"]
     ids = [*map(str, images["id"])]
     if len({*ids}) < len(ids):
         raise InvalidRequest(where, "images that share an id", expected="an id of its own for each")
-    names, said["category_id"] = _labels(where, found["categories"], said["category_id"])
+    names, said["category_id"] = _labels(where, categories, said["category_id"])
     owner = arrow.numbers(pc.fill_null(pc.index_in(said["image_id"], value_set=arrow.texts(ids).cast(pa.string())), -1))
     order = np.argsort(owner, kind="stable")[int(np.count_nonzero(owner < 0)) :]
     ends = np.cumsum(np.bincount(owner[order], minlength=len(ids)))
@@ -231,20 +236,6 @@ def _objects(where: str, document: JsonStream, name: str) -> Iterator[dict[str, 
             found = f"{name}, element {number:,}: '{printable(document.text()[:80])}'"
             raise InvalidRequest(where, found, expected=f"an object with {' and '.join(_NEEDED[name])}")
         yield one
-
-
-def _images(objects: Iterator[dict[str, Any]], _where: str) -> dict[str, list[Any]]:
-    """Return what is read of images, a value each."""
-    images: dict[str, list[Any]] = {name: [] for name in ("id", ON, "width", "height")}
-    for one in objects:
-        for part, values in images.items():
-            values.append(one.get(part))
-    return images
-
-
-def _categories(objects: Iterator[dict[str, Any]], _where: str) -> dict[Any, Any]:
-    """Return the name of each category, by its id."""
-    return {one["id"]: one["name"] for one in objects}
 
 
 def _annotations(objects: Iterator[dict[str, Any]], where: str) -> dict[str, pa.Array]:

@@ -31,7 +31,6 @@ from shardtool.skipped import in_order, reasons
 from shardtool.values import counted, local_name, output_text
 from shardtool.verbs.create.append import joined
 from shardtool.verbs.create.result import check_fingerprint, dataset_of
-from shardtool.verbs.create.resume import read_there
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def end_part(run: Run, output: Output) -> DatasetFile:
         dataset=dataset if shards else None,
         skipped=tuple(skipped),
     )
-    old = read_there(there.folder, output.pattern.dataset_file)
+    old = records.read_there(there.folder, output.pattern.dataset_file)
     output.publisher.end_part(record, stays=old is not None and old.made == made and _is_in(old, record))
     return dataset
 

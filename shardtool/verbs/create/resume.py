@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
@@ -20,6 +19,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import DATASET_SUFFIX, sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
+from shardtool.publish.records import read_there
 from shardtool.request.results import Changes, differing_options
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Destination
     from shardtool.request.results import RunRecord
-    from shardtool.storage.folders import OutputFolder
     from shardtool.values import ShardSamples
     from shardtool.verbs.create.run import Output, Run
 
@@ -262,10 +261,8 @@ def plan_notes(run: Run) -> Iterator[str]:
         left = [shard for shard in output.own_shards[:_LOOKED_AT] if output.shard_name(shard) in existing]
         ended = output.pattern.dataset_file in existing
         if left and not ended and not any(_is_as_planned(run, output, shard) for shard in left):
-            other = (
-                "left by an earlier run of other options, or of another source; what it has finished is written again"
-            )
-            yield f"{output.shard_name(left[0])}: {other}"
+            other = "left by an earlier run of other options, or of another source"
+            yield f"{output.shard_name(left[0])}: {other}; what it has finished is written again"
 
 
 def refusal(run: Run, changes: Changes, most: Fraction) -> OutputExists | None:
@@ -323,13 +320,10 @@ def splits_gone(run: Run) -> list[str]:
     file, folder = _dataset_file(there), there.folder
     if file is None or not file.made.split:
         return []
-    known, found = {output.split for output in run.outputs}, []
-    for name in sorted(folder.names()):
-        if name.endswith(DATASET_SUFFIX):
-            other = read_there(folder, name)
-            if other is not None and other.made.is_split_with(file.made) and other.made.split not in known:
-                found.append(other.made.split)
-    return found
+    known = {output.split for output in run.outputs}
+    others = [read_there(folder, name) for name in sorted(folder.names()) if name.endswith(DATASET_SUFFIX)]
+    made = [other.made for other in others if other is not None]
+    return [one.split for one in made if one.is_split_with(file.made) and one.split not in known]
 
 
 def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> str:
@@ -345,14 +339,6 @@ def _dataset_file(output: Destination) -> DatasetFile | None:
     """Return what the dataset file said when the run looked; a damaged one is made again: then the sidecars say."""
     name = output.pattern.dataset_file
     return read_there(output.folder, name) if name in output.existing else None
-
-
-def read_there(folder: OutputFolder, name: str) -> DatasetFile | None:
-    """Return what a dataset file says; None where there is none, or it is damaged."""
-    try:
-        return read_dataset(folder.read(name), name)
-    except (OSError, CorruptShard):
-        return None
 
 
 def _earlier(output: Destination) -> list[tuple[str, ShardEntry | None]]:

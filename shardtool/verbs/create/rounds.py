@@ -221,8 +221,7 @@ class Packing:
         if self.run.transform is None:
             return
         counts = [shard.samples for shard in self.totals.shards]
-        again = self.run.again if self.run.appends else option("if_exists", "overwrite")
-        remedy = f"Leave that option out, and run it with {again}: `reshard` can even shards out afterwards."
+        remedy = f"Leave that option out, and run it with {self._anew}: `reshard` can even shards out afterwards."
         where = self.output.pattern.text
         if self.run.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
@@ -232,17 +231,21 @@ class Packing:
             expected = f"a multiple of {self.run.options.shards_multiple_of:,}, by {option('shards_multiple_of')}"
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)
 
+    @property
+    def _anew(self) -> str:
+        """The option with which the run is repeated once others are changed."""
+        return self.run.again if self.run.appends else option("if_exists", "overwrite")
+
     def _check_names(self) -> None:
         pattern, needed = self.output.pattern, self._base + self._round.shards
-        again = self.run.again if self.run.appends else option("if_exists", "overwrite")
         options, shards = self.run.options, needed - self.destination.first
         if options.shards is not None or options.place == "hash":
             found = f"{shards:,} shards or more, now that the sizes are known"
-            remedy = f"Raise {option('shards')} or {option('max_size')}, and run it with {again}."
+            remedy = f"Raise {option('shards')} or {option('max_size')}, and run it with {self._anew}."
             raise InvalidRequest(pattern.text, found, expected=f"{self.plan.shards:,}, as planned", remedy=remedy)
         if pattern.count is not None and needed > pattern.count:
             found = f"{pattern.count:,} names for {needed:,} shards, now that the sizes are known"
-            remedy = f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {again}."
+            remedy = f"Use an open range such as out-{{000000..}}.tar, or a wider one, and run it with {self._anew}."
             raise InvalidRequest(pattern.text, found, remedy=remedy)
 
     def _publish(self, result: ShardResult) -> None:
