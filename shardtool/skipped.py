@@ -29,7 +29,7 @@ SkipCode = Literal[
     "bad-redirect", "bad-response", "cut-short", "too-large", "robots-header", "not-an-image", "removed",
 ]  # fmt: skip
 
-SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/cli.md, "What was left out"
+SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/errors.md, "What was left out"
     "no-field": "the name has no ending that could name a field; a sample of shards has none of the fields selected",
     "unsafe-name": "the key or a field is not UTF-8, has a control character, or is far too long; in an archive, "
     "a path that leads out of it",

@@ -25,7 +25,6 @@ import pytest
 
 from shardtool import errors
 from shardtool.cli import cli
-from shardtool.cli.help import Option
 from tests import warm
 
 if TYPE_CHECKING:
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
     "README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/caching.md", "docs/training.md",
+    "docs/errors.md", "docs/indexes.md", "docs/json.md", "docs/look.md", "docs/parts.md", "docs/proof.md",
+    "docs/rerun.md", "docs/reshard.md", "docs/sources.md", "docs/tables.md",
     "docs/tutorial.md", "docs/urls.md", "docs/writing.md",
     *(f"docs/have/{path.name}" for path in sorted((ROOT / "docs/have").iterdir()) if path.name != "bucket.md"),
 ]  # fmt: skip
@@ -124,27 +125,6 @@ def test_links_lead_to_files(document: str) -> None:
     assert broken == []
 
 
-def _typed(one: click.Option, name: str, context: click.Context) -> str:
-    """Return how docs/cli.md writes an option, with what stands for its value."""
-    few = isinstance(one.type, click.Choice) and not one.metavar
-    return name if one.is_flag else f"{name} {'CHOICE' if few else one.metavar or one.make_metavar(context)}"
-
-
-def test_the_command_line_document_names_every_option() -> None:
-    """docs/cli.md lists, in a verb's section, exactly the options and values that `shardtool VERB --help` lists."""
-    sections = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", read("docs/cli.md"), re.MULTILINE | re.DOTALL))
-    context = click.Context(cli)
-    for verb in cli.list_commands(context):
-        command = cli.get_command(context, verb)
-        assert command is not None
-        params = [one for one in command.params if isinstance(one, Option) and not one.hidden]
-        names = {one: [name for name in one.opts if name[:2] == "--" and name not in one.old] for one in params}
-        options = {_typed(one, name, context) for one in params for name in names[one]}
-        rows = re.findall(r"^\| (`--.*?) (?<!\\)\|", sections.get(verb, ""), re.MULTILINE)
-        named = re.findall(r"`(--[^`]*)`", " ".join(rows).replace("\\|", "|"))
-        assert sorted(named) == sorted({*options, "--help"}), verb
-
-
 def test_every_verb_is_shown_where_people_look_first() -> None:
     """README has an example of each verb, docs/cli.md a section, and `shardtool --help` an example."""
     verbs = cli.list_commands(click.Context(cli))
@@ -154,11 +134,11 @@ def test_every_verb_is_shown_where_people_look_first() -> None:
     assert [verb for verb in verbs if f"shardtool {verb} " not in str(cli.help)] == []
 
 
-def test_the_command_line_document_lists_every_error_code() -> None:
-    """docs/cli.md lists each error's code with the exit code that comes with it, and no other."""
+def test_the_document_of_errors_lists_every_code() -> None:
+    """docs/errors.md lists each error's code with the exit code that comes with it, and no other."""
     kinds: list[type[errors.PlainError]] = [errors.PlainError]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", read("docs/cli.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", read("docs/errors.md"), re.MULTILINE)
     kinds.remove(errors.ShardError)
     assert sorted(rows) == sorted((kind.code, str(kind.exit_code)) for kind in kinds[1:])

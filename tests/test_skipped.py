@@ -16,8 +16,8 @@ from tests.helpers import REPO
 
 
 def test_the_table_of_codes_is_that_of_the_docs() -> None:
-    """Each code has a meaning, in the words of docs/cli.md, and each stands in quotes where it is given."""
-    chapter = (REPO / "docs" / "cli.md").read_text().partition("## What was left out")[2].partition("\n## ")[0]
+    """Each code has a meaning, in the words of docs/errors.md, and each stands in quotes where it is given."""
+    chapter = (REPO / "docs" / "errors.md").read_text().partition("## What was left out")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.*?) \|", chapter, re.MULTILINE)
     assert [(code, what.replace("`", "")) for code, what in rows] == [*SKIP_CODES.items()]
     assert [*SKIP_CODES] == [*get_args(SkipCode)]

@@ -123,7 +123,7 @@ def test_no_message_names_an_option_otherwise() -> None:
     """Texts of the library have no `--option` but those for readers of the command line; none is made at import."""
     wrong = []
     for module, path in _modules().items():
-        if module == "skipped":  # its texts are those of docs/cli.md
+        if module == "skipped":  # its texts are those of docs/errors.md
             continue
         tree = _tree(path)
         alone = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}

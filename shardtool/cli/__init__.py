@@ -1,6 +1,6 @@
 """The command line: options in, text or JSON out, exit codes. It holds no rule about shards.
 
-Exit codes (docs/cli.md): 0 done, 1 a bug of ours, 2 the request makes no sense, 3 findings (verify) or
+Exit codes (docs/errors.md): 0 done, 1 a bug of ours, 2 the request makes no sense, 3 findings (verify) or
 differences (diff), 4 corrupt input, 5 output exists or is locked, 6 samples failed, 7 the machine failed (disk full,
 out of memory, worker killed), 129 / 130 / 143 interrupted by SIGHUP / SIGINT / SIGTERM.
 """

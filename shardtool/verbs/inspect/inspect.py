@@ -218,7 +218,7 @@ class Summary:
     datasets: tuple[Summary, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Return the summary as data, the way `--json` prints it (docs/cli.md)."""
+        """Return the summary as data, the way `--json` prints it (docs/json.md)."""
         if self.datasets:
             found: dict[str, object] = {name: getattr(self, name) for name in _OF_ALL}
             found |= {"problems": [asdict(one) for one in self.problems]}

@@ -179,7 +179,7 @@ class SampleView:
     metadata: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """Return the sample as data, the way `--json` prints it (docs/cli.md)."""
+        """Return the sample as data, the way `--json` prints it (docs/json.md)."""
         found = {name: getattr(self, name) for name in ("key", "number", "shard", "offset", "size")}
         fields = {one.name: one.to_json() for one in self.fields}
         return {**found, "fields": fields, "metadata": plain(self.metadata)}
