@@ -47,7 +47,7 @@ from shardtool.table import columns as limits
 from shardtool.transform import image
 from shardtool.values import NAME_LIMIT
 from shardtool.verbs.verify import worker
-from shardtool.verbs.verify.findings import _MOST as FINDINGS_MOST
+from shardtool.verbs.verify.findings import MOST as FINDINGS_MOST
 
 _KB, _MB, _GB = 2**10, 2**20, 2**30
 _FETCH = FetchOptions()

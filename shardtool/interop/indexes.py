@@ -573,18 +573,14 @@ def _starts(pattern: bytes) -> Callable[[bytes, int], bool]:
 _OTHER = "the places of other samples"
 
 
-def _has_fields(data: bytes, shard: IndexedShard) -> bool:
-    return _fields_in_lines(data) == [fields for _, fields in shard.samples()]
-
-
-def _has_records(data: bytes, shard: IndexedShard) -> bool:
-    return tfrecord_index(shard).split() == data.split()
-
-
-_OF_RECORDS = tfrecord_index, _starts(rb"\d{1,20} \d{1,20}\r?\n"), _has_records
+_OF_RECORDS = (
+    tfrecord_index, _starts(rb"\d{1,20} \d{1,20}\r?\n"),
+    lambda data, shard: tfrecord_index(shard).split() == data.split(),
+)  # fmt: skip
 EXPORTS = {
     "dali-webdataset": Export(
-        "tar", "DALI", ".idx", webdataset_index, _starts(rb"v1\.\d{1,3} \d{1,20}\r?\n"), _has_fields, least=1
+        "tar", "DALI", ".idx", webdataset_index, _starts(rb"v1\.\d{1,3} \d{1,20}\r?\n"),
+        lambda data, shard: _fields_in_lines(data) == [fields for _, fields in shard.samples()], least=1,
     ),
     "energon": Export(
         "tar", "energon", ".tar.idx", offsets_index, _has_offsets,

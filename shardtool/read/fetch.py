@@ -19,7 +19,7 @@ from shardtool.storage.places import called
 from shardtool.storage.shared import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -340,14 +340,15 @@ class MixedReader:
 
     def read(self, numbers: Numbers) -> Samples:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
-        which = np.searchsorted(self._ends, numbers, side="right")
-        found = [iter(one.read(part)) for one, part in self._divided(numbers, which)]
-        return (next(found[at]) for at in which.tolist())
+        return self._joined(numbers, lambda one, part: one.read(part))
 
     def read_late(self, numbers: Numbers) -> Samples:
         """Return samples as `read` does, but read large ones only when each is asked for."""
+        return self._joined(numbers, lambda one, part: one.read_late(part))
+
+    def _joined(self, numbers: Numbers, read: Callable[[Reader, Numbers], Samples]) -> Samples:
         which = np.searchsorted(self._ends, numbers, side="right")
-        found = [iter(one.read_late(part)) for one, part in self._divided(numbers, which)]
+        found = [iter(read(one, part)) for one, part in self._divided(numbers, which)]
         return (next(found[at]) for at in which.tolist())
 
     def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[Reader, Numbers]]:

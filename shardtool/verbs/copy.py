@@ -533,7 +533,7 @@ class _Carrier:
         for state, staged in side_by_side(self._staged, self.todo, self._threads, observer):
             pair = state.pair
             if staged[0] and self._pattern is not None:
-                self._beside.compare(pair.shard.name, read_small(pair.sidecar.path), written=True)
+                self._beside.compare(pair.shard.name, _read(pair.sidecar.path), written=True)
             if state.wrong and goal.folder.hides and not self._grows:
                 waiting.append(staged)
             else:
@@ -601,7 +601,7 @@ class _Carrier:
         if goal.data == source.data and not first:
             return
         last = goal.folder.stage_whole(source.name, source.data)
-        if not goal.has_grown and goal.folder.hides:
+        if not self._grows and goal.folder.hides:
             goal.folder.remove([source.name])
             self._remove_old()
         self._publish(waiting)

@@ -29,7 +29,11 @@ KINDS = (
     (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"BM", "BMP"), (b"P", "PNM"),
 )  # fmt: skip
 SNIFFED = 5  # of KINDS are known by their content alone, whatever the field is called
-SHOULD_SHOW = frozenset(("animated-image", "image-depth", "image-too-large"))  # sound images that `change` refuses
+_OF_FRAMES = (
+    "animated-image",
+    "image-depth",
+)  # sound images that `change` refuses, and of which a first frame is shown
+SHOULD_SHOW = frozenset((*_OF_FRAMES, "image-too-large"))
 _MOST_PIXELS = 100_000_000
 _QUALITY = 75
 _EDGE_LEAST = 40
@@ -96,7 +100,7 @@ def _small(data: bytes, name: str, edge: int) -> tuple[bytes, tuple[int, int]]:
     try:
         small, fact = change(data, name, options)
     except BadImage as error:
-        if error.code not in SHOULD_SHOW or error.code == "image-too-large":
+        if error.code not in _OF_FRAMES:
             raise
         return _first_frame(data, edge)
     return bytes(small), (fact.width, fact.height)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.errors import InvalidRequest
 from shardtool.read.catalog import open_catalog
 from shardtool.read.chain import Decode
 from shardtool.read.dataset import Dataset
@@ -132,6 +133,8 @@ def read_speed(given: Given, *, decode: bool = False, seed: int = 0, seconds: fl
     """
     catalog = open_catalog(given)
     full = np.flatnonzero(np.diff(catalog.firsts))
+    if not len(full):
+        raise InvalidRequest(catalog.name, "no samples", expected="one at least, which is read")
     chosen = full[:: max(1, len(full) // _OPENED)][:_OPENED]
     dataset = Dataset(Fetcher(catalog, ReadOptions()))
     opening = _opening(dataset, [int(catalog.firsts[shard]) for shard in chosen])

@@ -31,7 +31,7 @@ from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sid
 from shardtool.storage import places
 from shardtool.storage.places import dangling, is_url, is_web, join, names_in, plain_sizes, read_small
 from shardtool.values import RESERVED, counted, is_utf8, output_text, to_bytes
-from shardtool.verbs.verify.findings import Finding, Findings, finding_of
+from shardtool.verbs.verify.findings import MOST, Finding, Findings, finding_of
 from shardtool.verbs.verify.worker import HASH_SIZE
 from shardtool.wording import call
 
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")
 _PARQUET = b"PAR1"
 _LISTED = ", as the dataset file says"
-_MOST = 100  # findings of one kind: the rest says nothing new, and is counted
 _HARD, _SYMBOLIC = b"1", b"2"  # types of members
 _DEVICES = (b"3", b"4", b"6")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
@@ -314,9 +313,9 @@ def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]
     pairs = np.repeat(np.arange(len(counts)), counts)[: len(codes)] * max(1, len(survey.names)) + codes
     _, first, times = np.unique(pairs, return_index=True, return_counts=True)
     rows = first[times > 1]
-    if len(rows) > _MOST:
-        more["field-duplicate"] = len(rows) - _MOST
-    for row in rows[:_MOST].tolist():
+    if len(rows) > MOST:
+        more["field-duplicate"] = len(rows) - MOST
+    for row in rows[:MOST].tolist():
         sample = int(np.searchsorted(np.cumsum(counts), row, "right"))
         field = walked_text(survey.names[survey.codes[row]])
         key = walked_text(survey.keys[sample])
@@ -500,9 +499,9 @@ def _check_keys(subject: Subject, surveys: Mapping[int, Survey]) -> None:
     order = np.lexsort((pairs["b"], pairs["a"]))
     ordered = pairs[order]
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
-    subject.findings.counts["key-duplicate"] += max(0, len(same) - _MOST)
+    subject.findings.counts["key-duplicate"] += max(0, len(same) - MOST)
     read = dict(surveys)
-    for at in same[:_MOST].tolist():
+    for at in same[:MOST].tolist():
         places = sorted((int(order[at]), int(order[at + 1])))
         (first, key), (second, _) = (sample_at(subject, read, place) for place in places)
         found = f"also in {'the same shard' if first == second else subject.cases[first].name}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardtool.errors import ShardError
 
 _RENAME = "Rename one of them in the source, and make the shards anew."
-_MOST = 100  # findings of one code about one file: the rest says nothing new, and is counted
+MOST = 100  # findings of one code about one file: the rest says nothing new, and is counted
 _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
 
 
@@ -202,7 +202,7 @@ class Findings:
 
     def add_first(self, code: str, number: int, total: int, findings: Iterator[Finding]) -> None:
         """Add the first of `total` findings of a code, and count the rest."""
-        self._list((number, one) for one in islice(findings, _MOST))
+        self._list((number, one) for one in islice(findings, MOST))
         if total:
             self.counts[code] += total
 
@@ -216,7 +216,7 @@ class Findings:
     def _list(self, findings: Iterable[tuple[int, Finding]]) -> None:
         for number, one in findings:
             self._alike[one.code, one.file] += 1
-            if self._alike[one.code, one.file] <= _MOST:
+            if self._alike[one.code, one.file] <= MOST:
                 self.listed.append((number, one))
 
 

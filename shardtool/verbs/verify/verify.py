@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from hashlib import blake2b
 from importlib import import_module
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, starmap
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import given_datasets
@@ -34,7 +34,7 @@ from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import SPLIT_NAMES, counted, output_text, show_size
 from shardtool.verbs.verify import checks
 from shardtool.verbs.verify.checks import Subject, open_subject, read_stored, sample_at
-from shardtool.verbs.verify.findings import Finding, Findings, Report, finding_of
+from shardtool.verbs.verify.findings import MOST, Finding, Findings, Report, finding_of
 from shardtool.verbs.verify.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, ShardExamination, Task, examine
 from shardtool.wording import flag, option
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from shardtool.verbs.verify.checks import ShardCase
 
 
-_MOST = 100  # leaks between two splits: the rest tells nothing new, and is counted
 _WORD = re.compile(r"[A-Za-z]+|[0-9]+")
 _STORED = "the store's own checksums"
 
@@ -407,13 +406,15 @@ def _find_leaks(first: Subject, second: Subject, *, by_content: bool) -> None:
     numbers = np.array([number for number, _ in second.sums.hashes], np.int64)
     shards = numbers[np.searchsorted(second.sums.ends(), places[:, 1], "right")]
     places = places[np.lexsort((places[:, 1], shards))]
-    findings.counts["split-leak"] += max(0, len(places) - _MOST)
     read: tuple[dict[int, Survey], dict[int, Survey]] = ({}, {})
-    for at, place in places[:_MOST].tolist():
+
+    def leak(at: int, place: int) -> Finding:
         there, _ = sample_at(first, read[0], at)
         here, key = sample_at(second, read[1], place)
         found = f"also in {other_name}, shard {first.cases[there].name}"
-        one_leak = Finding("split-leak", second.cases[here].name, found, key=key)
-        findings.add(len(second.cases), one_leak)  # after all else
+        return Finding("split-leak", second.cases[here].name, found, key=key)
+
+    after_all_else, first_ones = len(second.cases), places[:MOST].tolist()
+    findings.add_first("split-leak", after_all_else, len(places), starmap(leak, first_ones))
     second.findings.listed += findings.listed
     second.findings.counts.update(findings.counts)

@@ -16,7 +16,7 @@ from shardtool.dataset.shard_file import is_packed, open_shard
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, OutputFailed, ShardError, StoreFailed, printable
 from shardtool.values import IMAGE_ENDINGS
-from shardtool.verbs.verify.findings import Finding
+from shardtool.verbs.verify.findings import MOST, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +33,6 @@ JSON_LIMIT = 8_000_000  # its objects take up to 22 times its bytes: `[],` is a 
 _NUMBER_LIMIT = 100  # digits
 _WHOLE = re.compile(rb"[+-]?[0-9]+")  # readers take the text for an int: neither 3.5 nor 1e3 is one
 _NUMBER_BYTES = 2**12  # with the white space around them
-_MOST = 100  # findings of a shard: the rest says nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def _decode(task: Task, found: Survey, examined: ShardExamination) -> None:
                 wrong = None if check.whole and length > check.limit else _wrong(check, shard, offset, length)
                 if wrong is None:
                     examined.undecoded += 1
-                elif wrong and len(examined.findings) >= _MOST:
+                elif wrong and len(examined.findings) >= MOST:
                     examined.more[check.code] = examined.more.get(check.code, 0) + 1
                 elif wrong:
                     place, text = None if packed else offset, walked_text(found.names[found.codes[at]])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import CreateOptions, SampleFailed, create
+from shardtool import CreateOptions, InvalidRequest, SampleFailed, create
 from shardtool.cli.text import read_speed_text
 from shardtool.verbs.inspect import read_speed as module
 from shardtool.verbs.inspect.read_speed import ReadSpeed, Speed, read_speed
@@ -127,3 +128,11 @@ def test_a_missing_shard(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ran = typed("inspect", dataset, "--read-speed")
     assert ran.code == 4
     assert shard.name in ran.err
+
+
+def test_no_samples(tmp_path: Path) -> None:
+    """Where there is nothing to read, no speed is told."""
+    with tarfile.open(tmp_path / "out-000000.tar", "w"):
+        pass
+    with pytest.raises(InvalidRequest, match="no samples"):
+        read_speed(str(tmp_path), seconds=0)
