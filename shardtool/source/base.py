@@ -22,7 +22,7 @@ from shardtool.format import zip_read
 from shardtool.skipped import SkipCode
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of, read_file
 from shardtool.storage.places import for_each, read_small
-from shardtool.values import FILE, LINK, counted, placed, show_time, source_name
+from shardtool.values import FILE, LINK, SPAN, counted, placed, show_time, source_name
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -219,17 +219,31 @@ class Spans:
     form: str
 
 
-def file_tasks(
-    entries: Entries, rows: Rows, places: Rows, *, reads: int = 1, most: int = FILES_A_TASK
-) -> Iterator[tuple[Rows, Files]]:
-    """Yield some of the places in `rows` of files at a time, `most` of them, and what to read for them."""
-    for at in range(0, len(places), most):
-        chunk = places[at : at + most]
+def payload_tasks(
+    entries: Entries, rows: Rows, *, reads: int = 1, most: int = FILES_A_TASK
+) -> list[tuple[Rows, Files | Spans]]:
+    """Return what to read for rows that are in files, shards or archives, and the places in `rows` of each task's.
+
+    Args:
+        entries: The samples.
+        rows: The rows; what others hold is read otherwise.
+        reads: How many files are read at the same time.
+        most: How many files a task has.
+    """
+    import numpy as np
+
+    kinds = entries.rows.kind[rows]
+    places = np.flatnonzero((kinds == FILE) | (kinds == LINK))
+    chunks = [places[at : at + most] for at in range(0, len(places), most)]
+    tasks: list[tuple[Rows, Files | Spans]] = []
+    for chunk in chunks:
         paths = tuple([entries.root + placed(path, entries.folders) for path in entries.paths(rows[chunk])])
-        yield chunk, Files(paths, bytes(entries.rows.kind[rows[chunk]] == LINK), reads)
+        tasks.append((chunk, Files(paths, bytes(kinds[chunk] == LINK), reads)))
+    places = np.flatnonzero(kinds == SPAN)
+    return [*tasks, *(_span_tasks(entries, rows, places) if len(places) else ())]
 
 
-def span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Spans]]:
+def _span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Rows, Spans]]:
     """Yield, for each shard or archive, the places of its payloads in `rows`, in their order, and what to read."""
     import numpy as np
 
@@ -325,21 +339,14 @@ class Scalars:
     failed: tuple[tuple[int, SkipCode, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarTask:
-    """The payloads of a field to read."""
-
-    field: str
-    payloads: Files | Spans
-
-
-def read_scalars(task: ScalarTask) -> Scalars:
-    """Return the scalars of payloads. Runs in a worker.
+def read_scalars(task: tuple[str, Files | Spans]) -> Scalars:
+    """Return the scalars of a field's payloads. Runs in a worker.
 
     Raises:
         CorruptShard: A shard cannot be read.
     """
-    return scalars_of(task.field, _payloads(task.payloads))
+    field, payloads = task
+    return scalars_of(field, _payloads(payloads))
 
 
 def scalars_of(field: str, payloads: Iterable[bytes | OSError]) -> Scalars:

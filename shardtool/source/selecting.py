@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,12 +22,11 @@ from shardtool.source.base import (
     LONG_TEXT,
     TASKS,
     Listing,
-    ScalarTask,
+    Scalars,
     check_skipped,
-    file_tasks,
+    payload_tasks,
     read_scalars,
     scalars_of,
-    span_tasks,
 )
 from shardtool.storage.places import read_small
 from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.request.options import SelectingOptions
     from shardtool.skipped import SkipCode
-    from shardtool.source.base import Files, Scalars, Spans
 
     Rows = NDArray[np.int64]
 
@@ -244,25 +242,6 @@ def _given_keys(given: object) -> list[bytes]:
 # column of a field that is a plain number or a short text.
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What workers found in the payloads of a field.
-
-    Attributes:
-        lines: A JSON object and a newline for each payload.
-        rows: int64, the row of each.
-        kinds: For each name, how many of its values are of which kind.
-        long: For each name, how many of its values are texts that were left out, for they are far too long.
-        failed: The samples whose field cannot be read, by their places.
-    """
-
-    lines: bytes
-    rows: Rows
-    kinds: Mapping[str, Counter[str]]
-    long: Counter[str]
-    failed: Mapping[int, Skipped]
-
-
 def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
     """Return the samples with columns from a JSON field; those where it cannot be read are among `skipped`.
 
@@ -282,29 +261,25 @@ def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
         raise InvalidRequest(
             option("columns_from"), problem, expected="a folder, a zip, or a tar that is not compressed"
         )
-    found = _read(listed, field, rows, pool)
-    if len(found.failed) < len(rows):
-        entries, notes = _with_table(entries, field, found)
-    if found.failed:
-        entries = entries.take(np.setdiff1d(np.arange(len(entries)), np.array([*found.failed])))
-        left = replace(listed, skipped=(*listed.skipped, *found.failed.values()), digest=None)
+    found, rows, failed = _read(listed, field, rows, pool)
+    if len(failed) < len(rows):
+        entries, notes = _with_table(entries, field, found, rows)
+    if failed:
+        entries = entries.take(np.setdiff1d(np.arange(len(entries)), np.array([*failed])))
+        left = replace(listed, skipped=(*listed.skipped, *failed.values()), digest=None)
     return replace(left, entries=entries, notes=(*listed.notes, *notes))
 
 
-def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> _Found:
-    """Return what workers find in a field's payloads."""
-    entries = listed.entries
-    spans, inline, places = entries.rows.kind[rows] == SPAN, entries.rows.kind[rows] == INLINE, np.arange(len(rows))
-    most = min(len(rows) // TASKS + 1, FILES_A_TASK)
-    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, places[~spans & ~inline], most=most)]
-    if spans.any():
-        tasks += span_tasks(entries, rows, places[spans])
-    done = dict(pool.map(read_scalars, [ScalarTask(field, task) for _, task in tasks]))
+def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> tuple[Scalars, Rows, dict[int, Skipped]]:
+    """Return what workers find in a field's payloads, the row of each, and the samples whose payload is not read."""
+    entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
+    tasks = payload_tasks(entries, rows, most=min(len(rows) // TASKS + 1, FILES_A_TASK))
+    done = dict(pool.map(read_scalars, [(field, task) for _, task in tasks]))
     parts = [which for which, _ in tasks]
-    if inline.any():
+    if len(inline):
         texts = entries.values.inline[field].gather(entries.owners(rows[inline])).split(b"\0")[:-1]
         done[len(parts)] = scalars_of(field, texts)
-        parts.append(places[inline])
+        parts.append(inline)
     kinds, long, failed = dict[str, Counter[str]](), Counter[str](), dict[int, Skipped]()
     for number, which in enumerate(parts):
         long.update(done[number].long)
@@ -315,7 +290,7 @@ def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> _Found:
             sample = int(entries.owners(row))
             failed[sample] = Skipped(entries.key(sample), _path(listed, row), code, f"field {field!r}: {message}")
     lines = b"".join([done.pop(number).lines for number in range(len(parts))])
-    return _Found(lines, rows[np.concatenate(parts)], kinds, long, failed)
+    return Scalars(lines, kinds, long, b"", ()), rows[np.concatenate(parts)], failed
 
 
 def _failures(entries: Entries, rows: Rows, scalars: Scalars) -> Iterator[tuple[int, SkipCode, str]]:
@@ -337,8 +312,8 @@ def _path(listed: Listing, row: int) -> str:
     return listed.shards[int(entries.files_of(np.array([row]))[0])]
 
 
-def _with_table(entries: Entries, field: str, found: _Found) -> tuple[Entries, list[str]]:
-    """Return the samples with the columns that lines of JSON are, and notes."""
+def _with_table(entries: Entries, field: str, found: Scalars, rows: Rows) -> tuple[Entries, list[str]]:
+    """Return the samples with the columns that lines of JSON are, one for each of `rows`, and notes."""
     from shardtool.select.join import with_columns
     from shardtool.table.columns import check_names, check_sidecar_names
     from shardtool.table.open import MemoryTable, read_columns, read_json_lines
@@ -362,7 +337,7 @@ def _with_table(entries: Entries, field: str, found: _Found) -> tuple[Entries, l
     check_names(where, names)
     check_sidecar_names(where, names, remedy=f"make no columns of it ({option('columns_from')})")
     places = np.full(len(entries), -1, np.int64)
-    places[entries.owners(found.rows)] = np.arange(len(found.rows))
+    places[entries.owners(rows)] = np.arange(len(rows))
     entries, replaced = with_columns(entries, table, read_columns(table, names, ()), places)
     return entries, [*notes, *replaced]
 

@@ -18,7 +18,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.request.results import Observer
-from shardtool.source.base import FILES_A_TASK, Files, Spans, file_tasks, files_at_once, span_tasks
+from shardtool.source.base import FILES_A_TASK, Files, Spans, files_at_once, payload_tasks
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
 from shardtool.storage.places import together
 from shardtool.values import FILE, INLINE, LINK, SPAN
@@ -142,15 +142,10 @@ def _read(
     import numpy as np
 
     sums, kinds = [-1] * len(rows), entries.rows.kind[rows]
-    spans = np.flatnonzero(kinds == SPAN)
-    files = np.flatnonzero((kinds == FILE) | (kinds == LINK))
-    reads = 1
-    if len(files):
-        reads, _ = files_at_once(entries, min(-(-len(files) // FILES_A_TASK), cores()))
-    tasks: list[tuple[Rows, Files | Spans]] = [*file_tasks(entries, rows, files, reads=reads)]
-    if len(spans) and entries.known_spans.files:
-        tasks += span_tasks(entries, rows, spans)
-    elif len(spans) and source is not None:
+    spans, files = np.flatnonzero(kinds == SPAN), int(np.count_nonzero((kinds == FILE) | (kinds == LINK)))
+    reads = files_at_once(entries, min(-(-files // FILES_A_TASK), cores()))[0] if files else 1
+    tasks = payload_tasks(entries, rows, reads=reads)
+    if len(spans) and source is not None and not entries.known_spans.files:
         sink = _Sums(entries.known_spans.offset[rows[spans]], entries.rows.size[rows[spans]], kind)
         source.write_binary(sink)
         for at, value in zip(spans.tolist(), sink.sums, strict=True):

@@ -369,18 +369,13 @@ def places_among(keys: Names, others: Names) -> NDArray[np.int64]:
 
     found = np.full(len(keys), -1, np.int64)
     ours, theirs = (hashes(names) % np.uint64(_PARTS) for names in (keys, others))
+    sought, values = keys.array(), others.array()
     for part in range(_PARTS):
         some, among = np.flatnonzero(ours == part), np.flatnonzero(theirs == part)
-        place = pc.index_in(_arrow(keys, some), value_set=_arrow(others, among))
+        place = pc.index_in(sought.take(number_array(some)), value_set=values.take(number_array(among)))
         known = arrow.places(place.is_valid())
         found[some[known]] = among[arrow.numbers(place)[known]]
     return found
-
-
-def _arrow(keys: Names, which: NDArray[np.int64]) -> pa.Array:
-    """Return some keys, each with its NUL, as an Arrow array."""
-    parts = [None, pa.py_buffer(keys.starts), pa.py_buffer(keys.data)]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(keys), parts).take(number_array(which))
 
 
 def hashes(keys: Names) -> NDArray[np.uint64]:
