@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 webdriver = pytest.importorskip("selenium.webdriver")
 keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
 select = pytest.importorskip("selenium.webdriver.support.ui").Select
+wait = pytest.importorskip("selenium.webdriver.support.wait")
 
 _CHROMIUM, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 _SWITCHES = (
@@ -159,7 +160,7 @@ def test_keys_reach_everything(browser: Any, page: Path) -> None:
     assert first != second
     _press(browser, keys.ESCAPE)
     assert not browser.execute_script("return document.getElementById('view').open")
-    assert browser.execute_script(_HERE) == 1
+    wait.WebDriverWait(browser, 10).until(lambda one: one.execute_script(_HERE) == 1)  # once the view has closed
 
 
 def test_one_tab_stop_leads_past_the_grid(browser: Any, page: Path) -> None:
