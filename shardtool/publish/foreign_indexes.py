@@ -651,7 +651,7 @@ class Exporter:
                 whose = f"names other shards ({listing(others, 3)})" if indexes.is_ours(old) else "is not ours"
                 self._note(
                     f"{indexes.README} {whose}, and stays: unless it names the shards as data_files, Hugging Face "
-                    "load_dataset(folder) takes the JSON files for the data (written into an empty folder, it has the lines)"
+                    "load_dataset(folder) takes the JSON files for the data (one that we write has the lines)"
                 )
                 return None
         return indexes.readme(datasets, there)
