@@ -39,7 +39,7 @@ from shardtool.values import (
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -353,12 +353,21 @@ def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
     return np.flatnonzero(keys.hashes() <= last)
 
 
-def far_notes(taken: int, total: int, share: float | str) -> Iterator[str]:
-    """Yield that the hashes of few keys took far more, or far fewer, than the share of all samples."""
+def share_of(keys: Names, share: float | str) -> tuple[NDArray[np.int64], list[str]]:
+    """Return what `sample_by_key` does; and notes, where the hashes of few keys took far more or fewer than the share.
+
+    Raises:
+        InvalidRequest: `share` is no such number, or takes no sample.
+    """
+    taken, total = sample_by_key(keys, share), len(keys)
+    if not len(taken):
+        found = f"none of {total:,} samples falls into {share}"
+        raise InvalidRequest(option("sample"), found, expected="one sample or more")
     wanted = _share(share) * total
-    if abs(taken - wanted) * _FAR > wanted:
-        found = f"{option('sample', share)} takes {taken:,} of {counted(total, 'sample')}"
-        yield f"{found}: a hash of each key decides, and few keys fall unevenly ({option('head')} takes a number)"
+    if abs(len(taken) - wanted) * _FAR <= wanted:
+        return taken, []
+    found = f"{option('sample', share)} takes {len(taken):,} of {counted(total, 'sample')}"
+    return taken, [f"{found}: a hash of each key decides, and few keys fall unevenly ({option('head')} takes a number)"]
 
 
 def _share(share: float | str) -> Fraction:

@@ -31,7 +31,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
-from shardtool.select.names import far_notes, find_groups, grouped, sample_by_key
+from shardtool.select.names import find_groups, grouped, share_of
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.scan import ALWAYS, ListedTask, stat_listed
@@ -361,12 +361,10 @@ class ManifestSource(Source):
         """
         options = self._options
         keys = names if groups is None else names.take(groups.first)
-        samples = np.arange(len(keys)) if options.sample is None else sample_by_key(keys, options.sample)
-        if not len(samples):
-            found = f"none of {len(keys):,} samples falls into {options.sample}"
-            raise InvalidRequest(option("sample"), found, expected="one sample or more")
+        samples = np.arange(len(keys))
         if options.sample is not None:
-            self.notes += far_notes(len(samples), len(keys), options.sample)
+            samples, notes = share_of(keys, options.sample)
+            self.notes += notes
         samples = samples[: options.head]
         rows = samples if groups is None else np.flatnonzero(np.isin(groups.of_part, samples))
         self.keep(rows)

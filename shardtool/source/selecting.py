@@ -109,7 +109,9 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
 
         asked = with_names(table_of(listed), pairs("values", options.values))
         taken = matching(asked, query, listed.all_classes)
-        listed = take_some(listed, taken, option("where"), f"no sample for which {query}")
+        if not len(taken):
+            raise InvalidRequest(option("where"), f"no sample for which {query}", expected="one sample or more")
+        listed = replace(listed, entries=listed.entries.take(taken))
     values = pairs("values", options.values)
     if not (values or options.classes):
         return listed
@@ -152,13 +154,10 @@ def sampled(listed: Listing, options: SelectingOptions) -> Listing:
     """
     if options.sample is None:
         return listed
-    from shardtool.select.names import far_notes, sample_by_key
+    from shardtool.select.names import share_of
 
-    total = len(listed.entries)
-    none = f"none of {total:,} samples falls into {options.sample}"
-    chosen = sample_by_key(listed.entries.keys, options.sample)
-    found = take_some(listed, chosen, option("sample"), none)
-    return replace(found, notes=(*found.notes, *far_notes(len(chosen), total, options.sample)))
+    samples, notes = share_of(listed.entries.keys, options.sample)
+    return replace(listed, entries=listed.entries.take(samples), notes=(*listed.notes, *notes))
 
 
 def first_of(listed: Listing, options: SelectingOptions) -> Listing:
@@ -177,17 +176,6 @@ def table_of(listed: Listing) -> pa.Table:
     from shardtool.source import folder_samples
 
     return folder_samples.table_of(listed.entries)
-
-
-def take_some(listed: Listing, samples: NDArray[np.int64], option: str, found: str) -> Listing:
-    """Return some of the samples.
-
-    Raises:
-        InvalidRequest: There are none.
-    """
-    if not len(samples):
-        raise InvalidRequest(option, found, expected="one sample or more")
-    return replace(listed, entries=listed.entries.take(samples))
 
 
 _SHOWN_KEYS = 5  # in a message

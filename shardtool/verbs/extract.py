@@ -119,7 +119,7 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
         CorruptShard: A dataset is damaged.
     """
     from shardtool.select.names import resolve_duplicates
-    from shardtool.source.selecting import places_of_keys, take_some
+    from shardtool.source.selecting import places_of_keys
     from shardtool.source.shards import ShardSource
 
     made = not options.fields and all(map(_labels_folders, datasets))  # `create` makes them, and their column, again
@@ -128,7 +128,7 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
     listed = source.list_samples(pool, notes.observer)
     if options.keys_from is not None:
         places = places_of_keys(listed.entries.keys, options.keys_from)
-        listed = take_some(listed, places, option("keys_from"), "no sample")
+        listed = replace(listed, entries=listed.entries.take(places))
     where = [to_text(one.path) for one in listed.entries.known_spans.files]
     resolve_duplicates(listed.entries, "error", where, where=listed.name)
     metadata = listed.entries.metadata
