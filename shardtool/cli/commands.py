@@ -220,6 +220,18 @@ def divide_datasets(names: tuple[str, ...]) -> tuple[list[str | list[str]], list
     return _together(names[:at]), [*names[at:]]
 
 
+def _and_last(names: tuple[str, ...], missing: str) -> tuple[list[str], str]:
+    """Return the names of datasets, and where they go to.
+
+    Raises:
+        UsageError: There is only one name.
+    """
+    *datasets, last = names
+    if not datasets:
+        raise click.UsageError(missing)
+    return datasets, last
+
+
 def _together(names: Sequence[str]) -> list[str | list[str]]:
     """Return datasets, shards of one folder that follow each other being one: a shell has expanded a pattern."""
     found: list[str | list[str]] = []
@@ -349,13 +361,9 @@ def copy(names: tuple[str, ...], asked: Callable[[], CopyOptions], how: Running)
     from shardtool.cli.text import copied_text
     from shardtool.verbs.copy import copy as run
 
-    *dataset, dest = names
-    if not dataset:
-        message = "no DEST: put the folder, or the prefix, that DATASET is copied into last."
-        raise click.UsageError(message)
+    dataset, dest = _and_last(names, "no DEST: put the folder, or the prefix, that DATASET is copied into last.")
     options = asked()
-    work = partial(run, dataset[0] if len(dataset) == 1 else dataset, dest, options)
-    _carry_out(work, how, copied_text, always=options.dry_run)
+    _carry_out(partial(run, dataset, dest, options), how, copied_text, always=options.dry_run)
 
 
 @verb("DATASET... DIR", ExtractOptions, without=("start_method",))
@@ -381,10 +389,7 @@ def extract(names: tuple[str, ...], asked: Callable[[], ExtractOptions], how: Ru
     from shardtool.cli.text import extracted_text
     from shardtool.verbs.extract import extract as run
 
-    *dataset, folder = names
-    if not dataset:
-        message = "no DIR: put the folder that samples are written to last."
-        raise click.UsageError(message)
+    dataset, folder = _and_last(names, "no DIR: put the folder that samples are written to last.")
     options = asked()
     _carry_out(partial(run, in_files(dataset), folder, options), how, extracted_text, always=options.dry_run)
 
@@ -408,8 +413,7 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: Runn
     from shardtool.verbs.remove import remove as run
 
     options = asked()
-    dataset = names[0] if len(names) == 1 else names
-    _carry_out(partial(run, dataset, options), how, removed_text, always=options.dry_run)
+    _carry_out(partial(run, names, options), how, removed_text, always=options.dry_run)
 
 
 @described

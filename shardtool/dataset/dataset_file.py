@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import FORMATS, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
+from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.results import RunRecord
 from shardtool.storage.places import read_small
-from shardtool.values import source_text, to_bytes
+from shardtool.values import local_name, source_text, to_bytes
 from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
@@ -124,6 +124,11 @@ class DatasetFile:
     appends: tuple[int, ...] = ()
     shards_folder: str = ""
     part_of: int = 0
+
+    @property
+    def skipped_file(self) -> str:
+        """What the file system calls the list of what was left out."""
+        return local_name(self.name) + SKIPPED_SUFFIX
 
     def part(self, names: Sequence[str]) -> DatasetFile:
         """Return what is said of some of the shards, in this order."""

@@ -22,6 +22,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.request.texts import MOST_PARTS, Part
 from shardtool.skipped import SkipCode, Skipped
+from shardtool.storage.places import join, read_small
 from shardtool.values import counted, local_name, output_text, to_bytes
 from shardtool.wording import option
 
@@ -85,6 +86,25 @@ def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
         raise CorruptShard(where, counted(rows, "row"), expected=expected, remedy=LOOK)
     if dataset.skipped_crc not in (None, crc32c(data)):
         raise CorruptShard(where, "its checksum is not the one in the dataset file", remedy=LOOK)
+
+
+def skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
+    """Return the list of what was left out of a dataset.
+
+    Args:
+        file: What the dataset file says.
+        folder: Where that lies.
+
+    Raises:
+        CorruptShard: The list cannot be read, or is another.
+    """
+    where = join(folder, file.skipped_file)
+    try:
+        data = read_small(where) if file.skipped else b""
+    except OSError as error:
+        raise CorruptShard(where, reason(error)) from None
+    check_skipped_file(data, file, where)
+    return read_skipped(data, where)
 
 
 def merged(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:

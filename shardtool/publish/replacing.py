@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset
-from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, replacing_name
+from shardtool.pattern import DATASET_SUFFIX, replacing_name
 from shardtool.publish.records import wrong_size
 from shardtool.values import local_name
 
@@ -56,8 +56,7 @@ def finish(folder: Folder, base: str) -> None:
     file = read_dataset(data, where)
     sizes = {local_name(one.name): one.size for one in file.shards}
     sizes |= {local_name(one.sidecar): one.sidecar_size for one in file.shards}
-    skipped = local_name(file.name) + SKIPPED_SUFFIX
-    staged = [one for one in folder.staged() if one.name in sizes or one.name == skipped]
+    staged = [one for one in folder.staged() if one.name in sizes or one.name == file.skipped_file]
     waiting = {one.name for one in staged}
     there = folder.facts(name for name in sizes if name not in waiting)
     for name, size in sizes.items():
@@ -67,6 +66,6 @@ def finish(folder: Folder, base: str) -> None:
     if staged:
         folder.publish(*staged)
     if not file.skipped:
-        folder.remove([skipped])
+        folder.remove([file.skipped_file])
     folder.publish(folder.stage_whole(base + DATASET_SUFFIX, data))
     folder.remove([plan])

@@ -244,10 +244,6 @@ class OutputOptions(WorkerOptions):
             remedy = "Write it in one run, or pack the samples as they are in parts, and change them before or after."
             raise InvalidRequest(part, f"used with {option(found)}", expected=why, remedy=remedy)
 
-    def of_transform(self) -> Transform | None:
-        """Return what is done to samples; None: nothing."""
-        return None
-
     def of_shuffle(self) -> ReshardOptions | None:
         """Return how samples that lie in shards are brought into another order; None: they lie in none."""
         return None

@@ -17,21 +17,8 @@ from types import MappingProxyType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shardtool.errors import InvalidRequest
+from shardtool.request import texts
 from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
-from shardtool.request.texts import (
-    SLURM,
-    delimiter,
-    pair,
-    pairs,
-    parse_part,
-    parse_shares,
-    parts,
-    pixels,
-    share,
-    shares_text,
-    size,
-    whole,
-)
 from shardtool.values import parse_size
 from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, option, typed_option
 
@@ -140,8 +127,8 @@ def like(kind: type, name: str, **others: Any) -> Any:
 def texts_of(kind: type) -> list[str]:
     """Return a line for each option of a class, and each other name of one, as docstrings have them."""
     known, others = facts(kind), {one.name: one.metadata.get("means", "") for one in fields(kind)}
-    texts = {name: known[name].text if name in known else means and f"As {means}." for name, means in others.items()}
-    return [f"    {name}: {text}" for name, text in texts.items() if text]
+    said = {name: known[name].text if name in known else means and f"As {means}." for name, means in others.items()}
+    return [f"    {name}: {text}" for name, text in said.items() if text]
 
 
 def described(kind: type[Options]) -> type[Options]:
@@ -218,7 +205,7 @@ def by_key(options: type, family: str, given: object) -> dict[str, object]:
     """
     known = [one for one, known in facts(options).items() if known.within_family == family]
     pieces = [*given.items()] if isinstance(given, Mapping) else []
-    for part in parts(family, given) if not pieces else ():
+    for part in texts.parts(family, given) if not pieces else ():
         key, equals, value = part.partition("=")
         if not equals and pieces and _name(key) not in known and isinstance(pieces[-1][1], str):
             pieces[-1] = (pieces[-1][0], f"{pieces[-1][1]},{part}")  # a comma within a value
@@ -236,7 +223,7 @@ def by_key(options: type, family: str, given: object) -> dict[str, object]:
         if is_flag != isinstance(value, bool):
             expected = f"{key}, without a value" if is_flag else f"{key}=VALUE"
             raise InvalidRequest(option(family), repr(key), expected=expected)
-        found[name] = whole(value) if facts(options)[name].within and isinstance(value, str) else value
+        found[name] = texts.whole(value) if facts(options)[name].within and isinstance(value, str) else value
     return found
 
 
@@ -301,7 +288,7 @@ class Settings:
         for name, one in facts(type(self)).items():
             value = self._plain(name, getattr(self, name))
             if one.recorded and value != self.__dataclass_fields__[name].default:
-                value = "{}x{}".format(*pixels(name, value)) if one.form == "pixels" else value
+                value = "{}x{}".format(*texts.pixels(name, value)) if one.form == "pixels" else value
                 found[name] = list(value) if isinstance(value, tuple) else value
         return found
 
@@ -346,11 +333,11 @@ class Settings:
         if form == "function" and callable(value):
             text: object = _function_name(value)
         elif form == "shares" and isinstance(value, Mapping):
-            text = shares_text(value)
+            text = texts.shares_text(value)
         elif form == "pairs" and isinstance(value, Mapping):
-            text = tuple(pair(name, *both) for both in value.items())
+            text = tuple(texts.pair(name, *both) for both in value.items())
         elif form == "delimiter" and isinstance(value, str):
-            text = delimiter(name, value)
+            text = texts.delimiter(name, value)
         elif isinstance(value, list) and is_several(type(self), name):
             text = (*value,)
         else:
@@ -365,10 +352,10 @@ class Settings:
         if {*allowed} <= _ONE_TEXT and not isinstance(value, tuple(get_origin(one) or one for one in allowed)):  # type: ignore[misc]
             shown = ",".join(map(str, value if isinstance(value, _CONTAINERS) else [value])) if value else "..."
             raise InvalidRequest(option(name), repr(value), expected=f"one text, such as {shown!r}")
-        texts = choices(type(self), name)
+        known = choices(type(self), name)
         for one in value if several else (value,):
-            if texts and one not in texts and not (one is None and type(None) in allowed):
-                raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(texts)}")
+            if known and one not in known and not (one is None and type(None) in allowed):
+                raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(known)}")
 
     def _check_others(self, name: str) -> None:
         """Refuse an option without another that it needs, and with one that it cannot go together with."""
@@ -389,11 +376,13 @@ class Settings:
 
 
 _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
-    "size": lambda name, value, _facts: size(name, value),
-    "share": lambda name, value, _facts: share(name, value),
-    "pairs": lambda name, value, facts: pairs(name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"),
-    "shares": lambda _name, value, _facts: value == {} or parse_shares(shares_text(value)),
-    "part": lambda _name, value, _facts: value == SLURM or parse_part(value),
+    "size": lambda name, value, _facts: texts.size(name, value),
+    "share": lambda name, value, _facts: texts.share(name, value),
+    "pairs": lambda name, value, facts: texts.pairs(
+        name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"
+    ),
+    "shares": lambda _name, value, _facts: value == {} or texts.parse_shares(texts.shares_text(value)),
+    "part": lambda _name, value, _facts: value == texts.SLURM or texts.parse_part(value),
 }
 
 
@@ -465,9 +454,9 @@ def check_choice(name: str, value: object, literal: object) -> None:
     Raises:
         InvalidRequest: It is none.
     """
-    texts = get_args(literal)
-    if value not in texts:
-        raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(texts)}")
+    known = get_args(literal)
+    if value not in known:
+        raise InvalidRequest(name, repr(value), expected=f"one of {', '.join(known)}")
 
 
 def check_least(name: str, value: object, least: int = 1) -> None:

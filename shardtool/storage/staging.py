@@ -533,9 +533,9 @@ def _special(path: str | bytes, mode: int, folder: int | None = None) -> str:
     return f"a link to {found}" if found else ""
 
 
-def _unlink(path: str) -> None:
-    check_replaceable(path)
-    os.unlink(path)
+def _unlink(path: str | bytes, folder: int | None = None) -> None:
+    check_replaceable(path, folder)
+    os.unlink(path, dir_fd=folder)
 
 
 def _create(path: str) -> int:
@@ -656,7 +656,8 @@ class Tree:
         try:
             parent = self._parents.get(folder) or self._parent(folder)
             if there == "overwrite":
-                _make_way(parent, name)
+                with suppress(FileNotFoundError):
+                    _unlink(name, parent)
             try:
                 _write(parent, name, blocks())
             except FileExistsError:
@@ -665,7 +666,7 @@ class Tree:
                     return False
                 if there != "finish" or not same:
                     raise
-                _make_way(parent, name)
+                _unlink(name, parent)
                 _write(parent, name, blocks())
         except OSError as error:
             raise _tree_failed(self.full_path(path), error) from None
@@ -717,12 +718,6 @@ def _tree_failed(path: str, error: OSError) -> OutputExists | OutputFailed:
     found = "there already" if error.errno == errno.EEXIST else f"in the way: {reason(error)}"
     remedy = f"Choose another folder, or {either('overwrite=True', '--overwrite files')}."
     return OutputExists(path, found, remedy=remedy)
-
-
-def _make_way(parent: int, name: bytes) -> None:
-    check_replaceable(name, parent)
-    with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=parent)
 
 
 def _write(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> None:

@@ -38,7 +38,7 @@ from shardtool.errors import (  # fmt: skip
     reason,
     without_secrets,
 )
-from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, is_shard_name, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.publisher import check_space
 from shardtool.publish.records import LOOK, check_skipped_file, wrong_size
@@ -192,14 +192,9 @@ class CopySource:
         return folder_of(self.path)
 
     @property
-    def skipped_name(self) -> str:
-        """The name of the list of what was left out."""
-        return local_name(self.file.name) + SKIPPED_SUFFIX
-
-    @property
     def names(self) -> tuple[list[str], list[str]]:
         """The names of all that lies beside the dataset file, itself too, and those of the shards."""
-        beside = [self.name, self.skipped_name, *(one.sidecar.name for one in self.pairs)]
+        beside = [self.name, self.file.skipped_file, *(one.sidecar.name for one in self.pairs)]
         return beside, [one.shard.name for one in self.pairs]
 
     def has_changed(self) -> bool:
@@ -240,7 +235,7 @@ def _open_source(given: Given) -> CopySource:
     source = CopySource(path, data, file, pairs, b"")
     if not file.skipped:
         return source
-    list_path = join(folder, source.skipped_name)
+    list_path = join(folder, source.file.skipped_file)
     skipped = _read(list_path)
     check_skipped_file(skipped, file, list_path)
     return replace(source, skipped=skipped)
@@ -311,7 +306,7 @@ class CopyDestination:
         gone = {local_name(one.sidecar) for one in self.old.shards} - {one.sidecar.name for one in pairs}
         shards = {local_name(one.name) for one in self.old.shards} - {one.shard.name for one in pairs if same}
         if self.old.skipped and not self.source.skipped:
-            gone.add(self.source.skipped_name)
+            gone.add(self.source.file.skipped_file)
         return sorted(gone), sorted(shards)
 
 
@@ -594,10 +589,10 @@ class _Carrier:
         """Publish what waits, remove what only the old dataset file lists, and publish the new one."""
         goal, source = self.goal, self.goal.source
         first: list[DurableFile] = []
-        fact = goal.facts[0].get(source.skipped_name)
+        fact = goal.facts[0].get(source.file.skipped_file)
         there = fact is not None and fact.size == len(source.skipped)
-        if source.skipped and not (there and goal.folder.read(source.skipped_name) == source.skipped):
-            first.append(goal.folder.stage_whole(source.skipped_name, source.skipped))
+        if source.skipped and not (there and goal.folder.read(source.file.skipped_file) == source.skipped):
+            first.append(goal.folder.stage_whole(source.file.skipped_file, source.skipped))
         if goal.data == source.data and not first:
             return
         last = goal.folder.stage_whole(source.name, source.data)

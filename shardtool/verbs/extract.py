@@ -88,27 +88,26 @@ def extract(
         notes.add(*listed.notes)
         entries, names = listed.entries, _names(listed.entries, by_key=options.by_key)
         check_names(names)
-        metadata = "" if _metadata(entries) is None else place.full_path(METADATA)
-        result = ExtractResult(
-            folder=place.path,
-            manifest=place.full_path(MANIFEST),
-            metadata=metadata,
-            samples=len(entries),
-            files=len(names),
-            kept=0,
-            size=int(entries.rows.size.sum()),
-            seconds=0,
-            notes=(),
-            create=_same_again(found, entries, metadata, options),
-            dry_run=options.dry_run,
-        )
         kept = 0
         if not options.dry_run:
             place.ready()
             pool.check(Needs(output=place.path))
             with place.lock(_LOCK):
                 kept = _write(listed, names, place, options, pool, notes)
-    return replace(result, kept=kept, seconds=time.monotonic() - begun, notes=tuple(notes.said))
+    metadata = "" if _metadata(entries) is None else place.full_path(METADATA)
+    return ExtractResult(
+        folder=place.path,
+        manifest=place.full_path(MANIFEST),
+        metadata=metadata,
+        samples=len(entries),
+        files=len(names),
+        kept=kept,
+        size=int(entries.rows.size.sum()),
+        seconds=time.monotonic() - begun,
+        notes=tuple(notes.said),
+        create=_same_again(found, entries, metadata, options),
+        dry_run=options.dry_run,
+    )
 
 
 def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Pool, notes: Notes) -> Listing:

@@ -27,14 +27,13 @@ from shardtool.errors import (
     listing,
     memory_for,
     printable,
-    reason,
 )
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
-from shardtool.pattern import DATASET_SUFFIX, SKIPPED_SUFFIX, parse_pattern, replacing_name, sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern, replacing_name, sidecar_name
 from shardtool.publish.publisher import Destination, check_space, clean
-from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
+from shardtool.publish.records import encode_skipped, merged, skipped_rows
 from shardtool.request.calls import by_names
 from shardtool.request.options import RemoveOptions
 from shardtool.request.results import Notes, Observer, RemovedFrom, RemoveResult, RunRecord
@@ -157,7 +156,7 @@ def _opened(folder: Folder, base: str) -> Removal:
     names = [local_name(one.name) for one in file.shards]
     pattern = replace(recorded_pattern(file) or parse_pattern(names), folder=folder.path)
     there = folder.names()
-    own = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, local_name(file.name) + ".skipped"}
+    own = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, file.skipped_file}
     for name in sorted(own):
         if os.path.islink(link := folder.full_path(name)):
             raise OutputExists(
@@ -255,28 +254,9 @@ class Removal:
         """The shards that are written again."""
         return [shard for shard in self.dataset.shards if shard.number in self.rows]
 
-    @property
-    def skipped_file(self) -> str:
-        """The name of the list of what was left out."""
-        return local_name(self.file.name) + SKIPPED_SUFFIX
-
-    def skipped(self) -> list[Skipped]:
-        """Return the list of what was left out.
-
-        Raises:
-            CorruptShard: It is not that of the dataset.
-        """
-        where = self.folder.full_path(self.skipped_file)
-        try:
-            data = self.folder.read(self.skipped_file) if self.file.skipped else b""
-        except OSError as error:
-            raise CorruptShard(where, reason(error)) from None
-        check_skipped_file(data, self.file, where)
-        return read_skipped(data, where)
-
     def gone(self) -> set[str]:
         """Return the marks of the keys of samples that were removed before."""
-        return {one.key for one in self.skipped() if one.code == "removed"}
+        return {one.key for one in skipped_rows(self.file, self.folder.path) if one.code == "removed"}
 
     @memory_for("removing samples")
     def carry_out(self, pool: Pool, notes: Notes, *, dry: bool) -> RemovedFrom:
@@ -337,7 +317,7 @@ class Removal:
             made = self._pack(plan, pool, notes)
             file = self._dataset_file(made, doomed)
             if rows := self._rows():
-                folder.stage_whole(self.skipped_file, rows)
+                folder.stage_whole(self.file.skipped_file, rows)
             for shard in self.shards:
                 beside.drop(local_name(shard.name))
             beside.remove()
@@ -351,7 +331,7 @@ class Removal:
     def _discard(self) -> None:
         """Remove what a killed run has left under temporary names: of any run, for it may hold the samples, too."""
         clean(Destination(self.folder, self.pattern, "error"))
-        self.folder.discard_staged([self.skipped_file, self.base + DATASET_SUFFIX, replacing_name(self.base)])
+        self.folder.discard_staged([self.file.skipped_file, self.base + DATASET_SUFFIX, replacing_name(self.base)])
 
     def _pack(self, plan: Plan, pool: Pool, notes: Notes) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
         """Stage the shards and their sidecars; return what is to be said of each, and its figures before and after."""
@@ -412,7 +392,8 @@ class Removal:
         keys = {*map(printable, self.keys)}
         why = "removed from the dataset; this is a hash of its key"
         new = [Skipped(key_mark(key), "", "removed", why) for key in self.keys]
-        return encode_skipped(merged([one for one in self.skipped() if one.key not in keys], new))
+        old = skipped_rows(self.file, self.folder.path)
+        return encode_skipped(merged([one for one in old if one.key not in keys], new))
 
     def _fingerprint(self, doomed: Entries) -> str:
         """Return the content fingerprint without the samples that go; empty where it is not known."""

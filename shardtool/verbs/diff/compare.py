@@ -13,6 +13,7 @@ from shardtool.dataset.find import recorded_pattern
 from shardtool.dataset.walk import walked_text
 from shardtool.entries.arrow import number_array
 from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.publish.records import skipped_rows
 from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
 from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
@@ -25,7 +26,6 @@ from shardtool.verbs.verify.source import (
     open_again,
     paired,
     recorded_run,
-    skipped_keys,
 )
 from shardtool.wording import option
 
@@ -139,8 +139,8 @@ def with_source(
     keys = set[str]()
     for one in datasets:
         try:
-            keys |= skipped_keys(one.file, one.folder) if one.file else set()
-        except (OSError, CorruptShard):
+            keys |= {row.key for row in skipped_rows(one.file, one.folder)} if one.file else set()
+        except CorruptShard:
             notes.add(f"{one.where}: the list of what was left out cannot be read")
     as_numbers = any(shard.format == "tfrecord" for one in datasets for shard in one.shards)
     left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing), frozenset(keys), as_numbers)

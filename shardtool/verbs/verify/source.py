@@ -21,7 +21,7 @@ from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
-from shardtool.publish.records import read_skipped
+from shardtool.publish.records import skipped_rows
 from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
 from shardtool.request.settings import fits, kinds
 from shardtool.request.texts import pairs
@@ -29,7 +29,7 @@ from shardtool.skipped import is_listed
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import each_once, open_source
 from shardtool.source.sums import inline_sums, source_sums
-from shardtool.storage.places import base_name, join, read_small
+from shardtool.storage.places import base_name, join
 from shardtool.table.columns import places_among
 from shardtool.values import INLINE, URL, counted, output_text, to_bytes
 from shardtool.verbs.verify.findings import Finding
@@ -183,8 +183,8 @@ class Comparison:
         file, skipped = self.subject.file, set[str]()
         if file is not None:
             try:
-                skipped = skipped_keys(file, self.subject.folder)
-            except (OSError, CorruptShard):
+                skipped = {row.key for row in skipped_rows(file, self.subject.folder)}
+            except CorruptShard:
                 self.findings.unchecked.append("what was left out: its list cannot be read")
         lacking = [at for at in np.flatnonzero(~there).tolist() if not is_listed(entries.keys[at], skipped)]
         parts = ("source-missing", self._name, "not in the dataset", "a sample, as in the source")
@@ -509,16 +509,3 @@ def listed_again(
 def has_others(file: DatasetFile) -> bool:
     """Tell whether samples of another source were appended; else the source of the first run has all of them."""
     return bool(file.appends) and not all(run.is_new_of(file.made) for run in file.made.appended)
-
-
-def skipped_keys(file: DatasetFile, folder: str) -> set[str]:
-    """Return the keys in the list of what was left out of a dataset.
-
-    Raises:
-        OSError: The list cannot be read.
-        CorruptShard: It is damaged.
-    """
-    if not file.skipped:
-        return set()
-    name = os.fsdecode(to_bytes(f"{file.name}.skipped"))
-    return {row.key for row in read_skipped(read_small(join(folder, name)), name)}
