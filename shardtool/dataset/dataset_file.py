@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from shardtool.entries.classes import EXPECTED, SHOWN, Classes
+from shardtool.entries.classes import EXPECTED, SHOWN, Classes, is_text
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
@@ -504,7 +504,7 @@ def _checked(where: str, found: object) -> Classes:
         if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
             raise InvalidRequest(option("classes_from"), f"{where} holds no list of names", expected=EXPECTED)
         names = lists[one] = [*given]
-        if not names or not all(isinstance(name, str) and name for name in names):
+        if not names or not all(name and is_text(name) for name in names):
             raise InvalidRequest(option("classes_from"), f"{where} holds what is no name, or none", expected=EXPECTED)
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])

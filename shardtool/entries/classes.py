@@ -79,9 +79,12 @@ def number_classes(found: Collection[bytes], field: str, known: Classes | None) 
 
 def are_names(names: object) -> TypeGuard[list[str]]:
     """Tell whether what a file says is names of classes: texts, each once."""
-    if not isinstance(names, list) or not all(isinstance(name, str) and not _SURROGATE.search(name) for name in names):
-        return False
-    return len({*names}) == len(names)
+    return isinstance(names, list) and all(map(is_text, names)) and len({*names}) == len(names)
+
+
+def is_text(name: object) -> bool:
+    """Tell whether a name is text that UTF-8 has a form for."""
+    return isinstance(name, str) and not _SURROGATE.search(name)
 
 
 def recorded(names: Sequence[str]) -> list[str]:

@@ -32,6 +32,7 @@ Folder = str | os.PathLike[str]
 Form = Literal["", "size", "share", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"]
 
 _MOST = 2**63 - 1  # of a recorded number
+_NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # no text, nor what Python makes of a name that is no UTF-8
 _CONTAINERS = (list, tuple, set, frozenset)
 _ONE_TEXT = {str, os.PathLike[str], type(None)}
 _FACTS: dict[type, dict[str, Facts]] = {}  # by class, as the next one
@@ -354,6 +355,8 @@ class Settings:
             raise InvalidRequest(option(name), repr(value), expected=f"one text, such as {shown!r}")
         known = choices(type(self), name)
         for one in value if several else (value,):
+            if isinstance(one, str) and _NO_TEXT.search(one):  # which no dataset file could record
+                raise InvalidRequest(option(name), repr(one), expected="text that is Unicode")
             if known and one not in known and not (one is None and type(None) in allowed):
                 raise InvalidRequest(option(name), repr(one), expected=f"one of {', '.join(known)}")
 

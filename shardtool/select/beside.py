@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardtool.entries.entries import FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, listing
@@ -15,6 +14,8 @@ from shardtool.values import to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shardtool.entries.entries import Entries, FieldSpans
 
 _Number = TypeVar("_Number", bound=np.generic)
@@ -96,11 +97,9 @@ def _joined(columns: list[NDArray[_Number]], order: NDArray[np.int64]) -> NDArra
 
 def _spans(entries: Entries, other: Entries, order: NDArray[np.int64]) -> FieldSpans:
     """Return where the payloads of both lie: the files of the others come after those of the samples."""
-    ours, theirs, wholes = entries.known_spans, other.known_spans, list[NDArray[np.bool_]]()
+    ours, theirs = entries.known_spans, other.known_spans
     files = [one.files_of(np.arange(len(one.rows.code))) for one in (entries, other)]
-    for one in (entries, other):
-        whole = one.known_spans.whole
-        wholes.append(np.zeros(len(one.rows.code), np.bool_) if whole is None else whole)
+    wholes = [np.zeros(len(one.offset), np.bool_) if one.whole is None else one.whole for one in (ours, theirs)]
     return replace(
         ours,
         files=(*ours.files, *theirs.files),

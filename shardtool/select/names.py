@@ -244,19 +244,14 @@ def make_portable(entries: Entries, *, by_key: bool = True) -> Entries:
         raise InvalidRequest(option("portable"), found, expected=f"{2 * _HASH_LENGTH} at least", remedy="Rename it.")
     unique = tuple(sorted(set(fields), key=str.encode))
     new_code = np.array([unique.index(name) for name in fields], np.uint16)
-    keys = _portable_keys(entries.keys, room)
+    keys, known = _portable_keys(entries.keys, room), (*entries.values.classes, *entries.values.numbers)
     renamed = replace(
         entries,
         keys=keys,
         fields=unique,
         rows=replace(entries.rows, code=new_code[entries.rows.code], paths=paths_of(entries)),
         # In the order of the classes, for that is the one in which the dataset file lists them.
-        values=entries.values.renamed(
-            {
-                name: _portable_field(name)
-                for name in (*entries.values.classes, *entries.values.numbers, *entries.fields)
-            }
-        ),
+        values=entries.values.renamed({name: _portable_field(name) for name in (*known, *entries.fields)}),
         source_paths=True,
     )
     check_case(renamed)
@@ -407,10 +402,8 @@ def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) 
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    types = pa.types
-    numbers = types.is_integer, types.is_floating, types.is_decimal, types.is_boolean
-    times = types.is_date, types.is_time, types.is_timestamp, types.is_duration
-    return is_text(kind) or any(test(kind) for test in (*numbers, *times))
+    times = pa.types.is_date, pa.types.is_time, pa.types.is_timestamp, pa.types.is_duration
+    return is_text(kind) or arrow.is_number(kind) or any(test(kind) for test in times)
 
 
 def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]) -> pa.Table:

@@ -98,3 +98,14 @@ def test_tables_are_not_put_into_words() -> None:
             raise RuntimeError
 
     assert CreateOptions(join=Table(), on="id").on == "id"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [(CreateOptions, {"exclude": ["\ud800"]}), (ReshardOptions, {"where": "\ud800 == 1"})],
+)
+def test_half_of_a_surrogate_pair_is_no_text(kind: type, given: dict[str, Any]) -> None:
+    """No dataset file could record it; names of files that are no UTF-8 have other halves, and can be excluded."""
+    with pytest.raises(InvalidRequest, match="text that is Unicode"):
+        kind(**given)
+    assert CreateOptions(exclude=["\udcff*"]).exclude == ("\udcff*",)

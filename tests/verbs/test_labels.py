@@ -136,6 +136,14 @@ def test_classes_keep_the_numbers_of_another_run(ending: str, tmp_path: Path) ->
     assert verify(tmp_path / "r/r.json", VerifyOptions(workers=1, source=tmp_path / "z/z.json")).findings == ()
 
 
+def test_a_name_of_a_class_is_text(tmp_path: Path) -> None:
+    """Half of a surrogate pair is refused: a dataset file that has it is one that nobody reads."""
+    source = _tree(tmp_path / "in", "cat/0", "dog/0")
+    with pytest.raises(InvalidRequest, match="what is no name"):
+        create(source, f"{tmp_path}/o/o-{{0..}}.tar", _options(label_from_folder=True, classes_from=["cat", "\ud800"]))
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_repair_keeps_the_numbers(tmp_path: Path) -> None:
     """A shard that is made again has the same bytes, also where its class numbers were those of another run."""
     source = _tree(tmp_path / "in", "cat/0", "dog/0", "dog/1")
