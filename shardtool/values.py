@@ -56,6 +56,7 @@ FILE, LINK, INLINE, SPAN, URL = 0, 1, 2, 3, 4
 RESERVED = frozenset(
     b"__%b__" % name for name in (b"key", b"url", b"local_path", b"padding", b"shard", b"offset", b"size", b"fields")
 )
+FIELD_LIMIT = 2**16 - 1  # different fields, and fields of one sample: what a field's number has room for
 NAME_LIMIT = 4096  # bytes of a key, and of a field: what Linux takes as a path; tar readers refuse names of a megabyte
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 

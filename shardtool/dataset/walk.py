@@ -18,7 +18,7 @@ from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misn
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar, tfrecord
-from shardtool.values import BLOCK, is_utf8, source_text
+from shardtool.values import BLOCK, FIELD_LIMIT, is_utf8, source_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,7 +149,6 @@ _FILE_ENDING = re.compile(rb"(?<=[^/])\.[A-Za-z0-9]{1,8}$")  # of a file's name,
 _ENDING = re.compile(r"\.tfrecords?|\.(?:gz|bz2|xz|zst)$", re.IGNORECASE)
 _KEY_LIMIT = 2**20  # bytes: more is an attack, not a key; another feature that could be one is then none
 _ENDLESS = 2**63
-FIELD_LIMIT = 2**16 - 1  # of a sample, as in all that we write
 
 # What a walk keeps, in bytes: columns, names and keys; and how much of that a shard may ask for. A plain shard that a
 # tool wrote needs about its own bytes at most. A compressed one is up to a thousand times as large as its file, but

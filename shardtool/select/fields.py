@@ -20,7 +20,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
 from shardtool.table.columns import BAD_FIELD, no_such
-from shardtool.values import INLINE, is_utf8, to_bytes
+from shardtool.values import FIELD_LIMIT, INLINE, is_utf8, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -241,7 +241,6 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[E
 # names.
 
 
-_MOST = 2**16 - 1  # different fields, and fields of one sample
 _CHUNK = 2**16  # samples, or rows, at a time
 _Value = TypeVar("_Value")
 _Number = TypeVar("_Number", bound=np.generic)
@@ -288,10 +287,10 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     parts = [_merged_rows(entries, code, new, at) for at in range(0, len(entries), _CHUNK)]
     code, source, counts = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     is_old = source >= 0
-    if len(fields) > _MOST or counts.max(initial=0) > _MOST:
+    if len(fields) > FIELD_LIMIT or counts.max(initial=0) > FIELD_LIMIT:
         found = f"{len(fields):,} different fields, {int(counts.max()):,} in one sample"
         remedy = f"Leave some out with {option('drop_fields')}."
-        raise InvalidRequest(option("values"), found, expected=f"at most {_MOST:,}", remedy=remedy)
+        raise InvalidRequest(option("values"), found, expected=f"at most {FIELD_LIMIT:,}", remedy=remedy)
 
     def filled(values: NDArray[_Number], value: int) -> NDArray[_Number]:
         found = np.full(len(source), value, values.dtype)

@@ -24,7 +24,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.fields import paths_of
 from shardtool.select.names import find_groups, grouped
-from shardtool.values import counted, to_bytes, to_text
+from shardtool.values import FIELD_LIMIT, counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _GROUP = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|\(
 _SEPARATORS = b"_-. "
 _NAME = re.compile(rb"(?:^|/)(?:\.{0,2})(?:/|$)")  # a part of a key that is empty, `.` or `..`
 _SHOWN = 3
-_MOST_FIELDS = 2**16 - 1
 
 
 class KeyPattern:
@@ -127,7 +126,7 @@ def with_keys(entries: Entries, pattern: KeyPattern) -> Entries:
     parts = ((left[one // ended], to_bytes(entries.fields[one % ended])) for one in used.tolist())
     names = [b".".join(filter(None, both)) for both in parts]
     fields = sorted({*names})
-    if len(fields) > _MOST_FIELDS:
+    if len(fields) > FIELD_LIMIT:
         found, expected = f"{len(fields):,} different fields, such as '{printable(fields[0])}'", "a few"
         raise InvalidRequest(option("key_pattern"), found, expected=expected)
     code_of = {name: at for at, name in enumerate(fields)}

@@ -22,7 +22,7 @@ from shardtool.names import Names
 from shardtool.select.fields import Field, with_fields
 from shardtool.source.scan import ALWAYS, ScanPart, no_field, pass_over
 from shardtool.storage.places import objects_below
-from shardtool.values import FILE, INLINE, SPLIT_NAMES, counted, split_name, to_bytes, to_text
+from shardtool.values import FIELD_LIMIT, FILE, INLINE, SPLIT_NAMES, counted, split_name, to_bytes, to_text
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
-_FIELD_LIMIT = 2**16 - 1
 _WILD = re.compile(rb"[*?\[]")  # what a glob does not take for itself
 
 
@@ -56,7 +55,7 @@ def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped,
     """
     skipped = sorted([one for part in parts for one in part.skipped], key=lambda one: to_bytes(one.path))
     names = sorted({name for part in parts for name in part.fields})
-    if len(names) > _FIELD_LIMIT:
+    if len(names) > FIELD_LIMIT:
         found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
         remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
         raise InvalidRequest(printable(root), found, expected="a few", remedy=remedy)

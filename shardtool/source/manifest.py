@@ -76,7 +76,7 @@ from shardtool.table.values import (
     render_values,
     unnamed_places,
 )
-from shardtool.values import FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
+from shardtool.values import FIELD_LIMIT, FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ if TYPE_CHECKING:
     Problem = tuple[SkipCode, str]
 
 
-_FIELD_LIMIT = 2**16 - 1
 _GUESSED = 100_000  # bytes of the file of a URL, where nothing says more
 _CHUNK = 2**16  # samples at a time
 _Number = TypeVar("_Number", bound=np.generic)
@@ -348,7 +347,7 @@ class ManifestSource(Source):
             check_unique(rows, source, found)
         elif may_repeat(found):
             groups = find_groups(found, by_key=False)
-            check_endings_differ(rows, source, found, groups.of_part * _FIELD_LIMIT + endings.codes)
+            check_endings_differ(rows, source, found, groups.of_part * FIELD_LIMIT + endings.codes)
             check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
             return found, groups if len(groups.first) < len(found) else None
         return found, None
@@ -1031,8 +1030,8 @@ class Endings:
         fields = pc.coalesce(_large(fields), _EMPTY).dictionary_encode()
         known = {name: at for at, name in enumerate(self.names)}
         codes = [known.setdefault(name, len(known)) for name in fields.dictionary.to_pylist()]
-        if len(known) > _FIELD_LIMIT:
-            found = f"more than {_FIELD_LIMIT:,} different fields"
+        if len(known) > FIELD_LIMIT:
+            found = f"more than {FIELD_LIMIT:,} different fields"
             remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
             raise InvalidRequest(self._where, found, expected="a few", remedy=remedy)
         self.names = list(known)

@@ -51,7 +51,7 @@ from shardtool.storage.places import file_stat, identity, is_url, source_root
 from shardtool.storage.staging import Folder, check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
-from shardtool.values import FILE, INLINE, LINK, SPAN, Number, SpanFile, __version__, show_size, to_bytes
+from shardtool.values import FIELD_LIMIT, FILE, INLINE, LINK, SPAN, Number, SpanFile, __version__, show_size, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ _INLINE, _PATH = "__inline_{}__", "path"
 _NUMBERS = {"field": "uint16", "kind": "uint8", "size": "int64", "mtime_ns": "int64", "changed_ns": "int64"}
 _OF_SPANS = {"offset": "int64", "crc32c": "int64"}
 _GROUPS, _LEAST_ROWS = 64, 2**17  # row groups at most, of so many samples at least: a group is held while it is made
-_MOST_FIELDS, _MOST_SIZE, _MOST_BYTES = 2**16 - 1, 2**50, 2.0**62
+_MOST_SIZE, _MOST_BYTES = 2**50, 2.0**62
 
 
 def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans: bool) -> pa.Schema:
@@ -576,7 +576,7 @@ def _check(entries: Entries) -> None:
     forbidden = {*(b"\0" if rows.paths is not None else b"/\0")}  # where no path is given, it is made of the name
     total = rows.size.sum(dtype=float)
     for wrong, what in (
-        (counts.min(initial=1) < 1 or counts.max(initial=1) > _MOST_FIELDS, "a sample without a field, or of too many"),
+        (counts.min(initial=1) < 1 or counts.max(initial=1) > FIELD_LIMIT, "a sample without a field, or of too many"),
         (any(not name or {*to_bytes(name)} & forbidden for name in entries.fields), "a field without a name"),
         (rows.code.max(initial=0) >= max(1, len(entries.fields)), "a field of no name"),
         (

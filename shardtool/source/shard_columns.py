@@ -27,7 +27,7 @@ from shardtool.skipped import Skipped
 from shardtool.source.number_text import NumberField, TextTask, read_texts
 from shardtool.storage.open_file import open_file
 from shardtool.storage.places import file_fact, is_url
-from shardtool.values import SpanFile, counted, to_bytes
+from shardtool.values import FIELD_LIMIT, SpanFile, counted, to_bytes
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
 
 _EMPTY = walked_index(Survey("", "tar", 0))
-FIELD_LIMIT = 2**16 - 1  # of different fields, and of those in a sample
 _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
 from shardtool.storage.places import read_small
-from shardtool.values import field_problem, name_problem, to_text
+from shardtool.values import FIELD_LIMIT, field_problem, name_problem, to_text
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 KEY = "__key__"
 _TRACE_LINES = 12
 _NO_PARTS = {"", ".", ".."}  # of a key, between its slashes
-_MOST_FIELDS = 2**16 - 1
 
 
 class BadSample(Exception):
@@ -231,7 +230,7 @@ def _returned(sample: object, key: str, default_key: str, image: ImageFact | Non
         fields[name] = _payload(name, value)
     if not fields:
         raise BadSample("map-failed", f"{_function()} returned a sample without fields; None drops it")
-    if len(fields) > _MOST_FIELDS:
+    if len(fields) > FIELD_LIMIT:
         raise BadSample("map-failed", f"{_function()} returned a sample of {len(fields):,} fields")
     return ChangedSample(new.encode(), _in_order(fields), image)
 

@@ -32,6 +32,7 @@ from shardtool.format.tfrecord import INT64_LIMIT
 from shardtool.plan.plan import fingerprint
 from shardtool.table.columns import BAD_FIELD
 from shardtool.values import (
+    FIELD_LIMIT,
     IMAGE_ENDINGS,
     NAME_LIMIT,
     Dots,
@@ -247,7 +248,6 @@ _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
 KEY = "__key__"
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_\-]+(?:/[A-Za-z0-9_\-]+)*", re.ASCII)  # nothing more is to be looked at
 _BAD_PART = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
-_MOST_FIELDS = 2**16 - 1  # that a field's number has room for
 _MARK_SIZE = 12  # bytes: of 10^9 keys, two share one by chance once in 10^11 runs
 
 
@@ -396,8 +396,8 @@ class SampleEncoder:
         if self._tar and len({name.lower() for name, _ in fields}) < len(fields):
             found = f"fields that differ in case only: {listing([name for name, _ in fields])}"
             raise _refused("a sample", found, "field-clash", expected="one field of a name in a sample, in any case")
-        if len({*self.kinds, *names}) > _MOST_FIELDS:
-            found = f"more than {_MOST_FIELDS:,} different fields"
+        if len({*self.kinds, *names}) > FIELD_LIMIT:
+            found = f"more than {FIELD_LIMIT:,} different fields"
             raise _refused("a sample", found, "bad-value", expected="a few")
         return Layout(tuple(fields), next((name for name, _ in fields if "." in name), ""))
 
