@@ -385,10 +385,9 @@ def _environment() -> Environment:
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters.update(
-        counted=counted, short=shorten, whole=whole, size=show_size, plain=_plain, asked=command_line
-    )
-    environment.filters.update(label_of=label_text, json=lambda value: json.dumps(value, ensure_ascii=False))
-    environment.filters.update(described=described)
+        counted=counted, short=shorten, whole=whole, size=show_size, plain=_plain, asked=command_line,
+        label_of=label_text, json=lambda value: json.dumps(value, ensure_ascii=False), described=described,
+    )  # fmt: skip
     environment.globals.update(spark=spark, histogram=histogram, scatter=scatter)
     return environment
 

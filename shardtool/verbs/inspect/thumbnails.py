@@ -21,7 +21,7 @@ import pyarrow.types as pt
 
 from shardtool.dataset.payload import label_of, numbers_in, seconds_of
 from shardtool.dataset.shard_file import open_shard
-from shardtool.errors import CorruptShard, InvalidRequest, printable
+from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
 from shardtool.request.options import InspectOptions
@@ -479,37 +479,31 @@ _COLOURS = {
     "paper": "#f7f7f5", "card": "#ffffff", "line": "#d5d8dc", "empty": "#eceef1", "ink": "#1c2026", "soft": "#565e6a",
     "bad": "#a8201a",
 }  # fmt: skip
-_MOST_SAMPLES = 2000
-_MOST_COLUMNS = 50
+_SAMPLES, _COLUMNS = 100, 10
 _FONTS = ("DejaVuSans.ttf", "NotoSansCJK-Regular.ttc", "NotoSans-Regular.ttf", "Arial Unicode.ttf", "Arial.ttf")
 _NO_GLYPH = "\U0010fffd"  # a private character: what a font draws for what it lacks
 
 
-def write_contact_sheet(
-    dataset: StoredDataset, path: str, *, samples: int = 100, columns: int = 10, seed: int = 0, overwrite: bool = False
-) -> None:
-    """Write a picture of a dataset's samples, in the order of the dataset.
+def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, overwrite: bool = False) -> None:
+    """Write a picture of a dataset's samples, in the order of the dataset: a hundred, ten in a row.
+
+    They are spread over labels, or over shards where there are none.
 
     Args:
         dataset: What to show.
         path: The PNG.
-        samples: How many samples are shown, 1 to 2,000; spread over labels, or over shards where there are none.
-        columns: Thumbnails in a row, 1 to 50.
         seed: Decides which samples these are.
         overwrite: Replace a file that is there already.
 
     Raises:
-        InvalidRequest: A number is out of range, or `path` is no name for a new local file.
+        InvalidRequest: `path` is no name for a new local file.
         OutputExists: There is a file already.
         OutputFailed: The file cannot be written.
     """
-    for name, value, most in (("samples", samples, _MOST_SAMPLES), ("columns", columns, _MOST_COLUMNS)):
-        if not 1 <= value <= most:
-            raise InvalidRequest(name, f"{value:,}", expected=f"1 to {most:,}")
     check_report(dataset, path, overwrite=overwrite, ending=".png")
-    gathered = gather(dataset, samples, seed)
+    gathered = gather(dataset, _SAMPLES, seed)
     shown = list(show_samples(gathered, Budget(_EDGE, None, 400, 1)))
-    sheet = _Sheet(min(columns, max(len(shown), 3)), len(shown))
+    sheet = _Sheet(min(_COLUMNS, max(len(shown), 3)), len(shown))
     sheet.title(dataset_name(dataset), _said(gathered))
     for number, one in enumerate(shown):
         sheet.tile(number, one, label_text(one))
@@ -582,16 +576,13 @@ class _Sheet:
         words, line, down = one.best.text.split(), "", place[1] + 6
         for word in [*words, ""]:
             longer = f"{line} {word}".strip()
-            if line and (not word or self._width(longer, "small") > _EDGE - 14):
+            if line and (not word or self._draw.textlength(longer, _font(self._fonts["small"], longer)) > _EDGE - 14):
                 self._text((place[0] + 7, down), line, "small", "soft", _EDGE - 14)
                 line, down = word, down + _LINE
                 if down > place[1] + _EDGE - _LINE:
                     return
             else:
                 line = longer
-
-    def _width(self, text: str, kind: str) -> float:
-        return float(self._draw.textlength(text, _font(self._fonts[kind], text)))
 
     def _text(self, place: tuple[int, int], text: str, kind: str, colour: str, most: int) -> None:
         """Draw a line of text, the middle left out where it is too long: names tell apart by their ends."""
