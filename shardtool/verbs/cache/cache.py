@@ -18,6 +18,7 @@ from shardtool.dataset.shard_file import SummedFile
 from shardtool.dataset.sidecar import read_bytes, read_facts
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.plan.order import NO_LIMIT
+from shardtool.request.results import Result
 from shardtool.request.settings import check_choice
 from shardtool.storage.folders import checked_copy
 from shardtool.storage.places import plain_size
@@ -607,7 +608,7 @@ class CacheStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheChange:
+class CacheChange(Result):
     """What was removed from a cache, and what stays since a process holds it.
 
     Attributes:
@@ -625,10 +626,6 @@ class CacheChange:
     held: dict[str, str]
     size: int
     foreign: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Return it as data, the way `--json` prints it."""
-        return asdict(self)
 
 
 def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:

@@ -263,7 +263,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         fields=fields,
         images=_images(overview),
         labels=_labels(overview, most_values),
-        splits=_splits(overview),
+        splits=_values(overview, "split"),
         siblings=_siblings(opened),
         columns={name: column.summary(_MOST_OF_COLUMN) for name, column in overview.columns.items()},
         part_of=(file.part_of or None) if file else None,
@@ -360,9 +360,7 @@ def _images(overview: Overview) -> dict[str, ImageSummary]:
     width, height = (sizes.spread() for sizes in overview.pixels)
     found = {}
     if width.count and height.count:
-        mode = overview.columns.get("mode")
-        modes = {str(value): count for value, count in mode.counts.most()[:MOST_VALUES]} if mode else {}
-        found["width, height"] = ImageSummary("columns", width.count, width, height, modes)
+        found["width, height"] = ImageSummary("columns", width.count, width, height, _values(overview, "mode"))
     for name, tally in overview.images.items():
         width, height = tally.width.spread(), tally.height.spread()
         modes = dict(sorted(tally.modes.items(), key=lambda one: (-one[1], one[0])))
@@ -407,8 +405,9 @@ def _field_label(overview: Overview, name: str, tally: FieldTally, most: int) ->
     return LabelSummary("field", samples, overview.partial, len(groups), values)
 
 
-def _splits(overview: Overview) -> dict[str, int]:
-    column = overview.columns.get("split")
+def _values(overview: Overview, name: str) -> dict[str, int]:
+    """Return the most frequent values of a column, and how often each is there."""
+    column = overview.columns.get(name)
     return {str(value): count for value, count in column.counts.most()[:MOST_VALUES]} if column else {}
 
 

@@ -274,14 +274,10 @@ class MediaRoom:
 
     def take(self, kind: str, length: int) -> int:
         """Return how many bytes of a field there is room for: all, as many as make sense to hear, or none."""
-        room = min(int(self._left), _MOST_PLAYED) // _FRAME * _FRAME
-        taken = (
-            length
-            if length <= self._left and length <= _MOST_PLAYED
-            else room
-            if room >= _PIECE and not kind.endswith("/mp4")
-            else 0
-        )
+        room = min(int(self._left), _MOST_PLAYED)
+        cut = room // _FRAME * _FRAME
+        start = cut if cut >= _PIECE and not kind.endswith("/mp4") else 0
+        taken = length if length <= room else start
         self._left -= taken
         return taken
 

@@ -7,7 +7,6 @@ largest field is that of another one, by length and checksum. Eight bytes a samp
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,14 +28,6 @@ if TYPE_CHECKING:
 
 
 _MOST_GROUPS = 3  # of duplicates that are shown, two samples each
-
-
-@dataclass(frozen=True)
-class OddSample:
-    """A sample, and why it is odd."""
-
-    why: str
-    sample: FoundSample
 
 
 class OddSamples:
@@ -77,8 +68,8 @@ class OddSamples:
         if why not in self._ends or values[row] > self._ends[why][0]:
             self._ends[why] = float(values[row]), number, row, said(row)
 
-    def found(self, shards: Sequence[StoredShard]) -> list[OddSample]:
-        """Return the odd ones; of those that are alike none is odd."""
+    def found(self, shards: Sequence[StoredShard]) -> list[tuple[str, FoundSample]]:
+        """Return why each is odd, and the odd ones; of those that are alike none is odd."""
         places = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
             ends = [self._ends[why] for why in pair if why in self._ends]
@@ -90,9 +81,7 @@ class OddSamples:
         for why, number, row in [*places, *self._twins()]:
             with suppress(CorruptShard):
                 shard = shards[number]
-                odd += [
-                    OddSample(why, one) for one in found_samples(shard, shard.index(metadata=True), np.array([row]))
-                ]
+                odd += [(why, one) for one in found_samples(shard, shard.index(metadata=True), np.array([row]))]
         return odd
 
     def _twins(self) -> list[tuple[str, int, int]]:

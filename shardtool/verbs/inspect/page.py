@@ -112,9 +112,9 @@ def write_page(
     budget = _budget(sum(map(len, odd)) + sum(len(one.chosen) for one in gathered))
     views = []
     for at, (name, each, found) in enumerate(zip(_names(given), gathered, odd, strict=True)):
-        strange = [*show_samples(each, budget, [one.sample for one in found])]
-        for odd_one, one in zip(strange, found, strict=True):
-            odd_one.why = one.why
+        strange = [*show_samples(each, budget, [sample for _, sample in found])]
+        for one, (why, _) in zip(strange, found, strict=True):
+            one.why = why
         shown = [*show_samples(each, budget)]
         if each.summary.samples > _SEEN_AT_ONCE and not any(one.why.startswith("widest") for one in strange):
             strange += _shapes(shown)
