@@ -62,19 +62,10 @@ if TYPE_CHECKING:  # isort: off
     )
     from shardtool.verbs.diff.diff import diff as diff
     from shardtool.verbs.extract import extract as extract
-    from shardtool.verbs.index.index import (
-        export as export,
-        index as index,
-    )
-    from shardtool.verbs.inspect.inspect import (
-        Summary as Summary,
-        inspect as inspect,
-    )
+    from shardtool.verbs.index.index import export as export, index as index
+    from shardtool.verbs.inspect.inspect import Summary as Summary, inspect as inspect
     from shardtool.verbs.remove import remove as remove
-    from shardtool.verbs.verify.findings import (
-        Finding as Finding,
-        Report as Report,
-    )
+    from shardtool.verbs.verify.findings import Finding as Finding, Report as Report
     from shardtool.verbs.verify.verify import verify as verify
     from shardtool.writer.output import merge as merge
     from shardtool.writer.output import WriterOptions as WriterOptions

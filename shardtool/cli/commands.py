@@ -334,7 +334,7 @@ def diff(names: tuple[str, ...], asked: Callable[[], DiffOptions], how: Running)
         message = f"{counted(len(names), 'name')}, not A and B: quote patterns, such as 'out-{{000000..}}.tar'."
         raise click.UsageError(message)
     a, b = in_files(names)
-    found = _carry_out(partial(run, a, b, asked()), how, lambda found: diff_text(found, whole=how.verbose), always=True)
+    found = _carry_out(partial(run, a, b, asked()), how, partial(diff_text, whole=how.verbose), always=True)
     return 0 if found.same else _FOUND
 
 
@@ -588,7 +588,7 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
       shardtool inspect 'out/{split}.json' --duplicates
       shardtool inspect out.json --read-speed --decode
     """
-    from shardtool.cli.text import encodable, read_speed_text, summary_text, width
+    from shardtool.cli.text import duplicates_text, read_speed_text, summary_text, width
 
     options = asked()
     if options.field is not None and (how.as_json or len(options.samples) > 1):
@@ -597,21 +597,18 @@ def inspect(names: tuple[str, ...], asked: Callable[[], _Looking], how: Running)
     if options.summary:
         from shardtool.verbs.inspect.inspect import inspect as run
 
-        work = partial(run, dataset, options)
-        _carry_out(work, how, lambda found: encodable(summary_text(found, width())), always=True)
+        _carry_out(partial(run, dataset, options), how, lambda found: summary_text(found, width()), always=True)
         return
     if options.duplicates:
-        from shardtool.cli.text import duplicates_text
         from shardtool.verbs.inspect.duplicates import duplicates
 
-        looked = partial(duplicates, dataset)
-        _carry_out(looked, how, lambda found: encodable(duplicates_text(found, whole=how.verbose)), always=True)
+        _carry_out(partial(duplicates, dataset), how, partial(duplicates_text, whole=how.verbose), always=True)
         return
     if options.read_speed:
         from shardtool.verbs.inspect.read_speed import read_speed
 
         speed = read_speed(dataset, decode=options.decode, seed=options.seed)
-        _print(how, speed.to_json, lambda: encodable(read_speed_text(speed)), always=True)
+        _print(how, speed.to_json, partial(read_speed_text, speed), always=True)
         return
     from shardtool.dataset.find import given_datasets, open_dataset
     from shardtool.verbs.inspect.samples import find_sample
@@ -657,7 +654,7 @@ def _write_table(opened: list[StoredDataset], path: str, options: _Looking, how:
 
 def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) -> None:
     """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
-    from shardtool.cli.text import encodable, show_each
+    from shardtool.cli.text import show_each
     from shardtool.verbs.inspect.samples import keys
 
     found = keys(opened, where)
@@ -665,12 +662,12 @@ def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) ->
         show_json({"keys": list(found)})
     else:
         chunks = iter(lambda: list(islice(found, _MANY)), [])
-        show_each(encodable("\n".join(map(printable, chunk))) for chunk in chunks)
+        show_each("\n".join(map(printable, chunk)) for chunk in chunks)
 
 
 def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running) -> None:
     """Print samples, and write their fields where that was asked for, one after the other."""
-    from shardtool.cli.text import encodable, sample_line, sample_text, show_each, width
+    from shardtool.cli.text import sample_line, sample_text, show_each, width
     from shardtool.verbs.inspect.samples import extract, find_sample, first_samples, view
 
     brief, folder = not options.samples, options.extract
@@ -690,7 +687,7 @@ def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running)
             text = sample_line(seen, width()) if brief else ("\n" if number else "") + sample_text(seen, width())
             if folder is not None and files is not None and not brief:
                 text += f"\n{counted(len(files), 'file')} written to {printable(folder)}"
-            yield encodable(text)
+            yield text
 
     if how.as_json:
         show_json({"samples": [seen.to_json() | ({} if files is None else {"files": files}) for seen, files in shown]})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def show(text: str) -> None:
-    """Print a result for people on stdout, all of it.
+    """Print a result for people on stdout, all of it, as `encodable`.
 
     Args:
         text: Its lines. A name with a line break in it must have been made `printable` before.
@@ -30,7 +30,13 @@ def show(text: str) -> None:
     Raises:
         OutputFailed: It cannot be written. A reader that has seen enough (`| head`) is no error.
     """
-    _print(_clean(text))
+    _print(encodable(_clean(text)))
+
+
+def encodable(text: str) -> str:
+    """Return text as stdout can write it: what its encoding lacks is written as `\\u2588`."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def show_json(document: object) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 from shlex import join, quote
 from typing import TYPE_CHECKING
 
-from shardtool.cli.output import json_text, show
+from shardtool.cli.output import encodable, json_text, show
 from shardtool.errors import ShardError, listing, printable, without_secrets
 from shardtool.request.results import RunRecord, command_line
 from shardtool.storage.places import is_url, is_web
@@ -66,12 +66,6 @@ def show_each(texts: Iterable[str]) -> None:
         show(text)
         if sys.stdout is not reader:
             return
-
-
-def encodable(text: str) -> str:
-    """Return text as stdout can write it: what its encoding lacks is written as `\\u2588`."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def cells(text: str) -> int:

@@ -128,13 +128,7 @@ def _spec_of(features: Mapping[str, Feature]) -> dict[str, Any]:
 
 
 def keras_sequence(
-    dataset: Samples,
-    batch_size: int,
-    *,
-    shuffle: bool = True,
-    seed: int = 0,
-    epoch: int = 0,
-    workers: int = 4,
+    dataset: Samples, batch_size: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0, workers: int = 4
 ) -> Any:
     """Return the batches of a dataset as a `keras.utils.PyDataset`: for `fit`, on any backend of Keras.
 

@@ -78,7 +78,7 @@ def extract(
         OutputFailed: A file cannot be written.
     """
     options, begun = given_options(options, ExtractOptions), time.monotonic()
-    notes, place = Notes(observer or Observer()), local_folder(folder or ".")
+    notes, place = Notes(observer or Observer()), local_folder("." if folder == "" else folder)
     import_module("shardtool.write.unpack")
     with start_pool(options, "Run the same command again: what is there stays.") as pool:
         from shardtool.dataset.find import given_datasets, open_dataset

@@ -19,15 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import ShardEntry, features_of
-from shardtool.errors import (
-    CorruptShard,
-    InvalidRequest,
-    OutputExists,
-    ShardError,
-    listing,
-    memory_for,
-    printable,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, memory_for, printable
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints

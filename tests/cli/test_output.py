@@ -228,3 +228,10 @@ def test_a_damaged_dataset_file_still_guards_its_shards(source: Path, tmp_path: 
     (tmp_path / "x.json").write_text(text.replace('"shardlist": [', '"shardlist": '))
     with pytest.raises(OutputExists, match=r"x-0\.tar"):
         create(source, f"{tmp_path}/x_{{0..}}.tar", options(if_exists="overwrite"))
+
+
+def test_names_that_stdout_has_no_letters_for_are_written_with_its_own(tmp_path: Path) -> None:
+    """Whatever the encoding of stdout, a name that it lacks is no bug of ours, in any verb's text."""
+    write_tree(tmp_path / "in", {"\u03b1.txt": b"x"})
+    ran = tool("create", tmp_path / "in", tmp_path / "o-{0..}.tar", "--dry-run", PYTHONIOENCODING="latin-1")
+    assert (ran.code, "\\u03b1" in ran.out) == (0, True), ran.err

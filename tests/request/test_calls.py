@@ -34,6 +34,7 @@ from shardtool.request.settings import facts
 from tests.helpers import REPO, read_tree, write_tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 VERBS: dict[str, type[Any]] = {
@@ -207,3 +208,26 @@ def test_a_users_mypy(tmp_path: Path) -> None:
     lines = {int(line.split(":")[1]) for line in run.stdout.splitlines() if ": error:" in line}
     assert lines == {*range(first, len(_USERS.splitlines()) + 1)}, run.stdout
     assert 'did you mean "max_size"?' in run.stdout
+
+
+@pytest.mark.parametrize("wrong", [5, None, [5], b"x"])
+def test_what_is_no_name_is_refused_by_every_verb(wrong: Any, tmp_path: Path) -> None:
+    """A number, or bytes, in place of a dataset, an output or a folder is the request's mistake, and no traceback."""
+    file = tmp_path / "o.json"
+    number: Any = wrong or 5
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(b"x")
+    shardtool.create(tmp_path / "in", f"{tmp_path}/o-{{0..}}.tar", workers=1)
+    calls: list[Callable[[], object]] = [
+        lambda: shardtool.create(tmp_path / "in", wrong),
+        lambda: shardtool.reshard(wrong, f"{tmp_path}/n-{{0..}}.tar"),
+        lambda: shardtool.index(wrong),
+        lambda: shardtool.remove(wrong, where="key == 'a'"),
+        lambda: shardtool.copy(file, wrong),
+        lambda: shardtool.diff(file, wrong),
+        lambda: shardtool.extract(file, wrong),
+        lambda: shardtool.extract(file, tmp_path / "out", where=number),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidRequest):
+            call()

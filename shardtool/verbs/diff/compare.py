@@ -19,14 +19,7 @@ from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
 from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text
-from shardtool.verbs.verify.source import (
-    field_ids,
-    has_others,
-    listed_again,
-    open_again,
-    paired,
-    recorded_run,
-)
+from shardtool.verbs.verify.source import field_ids, has_others, listed_again, open_again, paired, recorded_run
 from shardtool.wording import option
 
 if TYPE_CHECKING:

@@ -25,16 +25,7 @@ from shardtool.interop.indexes import (  # fmt: skip
     names_beside,
 )
 from shardtool.pattern import is_shard_name
-from shardtool.storage.places import (
-    base_name,
-    folder_of,
-    folders_in,
-    is_file,
-    is_url,
-    join,
-    names_in,
-    read_head,
-)
+from shardtool.storage.places import base_name, folder_of, folders_in, is_file, is_url, join, names_in, read_head
 from shardtool.values import counted, output_text
 from shardtool.verbs.verify.findings import Finding
 

@@ -464,12 +464,7 @@ def open_again(run: RecordedRun, source: object, outputs: Sequence[ShardPattern]
 
 
 def listed_again(
-    run: RecordedRun,
-    source: Source,
-    wanted: Sequence[str],
-    pool: Pool,
-    observer: Observer,
-    taken: Callable[[], Names],
+    run: RecordedRun, source: Source, wanted: Sequence[str], pool: Pool, observer: Observer, taken: Callable[[], Names]
 ) -> tuple[Listing, Rows]:
     """Return the samples of the source that belong into datasets that a run made, and the dataset of each.
 
