@@ -9,6 +9,7 @@ import numpy as np
 
 from shardtool.entries.entries import FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, listing
+from shardtool.select.fields import check_count
 from shardtool.table.columns import places_among
 from shardtool.values import to_bytes
 from shardtool.wording import option
@@ -49,6 +50,7 @@ def put_beside(entries: Entries, other: Entries) -> Entries:
     All of them lie in shards.
     """
     names = sorted({*_used(entries), *_used(other)}, key=to_bytes)
+    check_count(option("add"), names)
     parts, place = (entries, other), {name: at for at, name in enumerate(names)}
     codes = [np.array([place.get(name, 0) for name in one.fields], np.uint16)[one.rows.code] for one in parts]
     owners = np.concatenate([np.repeat(np.arange(len(one)), one.counts()) for one in parts])

@@ -235,6 +235,17 @@ def without_empty(entries: Entries, where: str, found: str, why: str) -> tuple[E
     return entries.take(np.flatnonzero(counts)), skipped
 
 
+def check_count(where: str, names: Sequence[str] | Sequence[bytes], remedy: str = "") -> None:
+    """Check that there are not more different fields than can be counted.
+
+    Raises:
+        InvalidRequest: There are.
+    """
+    if len(names) > FIELD_LIMIT:
+        found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
+        raise InvalidRequest(where, found, expected=f"at most {FIELD_LIMIT:,}", remedy=remedy)
+
+
 # Fields whose values are known become rows of samples, in place of the rows of fields of the same names.
 #
 # How the values are found is the caller's affair. The rows of a sample stay ordered by the bytes of their fields'
@@ -281,16 +292,13 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     rows, values, spans = entries.rows, entries.values, entries.spans
     used = {name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count}
     fields = tuple(sorted(used | {one.name for one in made}, key=to_bytes))
+    check_count(option("values"), fields, f"Leave some out with {option('drop_fields')}.")
     place = {name: at for at, name in enumerate(fields)}
     code = np.array([place.get(name, 0) for name in entries.fields], np.uint16)[rows.code]
     new = [(place[one.name], one.given) for one in made]
     parts = [_merged_rows(entries, code, new, at) for at in range(0, len(entries), _CHUNK)]
     code, source, counts = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     is_old = source >= 0
-    if len(fields) > FIELD_LIMIT or counts.max(initial=0) > FIELD_LIMIT:
-        found = f"{len(fields):,} different fields, {int(counts.max()):,} in one sample"
-        remedy = f"Leave some out with {option('drop_fields')}."
-        raise InvalidRequest(option("values"), found, expected=f"at most {FIELD_LIMIT:,}", remedy=remedy)
 
     def filled(values: NDArray[_Number], value: int) -> NDArray[_Number]:
         found = np.full(len(source), value, values.dtype)

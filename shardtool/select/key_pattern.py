@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from shardtool.entries.arrow import numbers
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.select.fields import paths_of
+from shardtool.select.fields import check_count, paths_of
 from shardtool.select.names import find_groups, grouped
-from shardtool.values import FIELD_LIMIT, counted, to_bytes, to_text
+from shardtool.values import counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -126,9 +126,7 @@ def with_keys(entries: Entries, pattern: KeyPattern) -> Entries:
     parts = ((left[one // ended], to_bytes(entries.fields[one % ended])) for one in used.tolist())
     names = [b".".join(filter(None, both)) for both in parts]
     fields = sorted({*names})
-    if len(fields) > FIELD_LIMIT:
-        found, expected = f"{len(fields):,} different fields, such as '{printable(fields[0])}'", "a few"
-        raise InvalidRequest(option("key_pattern"), found, expected=expected)
+    check_count(option("key_pattern"), fields)
     code_of = {name: at for at, name in enumerate(fields)}
     codes = np.array([code_of[name] for name in names], np.uint16)[place]
     renamed = replace(

@@ -278,9 +278,10 @@ class FoldersSource(FolderSource):
 
         from shardtool.entries.entries import Entries, FieldRows
         from shardtool.names import Names
-        from shardtool.select.fields import paths_of
+        from shardtool.select.fields import check_count, paths_of
 
         fields = sorted({name for one in names for name in one.values()}, key=to_bytes)
+        check_count(self._source, fields)
         place = {name: at for at, name in enumerate(fields)}
         codes, paths = [], []
         for entries, label, named in zip(trees, self._labels, names, strict=True):

@@ -19,10 +19,10 @@ from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries, FieldRows
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.select.fields import Field, with_fields
+from shardtool.select.fields import Field, check_count, with_fields
 from shardtool.source.scan import ALWAYS, ScanPart, no_field, pass_over
 from shardtool.storage.places import objects_below
-from shardtool.values import FIELD_LIMIT, FILE, INLINE, SPLIT_NAMES, counted, split_name, to_bytes, to_text
+from shardtool.values import FILE, INLINE, SPLIT_NAMES, counted, split_name, to_bytes, to_text
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped,
     """
     skipped = sorted([one for part in parts for one in part.skipped], key=lambda one: to_bytes(one.path))
     names = sorted({name for part in parts for name in part.fields})
-    if len(names) > FIELD_LIMIT:
-        found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
-        remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
-        raise InvalidRequest(printable(root), found, expected="a few", remedy=remedy)
+    remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
+    check_count(printable(root), names, remedy)
     place = {name: at for at, name in enumerate(names)}
     codes = [
         np.array([place[name] for name in part.fields], np.uint16)[np.frombuffer(part.codes, np.uint32)]

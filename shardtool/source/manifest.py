@@ -31,6 +31,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
+from shardtool.select.fields import check_count
 from shardtool.select.names import find_groups, grouped, share_of
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
@@ -1030,11 +1031,9 @@ class Endings:
         fields = pc.coalesce(_large(fields), _EMPTY).dictionary_encode()
         known = {name: at for at, name in enumerate(self.names)}
         codes = [known.setdefault(name, len(known)) for name in fields.dictionary.to_pylist()]
-        if len(known) > FIELD_LIMIT:
-            found = f"more than {FIELD_LIMIT:,} different fields"
-            remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
-            raise InvalidRequest(self._where, found, expected="a few", remedy=remedy)
-        self.names = list(known)
+        self.names = [*known]
+        remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
+        check_count(self._where, self.names, remedy)
         taken: NDArray[np.uint16] = np.array(codes, np.uint16)[arrow.numbers(fields.indices)]
         return taken
 

@@ -23,6 +23,7 @@ from shardtool.dataset.walk import FeatureConflict, Survey, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
+from shardtool.select.fields import check_count
 from shardtool.skipped import Skipped
 from shardtool.source.number_text import NumberField, TextTask, read_texts
 from shardtool.storage.open_file import open_file
@@ -237,7 +238,7 @@ def arranged(part: SourceShard) -> SourceShard:
         raise InvalidRequest(part.where(sample), many, expected=f"at most {FIELD_LIMIT:,}")
     used = np.bincount(index.codes, minlength=len(index.names)).tolist()
     names = sorted({name for name, times in zip(index.names, used, strict=True) if times}, key=to_bytes)
-    check_fields(part.path, names)
+    check_count(part.path, names)
     place = {name: at for at, name in enumerate(names)}
     columns: dict[str, Any] = {
         "codes": np.array([*(place.get(name, 0) for name in index.names), 0], np.uint16)[index.codes],
@@ -283,17 +284,6 @@ def put_together(part: SourceShard) -> SourceShard:
         lengths=index.lengths[order],
     )  # fmt: skip
     return replace(part, index=found, joined=int(np.count_nonzero(np.bincount(sample) > 1)))
-
-
-def check_fields(where: str, names: Sequence[str]) -> None:
-    """Check that there are not more different fields than can be counted.
-
-    Raises:
-        InvalidRequest: There are.
-    """
-    if len(names) > FIELD_LIMIT:
-        found = f"{len(names):,} different fields, such as {printable(names[0])!r}"
-        raise InvalidRequest(where, found, expected=f"at most {FIELD_LIMIT:,}")
 
 
 def _whole(found: Survey) -> NDArray[np.bool_] | None:

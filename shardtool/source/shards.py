@@ -27,7 +27,7 @@ from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.texts import pairs
 from shardtool.select import names as order
-from shardtool.select.fields import without_empty
+from shardtool.select.fields import check_count, without_empty
 from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
@@ -36,7 +36,6 @@ from shardtool.source.shard_columns import (
     FilesSeen,
     SourceShard,
     arranged,
-    check_fields,
     find_numbers,
     indexed,
     needs_walk,
@@ -214,7 +213,7 @@ def _check_rows(part: SourceShard, wanted: Callable[[str], bool]) -> None:
 def _entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -> Entries:
     """Return the samples of all parts, which are used up by it, without classes and metadata."""
     fields = sorted({name for part in parts for name in part.index.names}, key=to_bytes)
-    check_fields(parts[0].path if parts else "", fields)
+    check_count(parts[0].path if parts else "", fields)
     place = {name: at for at, name in enumerate(fields)}
     files, whole = tuple(part.file for part in parts), _whole(parts)
     names, counts, rows = _keys(parts), [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
