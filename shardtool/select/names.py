@@ -580,10 +580,7 @@ def _with_new_names(entries: Entries, groups: list[_Group], taken: Names | None)
 
 def _numbered(keys: Names, bases: set[bytes]) -> set[bytes]:
     """Return the keys that are one of `bases`, a dash and more: those that a new name could be."""
-    found: set[bytes] = set()
-    for _, names in keys.chunks():
-        found.update([name for name in names if name.rpartition(b"-")[0] in bases])
-    return found
+    return {name for _, names in keys.chunks() for name in names if name.rpartition(b"-")[0] in bases}
 
 
 def _replaced(keys: Names, names: dict[int, bytes]) -> Names:

@@ -6,6 +6,7 @@ And the dataset file of both. The old dataset is only read: its dataset file and
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -172,9 +173,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
 
 def class_notes(there: Iterable[DatasetFile], entries: Entries) -> Iterator[str]:
     """Yield which classes no dataset that is appended to has, and the numbers that they get."""
-    before: Mapping[str, list[str]] = {}
-    for file in there:
-        before = joined_classes(before, file.classes)
+    before: dict[str, list[str]] = reduce(joined_classes, (file.classes for file in there), {})
     for name, names in entries.values.classes.items():
         if (known := len(before.get(name, ()))) and names[known:]:
             later = [f"{text!r} is number {number:,}" for number, text in enumerate(names[known:], known)]

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import ShardEntry, read_dataset, shard_names
@@ -315,12 +317,13 @@ def _first_of_many(
     """Return the options of the first run over a source that grows: there is no dataset yet to append to."""
     resumes = options.if_exists == "append-resume"
     splits = [name for name, _ in dividing.shares] if dividing else [_MARK]
+    if not splits:  # only the samples name them
+        return options
     for pattern in [output_pattern(names, split) for split in splits]:
         owned = [name for name in open_folder(pattern.folder).names() if pattern.owns(name)]
         if pattern.dataset_file in owned or (owned and not resumes):
             return options
-    unknown = dividing is not None and not splits
-    return options if unknown else replace(options, if_exists="resume" if resumes else "error", on_duplicate="error")
+    return replace(options, if_exists="resume" if resumes else "error", on_duplicate="error")
 
 
 def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
@@ -355,12 +358,11 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
     if splits is None:
         splits = [name for name, _ in run.dividing.shares] if run.dividing else [""]
     patterns = {split: output_pattern(run.names, split) for split in splits}
-    for one, pattern in patterns.items():
-        for other, other_pattern in patterns.items():
-            if one != other and (shared := other_pattern.owned_by(pattern)):
-                found = f"{shared} may be a file of the splits {one} and {other}"
-                expected = "names that differ, such as out-{split}-{000000..}.tar"
-                raise InvalidRequest(run.names[0], found, expected=expected)
+    for (one, pattern), (other, other_pattern) in permutations(patterns.items(), 2):
+        if shared := other_pattern.owned_by(pattern):
+            found = f"{shared} may be a file of the splits {one} and {other}"
+            expected = "names that differ, such as out-{split}-{000000..}.tar"
+            raise InvalidRequest(run.names[0], found, expected=expected)
     run.outputs = []
     for split, pattern in patterns.items():
         own = None if run.part is None else PartShare(run.part)
@@ -395,9 +397,8 @@ def keep_classes(run: Run) -> CreateOptions | ReshardOptions:
     own = isinstance(given, str | os.PathLike) and _is_one_of(os.fspath(given), files)
     if not own and (given is not None or not run.appends):
         return options
-    there, names = _datasets_there(run, files), dict[str, list[str]]()
-    for file in there:
-        names = joined_classes(names, file.classes)
+    there = _datasets_there(run, files)
+    names: dict[str, list[str]] = reduce(joined_classes, (file.classes for file in there), {})
     if there or (own and run.updates):
         return replace(options, classes_from=Classes("the dataset", names, grows=True) if names else None)
     return options
