@@ -414,7 +414,8 @@ def duplicates_text(found: Duplicates, *, whole: bool) -> str:
         lines.append(f"... and {len(found.groups) - _SHOWN:,} more groups: -v shows all")
     what = f"{printable(found.dataset)}: {counted(found.samples, 'sample')}"
     if not found.groups:
-        return f"{what}, no two of which hold the same ({', '.join(map(printable, found.fields))})"
+        same = f", no two of which hold the same ({', '.join(map(printable, found.fields))})" if found.samples else ""
+        return f"{what}{same}"
     groups = f"{counted(len(found.groups), 'group')} of the same {listing([*map(printable, found.fields)])}"
     facts = [f"{found.leaks:,} in several splits"] * bool(found.leaks)
     facts += [f"{found.unlike:,} with other labels or fields"] * bool(found.unlike)

@@ -239,11 +239,8 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> FoundSample:
     if damage:
         raise damage[0]
     such = f", such as {printable(example)!r}" if example else ""
-    raise InvalidRequest(
-        either(f"sample {key}", f"--show {key}"),
-        "no such sample",
-        expected=f"a key{such}, or a number below {number:,}",
-    )
+    expected = f"a key{such}, or a number below {number:,}" if number else "shards with samples: there are none here"
+    raise InvalidRequest(either(f"sample {key}", f"--show {key}"), "no such sample", expected=expected)
 
 
 def _in_its_range(datasets: Sequence[StoredDataset], key: str) -> FoundSample | None:

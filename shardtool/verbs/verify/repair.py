@@ -15,6 +15,7 @@ Everything is staged, then published; afterwards the dataset is verified again.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -240,11 +241,9 @@ class _Repair:
 
     def _check_unchanged(self) -> None:
         """Check, under the lock, that the dataset is the one that was looked at."""
-        path = self.seen.dataset.dataset_file or ""
-        try:
+        path, same = self.seen.dataset.dataset_file or "", False
+        with suppress(OSError, CorruptShard):
             same = read_dataset(read_small(path), path) == self.seen.file
-        except (OSError, CorruptShard):
-            same = False
         if not same:
             raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
 

@@ -11,8 +11,10 @@ import pytest
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed, create
 from shardtool.cli.text import read_speed_text
+from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect import read_speed as module
 from shardtool.verbs.inspect.read_speed import ReadSpeed, Speed, read_speed
+from shardtool.verbs.inspect.samples import find_sample
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -136,3 +138,5 @@ def test_no_samples(tmp_path: Path) -> None:
         pass
     with pytest.raises(InvalidRequest, match="no samples"):
         read_speed(str(tmp_path), seconds=0)
+    with pytest.raises(InvalidRequest, match="there are none"):
+        find_sample([open_dataset(tmp_path)], "0")
