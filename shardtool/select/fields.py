@@ -317,8 +317,8 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     if spans is not None:  # new rows are not in them
         whole = None if spans.whole is None else extended(spans.whole, 0)
         of_row = None if spans.of_row is None else extended(spans.of_row, 0)
-        spans = replace(spans, offset=extended(spans.offset, 0), expected=extended(spans.expected, -1), whole=whole)
-        spans = replace(spans, of_row=of_row)
+        offset, expected = extended(spans.offset, 0), extended(spans.expected, -1)
+        spans = replace(spans, offset=offset, expected=expected, whole=whole, of_row=of_row)
     old = {*fields} - {one.name for one in made}
     return replace(
         entries,

@@ -93,20 +93,17 @@ def _leave_out_removed(run: Run) -> None:
     Raises:
         CorruptShard: The list of what was left out is damaged.
     """
+    keys = run.entries.keys
     for output in run.outputs:
-        replaced = "overwrite" in output.destination.if_exists
         gone = output.destination.removed()
         which = _which(run, output) if gone else np.zeros(0, np.int64)
-        keys = run.entries.keys
         again = np.array([key_mark(keys[at]) in gone for at in which.tolist()], np.bool_)
-        if not again.any():
-            continue
         what = counted(int(again.sum()), "sample")
-        if replaced:
+        if again.any() and "overwrite" in output.destination.if_exists:
             run.notes.add(f"{what} that `remove` had taken out of the dataset will be in it again")
-            continue
-        output.which, run.listed = which[~again], replace(run.listed, digest=None)
-        run.notes.add(f"{what} left out, which `remove` took out of the dataset")
+        elif again.any():
+            output.which, run.listed = which[~again], replace(run.listed, digest=None)
+            run.notes.add(f"{what} left out, which `remove` took out of the dataset")
 
 
 @memory_for("planning the shards")

@@ -123,23 +123,17 @@ def folder_notes(outputs: Sequence[tuple[Destination, int]], exports: Mapping[st
         exports: The indexes of other tools that are written, too.
     """
     folders: dict[str, list[tuple[Destination, int]]] = {}
-    for output, shards in outputs:
+    for output, shards in () if any(export.readme for export in exports.values()) else outputs:
         folders.setdefault(output.folder.path, []).append((output, shards))
-    if any(export.readme for export in exports.values()):
-        return
-    said = set()
+    notes = dict[str, None]()
     for group in folders.values():
         output = group[0][0]
         if output.pattern.format != "tar":
             wrong = f"reads no TFRecord, and takes {output.pattern.dataset_file} for the data"
-            note = f"Hugging Face load_dataset(folder) {wrong}: tar shards are what it reads"
-        elif has_own_readme(output.folder) or not (wrong := misreading(_names(group, exports))):
-            continue
-        else:
-            note = f"Hugging Face load_dataset(folder) {wrong}: {cure()}"
-        if note not in said:
-            said.add(note)
-            yield note
+            notes[f"Hugging Face load_dataset(folder) {wrong}: tar shards are what it reads"] = None
+        elif not has_own_readme(output.folder) and (wrong := misreading(_names(group, exports))):
+            notes[f"Hugging Face load_dataset(folder) {wrong}: {cure()}"] = None
+    yield from notes
 
 
 def _names(group: Sequence[tuple[Destination, int]], exports: Mapping[str, Export]) -> set[str]:
