@@ -85,18 +85,8 @@ class _Bash(_Typed):
         return [CompletionItem(text, one.type) for text, one in zip(texts, found, strict=True)]
 
 
-@add_completion_class
-class _Zsh(_Typed):
-    """For zsh."""
-
-    name = "zsh"
-
-
-@add_completion_class
-class _Fish(_Typed):
-    """For fish."""
-
-    name = "fish"
+for _shell in ("zsh", "fish"):  # which take each completion as it is
+    add_completion_class(type(_shell, (_Typed,), {"name": _shell}))
 
 
 def script(shell: str) -> str:

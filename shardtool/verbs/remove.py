@@ -307,8 +307,9 @@ class Removal:
         pool.check(Needs(output=folder.path))
         try:
             made = self._pack(plan, pool, notes)
-            file = self._dataset_file(made, doomed)
-            if rows := self._rows():
+            rows = self._rows()
+            file = self._dataset_file(made, doomed, rows)
+            if rows:
                 folder.stage_whole(self.file.skipped_file, rows)
             for shard in self.shards:
                 beside.drop(local_name(shard.name))
@@ -352,9 +353,9 @@ class Removal:
         return found
 
     def _dataset_file(
-        self, made: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], doomed: Entries
+        self, made: Mapping[str, tuple[ShardEntry, ShardTally, ShardTally]], doomed: Entries, rows: bytes
     ) -> DatasetFile:
-        """Return what the dataset file says once the samples have gone."""
+        """Return what the dataset file says once the samples have gone; `rows`: what was left out."""
         file, fields, size = self.file, Counter(self.file.fields), self.file.field_bytes
         for _, before, after in made.values():
             fields.subtract(before.fields)
@@ -362,7 +363,7 @@ class Removal:
             size += after.field_bytes - before.field_bytes
         counts = {name: count for name, count in fields.items() if count > 0}
         shards = tuple(made[one.name][0] if one.name in made else one for one in file.shards)
-        rows, total = self._rows(), sum(one.samples for one in shards)
+        total = sum(one.samples for one in shards)
         kinds = {name: one.kind for name, one in file.features.items()}
         lists = [name for name, one in file.features.items() if one.is_list]
         removed = file.made.removed + len(self.keys)
