@@ -280,10 +280,24 @@ def field_ids(
 
 def paired(ours: Rows, theirs: Rows) -> tuple[Rows, Rows, Rows, Rows]:
     """Return the places of numbers that both sides have, in their order, and of those that only one has; -1 is none."""
-    both, mine, other = np.intersect1d(ours, theirs, return_indices=True)
-    mine, other = mine[both >= 0], other[both >= 0]
-    lone, lone_other = (np.setdiff1d(np.flatnonzero(ids >= 0), at) for ids, at in ((ours, mine), (theirs, other)))
-    return mine, other, lone, lone_other
+    mine, other = _firsts(ours), _firsts(theirs)  # `np.intersect1d` and `np.setdiff1d` take ten times as long
+    ids, known = ours[mine], theirs[other]
+    places = np.searchsorted(known, ids)
+    there = np.append(known, -1)[places] == ids
+    mine, other = mine[there], other[places[there]]
+    lone = []
+    for some, both in ((ours, mine), (theirs, other)):
+        left = some >= 0
+        left[both] = False
+        lone.append(np.flatnonzero(left))
+    return mine, other, lone[0], lone[1]
+
+
+def _firsts(ids: Rows) -> Rows:
+    """Return the place of each number in their order, of several that are the same the first."""
+    places = np.flatnonzero(ids >= 0)
+    places = places[np.argsort(ids[places], kind="stable")]
+    return np.asarray(places[np.diff(ids[places], prepend=-1) > 0])
 
 
 def _joined(surveys: Surveys, name: str) -> NDArray[Any]:
