@@ -82,6 +82,11 @@ def key_mark(key: bytes) -> str:
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
+def same_as(key: str) -> str:
+    """Return what is said of a sample that was left out for a twin; `key`: that of the one that stays, as printed."""
+    return f"holds the same as {key}"
+
+
 def is_listed(key: bytes, listed: Collection[str]) -> bool:
     """Tell whether a key is among those in a list of what was left out; of samples that were removed, it has marks."""
     return bool(listed) and (printable(key) in listed or key_mark(key) in listed)

@@ -154,11 +154,14 @@ def given_names(where: str, given: object, expected: str) -> list[str]:
     """
     if isinstance(given, str | os.PathLike):
         given = [given]
-    several: list[Any] = [*given] if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
-    for one in several:
+    several: Iterable[Any] = given if isinstance(given, Iterable) and not isinstance(given, bytes) else [given]
+    names = list[str]()
+    for one in several:  # one by one: a dataset is not gone through for names
         if not isinstance(one, str | os.PathLike):
-            raise InvalidRequest(where, f"{one!r:.80}", expected=expected)
-    return [os.fspath(one) for one in several]
+            wrong = one if isinstance(given, list | tuple) else given
+            raise InvalidRequest(where, f"{wrong!r:.80}", expected=expected)
+        names.append(os.fspath(one))
+    return names
 
 
 def output_text(name: str) -> str:

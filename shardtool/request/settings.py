@@ -312,6 +312,8 @@ class Settings:
         for one in fields(self):
             name, _, flag = one.metadata.get("means", "").partition("=")
             given = getattr(self, one.name) if name else None
+            if flag:
+                _check_flag(one.name, given)
             if given is None or (flag and not given):
                 continue
             if self.is_given(name) or name in values:
@@ -339,8 +341,8 @@ class Settings:
             text = tuple(texts.pair(name, *both) for both in value.items())
         elif form == "delimiter" and isinstance(value, str):
             text = texts.delimiter(name, value)
-        elif isinstance(value, list) and is_several(type(self), name):
-            text = (*value,)
+        elif not isinstance(value, str | tuple) and isinstance(value, Iterable) and is_several(type(self), name):
+            text = (*value,)  # which is gone through more than once, and recorded
         else:
             return
         object.__setattr__(self, name, text)  # frozen, and still being made
@@ -348,6 +350,8 @@ class Settings:
     def _check_texts(self, name: str) -> None:
         """Refuse a text that is none of an option's, one where there are to be several, and several for one."""
         value, allowed, several = getattr(self, name), kinds(type(self))[name], is_several(type(self), name)
+        if allowed == (bool,):
+            _check_flag(name, value)
         if several and isinstance(value, str):
             raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
         if {*allowed} <= _ONE_TEXT and not isinstance(value, tuple(get_origin(one) or one for one in allowed)):  # type: ignore[misc]
@@ -387,6 +391,12 @@ _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
     "shares": lambda _name, value, _facts: value == {} or texts.parse_shares(texts.shares_text(value)),
     "part": lambda _name, value, _facts: value == texts.SLURM or texts.parse_part(value),
 }
+
+
+def _check_flag(name: str, value: object) -> None:
+    """Refuse what is neither yes nor no: the text `no` would be a yes."""
+    if value is not None and type(value) is not bool:
+        raise InvalidRequest(option(name), repr(value)[:100], expected="True or False")
 
 
 def check_range(name: str, value: object, within: tuple[int, int]) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.entries.arrow import number_array
 from shardtool.errors import printable
-from shardtool.skipped import Skipped
+from shardtool.skipped import Skipped, same_as
 from shardtool.source.sums import source_digests
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, to_text
@@ -204,7 +204,7 @@ def without_twins(listed: Listing, source: Source, pool: Pool, observer: Observe
 
 
 def _left_out(entries: Entries, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:
-    message = f"holds the same as {printable(entries.keys[first])}"
+    message = same_as(printable(entries.keys[first]))
     if differ:
         message += f", which has another {', '.join(map(printable, differ))}"
     return Skipped(to_text(entries.keys[sample]), "", "twin", message)

@@ -207,7 +207,10 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
         elif name == "annotations":
             said = _annotations(objects, where)
         else:
-            categories = {one["id"]: one["name"] for one in objects}
+            named = [(one["id"], one["name"]) for one in objects]
+            categories = dict(named)
+            if len(categories) < len(named):
+                raise InvalidRequest(where, "categories that share an id", expected="an id of its own for each")
     document.end()
     if not images or not said:
         raise InvalidRequest(where, "a JSON object", expected=ROWS_OR_COCO)

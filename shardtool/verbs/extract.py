@@ -51,6 +51,7 @@ MANIFEST = ".manifest.parquet"  # a hidden name, so that `create` of the folder 
 METADATA = ".metadata.parquet"
 _LOCK = "extract"
 _MARK = ".extract.unfinished"
+_OWN = {one.encode() for one in (MANIFEST, METADATA, _MARK, f".{_LOCK}.lock")}
 _LABEL = "cls"
 _PATHS = "source_paths"
 _SAMPLES, _BYTES = 2**12, 2**26  # of a task, at most
@@ -171,9 +172,10 @@ def check_names(names: Names, *, folded: bool = False) -> None:
     from shardtool.names import Names
     from shardtool.table.columns import hashes
 
-    for _, some in names.chunks() if not are_plain(names.data[:-1], int(names.lengths().max())) else ():
-        for name in some:
-            if problem := path_problem(name):
+    plain = are_plain(names.data[:-1], int(names.lengths().max()))
+    for _, some in names.chunks():
+        for name in some if not plain else _OWN.intersection(some):
+            if problem := path_problem(name) or ("the name of a file of extract's own" if name in _OWN else ""):
                 remedy = f"Nothing was written. {option('where')} can leave that sample out."
                 raise InvalidRequest(printable(name)[:200], problem, expected="a path below the folder", remedy=remedy)
     found = hashes(Names(names.data.lower(), names.starts) if folded else names)
@@ -196,8 +198,7 @@ def _same_again(
         found.pop("portable", None)
     if _LABEL in (name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count):
         found.pop("label_from_folder", None)  # they are files
-    is_part = options.where is not None or options.keys_from is not None
-    if is_part and "label_from_folder" in found and len(datasets) == 1:  # of some classes, numbers would be others
+    if "label_from_folder" in found:  # by folders alone, numbers would be others where a class has no sample
         found["classes_from"] = datasets[0].dataset_file
     if metadata and "portable" not in found:  # which makes keys once the table was joined
         found |= {"join": metadata, "on": "key"}
@@ -213,7 +214,7 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
     entries = replace(entries, rows=replace(entries.rows, paths=names))
     tasks, tables, kept = [*_tasks(listed, entries, place)], _tables(entries), 0
     _check_there(place, names, entries.rows.size.tolist(), tables, options)
-    with _unfinished(place, listed, names) as again:
+    with _unfinished(place, listed, names, overwrite=options.overwrite) as again:
         there: IfThere = "overwrite" if options.overwrite else "finish" if again else "keep"
         observer.start(len(entries), int(entries.rows.size.sum()), len(tasks))
         each = (UnpackTask(task, listed.compressed, there) for task in tasks)
@@ -311,7 +312,7 @@ def _folds_case(place: Folder) -> bool:
 
 
 @contextmanager
-def _unfinished(place: Folder, listed: Listing, names: Names) -> Iterator[bool]:
+def _unfinished(place: Folder, listed: Listing, names: Names, *, overwrite: bool) -> Iterator[bool]:
     """Mark the folder as one that is being written to, until all is there; give whether the same run was killed here.
 
     Raises:
@@ -325,9 +326,9 @@ def _unfinished(place: Folder, listed: Listing, names: Names) -> Iterator[bool]:
         before = place.read(_MARK)
     except OSError:
         before = b""
-    if before not in (b"", mark):
+    if before not in (b"", mark) and not overwrite:
         found = f"an unfinished {printable(before.splitlines()[0])[:200]}"
-        remedy = "Run that command again to finish it, or remove the folder."
+        remedy = f"Run that command again to finish it, or {flag('overwrite')} files: what it has written stays."
         raise OutputExists(place.full_path(_MARK), found, expected="none, or one of the same samples", remedy=remedy)
     if not before:
         place.publish(place.stage_whole(_MARK, mark))

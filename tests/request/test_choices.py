@@ -109,3 +109,16 @@ def test_half_of_a_surrogate_pair_is_no_text(kind: type, given: dict[str, Any]) 
     with pytest.raises(InvalidRequest, match="text that is Unicode"):
         kind(**given)
     assert CreateOptions(exclude=["\udcff*"]).exclude == ("\udcff*",)
+
+
+@pytest.mark.parametrize("given", [{"shuffle": "no"}, {"overwrite": "no"}, {"update": 1}, {"stat": "false"}])
+def test_a_flag_is_true_or_false(given: dict[str, Any]) -> None:
+    """The text `no` is no way to say no: a dataset would be replaced by it."""
+    with pytest.raises(InvalidRequest, match="True or False"):
+        CreateOptions(**given)
+
+
+@pytest.mark.parametrize("given", [iter(["cat/*"]), {"cat/*"}, (one for one in ["cat/*"])])
+def test_several_texts_are_kept(given: Any) -> None:
+    """What can be gone through once, or has no place in JSON, is several texts all the same."""
+    assert CreateOptions(include=given).include == ("cat/*",)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, create, diff, extract, reshard
+from shardtool import CreateOptions, InvalidRequest, create, diff, extract, remove, reshard
 from shardtool.names import Names
 from shardtool.verbs.extract import MANIFEST, METADATA, check_names
 from tests.faults.helpers import settles, start
@@ -186,3 +186,23 @@ def test_a_killed_run_is_finished_by_the_next(tmp_path: Path) -> None:
     assert typed("extract", tmp_path / "o.json", into, "--where", "key > '1'").code == 5
     assert typed("extract", tmp_path / "o.json", into).code == 0
     assert _files(into) == tree
+
+
+def test_names_of_its_own_files_are_refused(tmp_path: Path) -> None:
+    """A sample's file never takes the place of a table, a lock or a mark of extract's own."""
+    for name in (".manifest.parquet", ".metadata.parquet", ".extract.lock", ".extract.unfinished"):
+        write_tree(tmp_path / name / "in", {name: b"mine", "q.txt": b"q"})
+        create(tmp_path / name / "in", f"{tmp_path}/{name}/o-{{0..}}.tar", CreateOptions(hidden=True))
+        with pytest.raises(InvalidRequest, match="of extract's own"):
+            extract(tmp_path / name / "o.json", tmp_path / name / "files")
+        assert not (tmp_path / name / "files").exists()
+
+
+def test_classes_without_samples_keep_the_others_numbers(tmp_path: Path) -> None:
+    """The options that make the same samples again do so where a class was removed, or a split has none of it."""
+    write_tree(tmp_path / "in", {f"{label}/{number}.txt": b"x" for label in ("cat", "dog") for number in range(4)})
+    create(tmp_path / "in", f"{tmp_path}/o-{{0..}}.tar", CreateOptions(label_from_folder=True))
+    remove(tmp_path / "o.json", where="key < 'dog'")
+    result = extract(tmp_path / "o.json", tmp_path / "files")
+    again = create(tmp_path / "files", f"{tmp_path}/again/o-{{0..}}.tar", CreateOptions(**result.create))
+    assert again.fingerprint == json.loads((tmp_path / "o.json").read_text())["shardtool"]["fingerprint"]

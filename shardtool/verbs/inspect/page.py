@@ -67,6 +67,7 @@ _MOST_SETS = 6  # of labels
 _MOST_FIELDS = 60
 _META = 40  # metadata columns of a sample
 _MOST_COLOURS = 24  # of a mask, that are explained
+_LISTED = 9  # shards without a dataset file that are named one by one: a glob may mean others, too
 _READ_FIELDS = 4  # that the program names which reads the dataset
 _SEEN_AT_ONCE = 20  # samples, of which none needs to be called odd
 _ANCHOR = 120  # characters
@@ -241,9 +242,8 @@ class DatasetView:
         """A few lines of Python that read it."""
         shards = [shard.name for shard in self.dataset.shards]
         start, end = (common_start([one[::step] for one in shards]).rstrip("0123456789") for step in (1, -1))
-        given = output_text(base_name(self.dataset.dataset_file or "")) or (
-            f"{start}*{end[::-1]}" if shards[1:] else shards[0]
-        )
+        given: str | list[str] = output_text(base_name(self.dataset.dataset_file or ""))
+        given = given or (f"{start}*{end[::-1]}" if start and shards[_LISTED:] else shards)
         shown = "".join(f"    sample[{json.dumps(name)}]\n" for name, _ in self.fields[:_READ_FIELDS])
         return (
             f"import shardtool\n\ndataset = shardtool.open({json.dumps(given)})\n"
