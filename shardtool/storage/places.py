@@ -293,10 +293,10 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
 
     if is_url(path) and not is_other(path):
         return blob.read_whole(path, lambda size: check(size, lambda: blob.read_end(path, len(ending))))
-    with open_file(path, flags) as file, file.stream() as whole:
+    with open_file(path, flags) as file:
         size = file.fact().st_size
         check(size, lambda: file.read(size - len(ending), len(ending)))
-        return whole.read()  # /proc names no sizes
+        return file.read(0, size)
 
 
 def read_beside(path: str) -> bytes | None:
