@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import pytest
 from click.testing import CliRunner
 
 from shardtool import VerifyOptions, verify
 from shardtool.cli import cli
+from shardtool.values import Target
 from tests.clients.energon import read_with_energon
 from tests.clients.packed import Fields, shardtool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.values import Target
 
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
 
@@ -77,7 +77,8 @@ def made(
         (root / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "source" / name).write_bytes(data)
     bound = [] if "--max-count" in options else ["--max-count", "5"]
-    words = ["create", str(root / "source"), f"{root}/out/{pattern}", *bound, *options, "--json", "--workers", "1"]
+    asked = ["--for", ",".join(get_args(Target)), "--json", "--workers", "1"]  # notes tell of readers that are named
+    words = ["create", str(root / "source"), f"{root}/out/{pattern}", *bound, *options, *asked]
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     samples: dict[str, Fields] = {}
     for name, data in files.items():
