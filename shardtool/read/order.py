@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from itertools import pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -93,6 +93,40 @@ def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
     return 1 << (room * room).bit_length() // 2  # the nearest power of two: it is permuted faster
 
 
+class Order(Protocol):
+    """The order of an epoch: its positions are 0 to `length` - 1."""
+
+    @property
+    def length(self) -> int:
+        """Samples in the epoch."""
+
+    @property
+    def numbers(self) -> Callable[[Numbers], Numbers]:
+        """Returns the sample at each position: its number."""
+
+
+class OrderedSamples(Protocol):
+    """Samples that epochs take in an order."""
+
+    @property
+    def span(self) -> int:
+        """How many numbers there are: those of the samples are below."""
+
+    @property
+    def length(self) -> int:
+        """Samples in an epoch that is not shuffled."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What is equal for equal samples."""
+
+    def length_in(self, options: OrderOptions) -> int:
+        """Return how many samples an epoch has."""
+
+    def order(self, options: OrderOptions) -> Order:
+        """Return the order of an epoch."""
+
+
 @dataclass(frozen=True)
 class SampleView:
     """All samples of a catalog, or chosen ones.
@@ -114,6 +148,10 @@ class SampleView:
     def length(self) -> int:
         """Samples in an epoch."""
         return len(self.catalog) if self.chosen is None else len(self.chosen)
+
+    def length_in(self, _: OrderOptions) -> int:
+        """Return how many samples an epoch has: as many in any order."""
+        return self.length
 
     @cached_property
     def fingerprint(self) -> str:
@@ -285,6 +323,10 @@ class MixedSamples:
         """How many numbers there are: those of the samples are below."""
         return sum(source.span for source in self.sources)
 
+    def length_in(self, _: OrderOptions) -> int:
+        """Return how many samples an epoch has: as many in any order."""
+        return self.length
+
     @cached_property
     def fingerprint(self) -> str:
         """What is equal for equal samples in an equal mix."""
@@ -359,10 +401,6 @@ class MixedOrder:
     def _order_of(self, number: int, epoch: int) -> Order:
         seed = random_start("mixed", self.options.seed, number)  # alike datasets are not shuffled alike
         return self.sources[number].order(replace(self.options, seed=seed, epoch=epoch))
-
-
-Order = CatalogOrder | MixedOrder  # its positions are 0 to `length` - 1
-OrderedSamples = SampleView | MixedSamples
 
 
 def _counts(weights: Sequence[int], position: Position) -> list[Position]:
@@ -579,10 +617,12 @@ class StreamState:
             raise InvalidRequest("the state", found, expected=source.fingerprint, remedy=remedy)
         numbers = {name: cast("int", values[name]) for name in _NUMBERS}
         position = numbers.pop("position")
-        if not 0 <= position < max(1, source.length):
-            expected = f"0 to {max(1, source.length) - 1}"
+        options = OrderOptions(cast("bool", values["shuffle"]), **numbers)
+        length = max(1, source.length_in(options))
+        if not 0 <= position < length:
+            expected = f"0 to {length - 1}"
             raise InvalidRequest("position of the state", str(position), expected=expected, remedy=_REMEDY)
-        return cls(source.fingerprint, OrderOptions(cast("bool", values["shuffle"]), **numbers), position)
+        return cls(source.fingerprint, options, position)
 
 
 def _checked(given: object) -> Mapping[str, object]:

@@ -126,8 +126,9 @@ class Streamable(Chain):
             raise InvalidRequest("the dataset", "no samples")
         options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
         share = Share(*default_share(rank, world_size), ends)
-        if not share.end(self.source.length):
-            found = f"{counted(self.source.length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
+        length = self.source.length_in(options)
+        if not share.end(length):
+            found = f"{counted(length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
             raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
         stream = Stream(self.fetcher, self.source, options, share)
         return stream.with_stages(self.stages)
@@ -221,7 +222,7 @@ class Stream(Chain):
     @property
     def end(self) -> int:
         """How many samples of the epoch all ranks together have taken when they are through it."""
-        return self._share.end(self._source.length)
+        return self._share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; where the stream is in it, because of a state or a `break`, it stays there."""
@@ -266,7 +267,7 @@ class Stream(Chain):
 
     @property
     def _samples_of_rank(self) -> int:
-        return replace(self._share, origin=0).count(self._source.length)
+        return replace(self._share, origin=0).count(self._source.length_in(self._options))
 
     @property
     def _position(self) -> int:
