@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 
-from shardtool.cli.options import PLACE, VERBS, DryRunning, Output, Running, completed, verb
+from shardtool.cli.options import ACCEPTED, PLACE, VERBS, DryRunning, Output, Running, completed, verb
 from shardtool.cli.output import show, show_bytes, show_json
 from shardtool.cli.terminal import Terminal
 from shardtool.errors import InvalidRequest, OutputFailed, ShardError, printable, reason
@@ -148,8 +148,8 @@ def _write_shards(work: Callable[..., Any], how: Running, *, dry: bool) -> None:
 
 
 def _terminal(how: Running) -> Terminal:
-
-    return Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress)
+    accepted = click.get_current_context().meta.get(ACCEPTED)
+    return Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress, accepted=accepted)
 
 
 def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str], *, always: bool = False) -> Any:

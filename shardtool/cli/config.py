@@ -2,7 +2,7 @@
 
 A key is an option as the command line calls it, or an argument as the usage line does (`source`, `output`). A value is
 what one types: texts, numbers, `true` for a flag, a list for what is repeated, a table for pairs such as `cls=label`.
-Relative paths count from the file's folder. What is typed beside the file wins.
+Relative paths count from the file's folder. What is typed beside the file wins, and `--no-KEY` takes a key of it back.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from decimal import Decimal
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from shardtool.cli.help import TAKEN_BACK, meant_here
 from shardtool.cli.output import say
 from shardtool.errors import InvalidRequest, reason, without_secrets
-from shardtool.storage.places import base_name, folder_of, is_url, read_small, same_place
+from shardtool.storage.places import base_name, folder_of, is_folder, is_url, read_small, same_place
 from shardtool.storage.staging import Folder, check_target
 from shardtool.wording import option
 
@@ -32,7 +31,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _LARGEST = 2**20  # bytes of such a file
 _OWN = ("config", "save_config")
@@ -59,11 +58,11 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
             texts = [_text(where, one) for one in (value if isinstance(value, list) else [value])]
             given[key] = [_read_name(where, one, path) for one in texts] if words[key] else texts
         elif key in options:
-            found[options[key].name or ""] = _value(where, value, options[key], path)
+            if options[key].name not in ctx.meta.get(TAKEN_BACK, ()):
+                found[options[key].name or ""] = _value(where, value, options[key], path)
         else:
-            near = " or ".join(get_close_matches(key.replace("_", "-"), [*words, *options], cutoff=0.5))
-            remedy = "" if near else f"`{ctx.command_path} --help` lists them."
-            raise InvalidRequest(where, f"no option of {ctx.info_name}", expected=near, remedy=remedy)
+            meant = meant_here(f"--{key}", ctx).replace("--", "") or f"`{ctx.command_path} --help` lists them."
+            raise InvalidRequest(where, f"no option of {ctx.info_name}", remedy=meant)
     typed = [text for key in words for text in given.get(key, ())]
     arguments = [one.name or "" for one in ctx.command.params if isinstance(one, click.Argument)]
     if typed:
@@ -156,13 +155,14 @@ def _name(where: str, name: str, from_folder: str, to_folder: str) -> str:
     return f"{'./' if seen.startswith('~') else ''}{seen}{'/' if name.endswith('/') else ''}"
 
 
-def save_config(path: str, ctx: click.Context) -> None:
-    """Write what a verb was given, typed and by another such file, to a file, and say what cannot be in that.
+def keep_config(path: str, ctx: click.Context) -> Callable[[], None]:
+    """Return what writes what a verb was given, typed and by another such file, to a file; say what cannot be in that.
+
+    A dry run is not what is to be done again: that it was one is not written, and it makes no folder.
 
     Raises:
-        InvalidRequest: No such file can say it.
+        InvalidRequest: No such file can say it, or there is no folder.
         OutputExists: There is another file of this name.
-        OutputFailed: It cannot be written.
     """
     _check_file(path)
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
@@ -172,27 +172,39 @@ def save_config(path: str, ctx: click.Context) -> None:
             secret.append(key)
         else:
             lines.append(f"{key} = {_toml(key, value)}")
+    data, earlier, above = "\n".join([*lines, ""]).encode(), ctx.params["config"], folder_of(path)
+    if ctx.params.get("dry_run") and not is_folder(above):
+        raise InvalidRequest(path, f"no folder {above}", expected="one, for a dry run makes none")
+    if (earlier is None or not same_place(path, earlier)) and _holds(path) != data:
+        check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
     if secret and not ctx.params["quiet"]:
         say(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
-    data, earlier = "\n".join([*lines, ""]).encode(), ctx.params["config"]
-    with suppress(OSError):
-        if read_small(path, _LARGEST) == data:
-            return
-    if earlier is None or not same_place(path, earlier):
-        check_target(path, overwrite=False, begins=b"", holds=b"", cure="remove it")
-    folder = Folder(folder_of(path))
-    folder.ready()
-    folder.publish(folder.stage_whole(base_name(path), data))
+
+    def write() -> None:
+        if _holds(path) != data:
+            folder = Folder(above)
+            folder.ready()
+            folder.publish(folder.stage_whole(base_name(path), data))
+
+    return write
+
+
+def _holds(path: str) -> bytes | None:
+    """Return what is in a file; None: there is none that can be read."""
+    try:
+        return read_small(path, _LARGEST)
+    except OSError:
+        return None
 
 
 def _given(ctx: click.Context, path: str) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of what a verb was given, as a file says them."""
-    names = {one.name: key for key, one in reversed(_options(ctx.command).items())}
+    names = {one.name: key for key, one in reversed(_options(ctx.command).items()) if one.name != "dry_run"}
     where, folder, typed, options = option("save_config"), folder_of(path), list[str](), list[tuple[str, Any]]()
     for param in ctx.command.params:
         name = param.name or ""
         value, source = ctx.params.get(name), ctx.get_parameter_source(name)
-        if source not in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP) or value is None:
+        if source not in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP) or value in (None, ()):
             continue
         texts = [value] if isinstance(value, str) else [*value] if isinstance(value, tuple) else []
         if not isinstance(param, click.Option):

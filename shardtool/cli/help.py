@@ -26,7 +26,8 @@ _WIDEST = 100
 _COLUMN = 26  # of names, at most; longer ones have a line of their own
 _EXAMPLES = 6  # on the first screen
 _HYPHEN = "\u2011"  # at which no line is broken
-_OPTION = re.compile(r"--[a-z][a-z-]*")
+_OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
+TAKEN_BACK = "shardtool.taken_back"  # in a context: options that `--no-KEY` was typed of, and that
 
 
 class Topic(NamedTuple):
@@ -99,12 +100,27 @@ class Verb(click.Command):
         if not args and not ctx.resilient_parsing:
             raise Shown(brief(self, ctx), ctx)
         try:
-            return super().parse_args(ctx, args)
+            return self._parse(ctx, args)
         except click.NoSuchOption as error:
-            arguments = [word.strip(".") for one in self.collect_usage_pieces(ctx) for word in one.split()]
-            meant = meant_option(error.option_name, [*self.shown(), *arguments], _others(ctx))
-            message = f"No such option {printable(error.option_name)}. {meant}".rstrip()
+            message = f"No such option {printable(error.option_name)}. {meant_here(error.option_name, ctx)}".rstrip()
             raise click.UsageError(message, ctx) from None
+
+    def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read what was typed; `--no-KEY` takes back what a file of options says."""
+        try:
+            rest = super().parse_args(ctx, [*args])
+        except click.NoSuchOption as error:
+            word, key = error.option_name, f"--{error.option_name.removeprefix('--no-')}"
+            back = [one.name for one in self.params if key in one.opts]
+            if not back or word not in args:
+                raise
+            ctx.meta.setdefault(TAKEN_BACK, {})[back[0]] = word
+            args.remove(word)
+            return self._parse(ctx, args)
+        if ctx.default_map is None and (words := [*ctx.meta.get(TAKEN_BACK, {}).values()]):
+            message = f"{words[0]} takes back what the file of --config says, and there is none."
+            raise click.UsageError(message, ctx)
+        return rest
 
     def get_help(self, ctx: click.Context) -> str:
         """Return all of the help."""
@@ -130,6 +146,13 @@ class Verb(click.Command):
         """Return the topics of which it has options."""
         named = {one.section for one in self.options(rare=True)}
         return {name: topic for name, topic in topics().items() if name in named}
+
+
+def meant_here(option: str, ctx: click.Context) -> str:
+    """Return what may be meant by an option that the context's verb does not have; empty: nothing that is near."""
+    arguments = [word.strip(".") for one in ctx.command.collect_usage_pieces(ctx) for word in one.split()]
+    own = ctx.command.shown() if isinstance(ctx.command, Verb) else []
+    return meant_option(option, [*own, *arguments], _others(ctx))
 
 
 def _others(ctx: click.Context) -> dict[str, list[str]]:

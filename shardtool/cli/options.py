@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from shardtool.cli.help import Option, Verb, brief
 from shardtool.cli.output import show
@@ -26,6 +27,7 @@ from shardtool.request.settings import (
 from shardtool.request.texts import whole
 from shardtool.storage.places import use_endpoint, use_headers
 from shardtool.storage.remote.retry import use_retry_for
+from shardtool.wording import typed_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _SHORT = {"overwrite": ["-f"]}  # of flags that stand for values
 
 
+ACCEPTED = "shardtool.accepted"  # in a context: what is called once a request is known to make sense
 _OF_ERRORS = {"as_json": "--json", "verbose": "--verbose"}
 VERBS: dict[str, Callable[[], click.Command]] = {}  # what makes each
 Function = TypeVar("Function", bound="Callable[..., int | None]")
@@ -82,7 +85,7 @@ class Output(Settings):
         metavar="FILE", use=_use_config,
     )  # fmt: skip
     save_config: str | None = setting(
-        None, "File that options and arguments are written to, before they are carried out.", form="path",
+        None, "File that options and arguments are written to, once they are known to make sense.", form="path",
         metavar="FILE",
     )  # fmt: skip
 
@@ -152,12 +155,20 @@ def verb(
         first.hidden = True
         params.append(first)
 
-        def run(**given: Any) -> int | None:
+        def run(**_: Any) -> int | None:
+            context = click.get_current_context()
+            given = context.params
+            if context.default_map:
+                for kind in known:
+                    _have_typed_win(kind, context)
             words = [given[one.name or ""] for one in typed]
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
-            if given.get("save_config") is not None:
-                _save(asked, given["save_config"])
-            return function(*words, *asked[:-1], asked[-1]())
+            if given.get("save_config") is None:
+                return function(*words, *asked[:-1], asked[-1]())
+            save = context.meta[ACCEPTED] = _saved(asked, given["save_config"], context)
+            code = function(*words, *asked[:-1], asked[-1]())
+            save()
+            return code
 
         return Verb(function.__name__, params=[*typed, *params], callback=run, help=function.__doc__)
 
@@ -175,13 +186,36 @@ def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -
         context.exit()
 
 
-def _save(asked: Sequence[Callable[[], object]], path: str) -> None:
-    """Write what was asked for, if it can be, to the file that was named for that."""
-    from shardtool.cli.config import save_config
+def _saved(asked: Sequence[Callable[[], object]], path: str, context: click.Context) -> Callable[[], None]:
+    """Return what writes what was asked for, if it can be, to the file that was named for that."""
+    from shardtool.cli.config import keep_config
 
     for make in asked:
         make()
-    save_config(path, click.get_current_context())
+    return keep_config(path, context)
+
+
+def _have_typed_win(kind: type[Any], context: click.Context) -> None:
+    """Drop of what a file says that which was typed otherwise: keys of a family one by one, all flags at once."""
+    given, known, of_file = context.params, facts(kind), context.default_map or {}
+    typed = {name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    for name, one in known.items():
+        if typed & one.flags.keys():
+            given.update(dict.fromkeys(one.flags.keys() - typed))
+        if one.divide is None or not given[name]:
+            continue
+        family = spellings(kind, name)[0][2:]
+        members = [other for other in known if known[other].within_family.split(" ")[0] == family and given[other]]
+        if not one.commas:  # of which one is all that there is, but for what it needs
+            needed = {other for member in typed & {*members} for other in known[member].needs}
+            given.update(dict.fromkeys({name, *members} - typed - needed if typed & {name, *members} else ()))
+            continue
+        said: dict[str, object] = {}
+        for values, here in ((of_file, of_file.keys()), (given, typed)):
+            said.update(one.divide(kind, typed_value(kind, name, values)) if name in here else {})
+            said.update((other, typed_value(kind, other, values)) for other in members if other in here)
+        given.update((other, () if isinstance(given[other], tuple) else None) for other in members)
+        given[name] = tuple(typed_words(*each)[1] for each in said.items())
 
 
 def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from shardtool.storage.remote.retry import asked_again, hear
 from shardtool.values import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from typing import TextIO
 
@@ -121,10 +121,13 @@ class Terminal(Observer):
         quiet: Show nothing but details.
         verbose: Show details.
         progress: `plain`: lines in place of the bar, also where stderr is no terminal.
+        accepted: Called when work starts: what was asked for is known to make sense then.
     """
 
-    def __init__(self, *, quiet: bool, verbose: bool, progress: str = "auto") -> None:
-        self._quiet, self._verbose = quiet, verbose
+    def __init__(
+        self, *, quiet: bool, verbose: bool, progress: str = "auto", accepted: Callable[[], None] | None = None
+    ) -> None:
+        self._quiet, self._verbose, self._accepted = quiet, verbose, accepted
         self._plain = PlainProgress() if progress == "plain" and not quiet else None
         self._bar: Any = None
         self._shards = (0, 0)
@@ -163,6 +166,8 @@ class Terminal(Observer):
 
     def start(self, samples: int, size: int, shards: int) -> None:
         """Start the bar."""
+        if self._accepted is not None:
+            self._accepted()
         self._close_bar()
         self._shards = (0, shards)
         self._fetched = None if size or not samples else _FetchText()  # of the web, no sizes are known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardtool import CreateOptions, InvalidRequest
 from shardtool.cli.commands import VERBS
-from shardtool.cli.config import read_config, save_config
+from shardtool.cli.config import keep_config, read_config
 from tests.helpers import read_tree, typed, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardtool.request.results import Observer
 
 _USED = ("endpoint", "header", "retry_for")  # they change this process, and may hold secrets
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -64,9 +68,12 @@ def test_saved_and_loaded_is_the_same(name: str, data: st.DataObject, tmp_path_f
     words = data.draw(words_of_a_verb(verb))
     path = f"{tmp_path_factory.mktemp('job')}/jöb.toml"
     context, expected = _params(verb, [f"--save-config={path}", *words])
-    save_config(path, context)
-    assert _params(verb, [f"--config={path}"])[1] == expected
-    save_config(path, context)  # the same again is no other file
+    keep_config(path, context)()
+    assert _params(verb, [f"--config={path}"])[1] == {
+        **expected,
+        **({"dry_run": False} if "dry_run" in expected else {}),
+    }
+    keep_config(path, context)()  # the same again is no other file
 
 
 @pytest.fixture(name="source", autouse=True)
@@ -123,9 +130,11 @@ def test_a_job_written_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('max-sise = "1MB"', "{path}: max-sise: no option of create; expected max-size or "),
-        ('max_size = "1MB"', "{path}: max_size: no option of create; expected max-size or "),
+        ('max-sise = "1MB"', "{path}: max-sise: no option of create. Did you mean max-size?"),
+        ('max_size = "1MB"', "{path}: max_size: no option of create. Did you mean max-size?"),
         ("zzz = 1", "{path}: zzz: no option of create. `shardtool create --help` lists them."),
+        ("select-field = 1", "{path}: select-field: no option of create. `shardtool create --help` lists them."),
+        ("where-not = 1", "{path}: where-not: no option of create. `shardtool create --help` lists them."),
         ('config = "other.toml"', "{path}: config: no option of create"),
         ('shuffle = "yes"', "{path}: shuffle: 'yes'; expected true or false"),
         ("max-size = true", "{path}: max-size: true; expected a text or a number"),
@@ -178,10 +187,11 @@ def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     path, output = tmp_path / "job.toml", f"{tmp_path}/o/x-{{0..}}.tar"
     secret = ("--header", "Authorization: abc", "--address", "ray://me:word@127.0.0.1:9", "--executor", "ray")
     run = typed("create", source, f"{tmp_path}/{{split}}-{{0..}}.tar", *secret, "--save-config", path)
-    assert run.code == 2  # that pattern is for --split, which is found out once the file is there
-    assert f"note: address and header, which may hold secrets, are not in {path}" in run.err
+    assert run.code == 2  # that pattern is for --split
+    assert not path.exists()
+    run = typed("create", source, output, *secret[:2], "--dry-run", "--save-config", path)
+    assert (run.code, run.err) == (0, f"note: header, which may hold secrets, are not in {path}\n")
     assert "abc" not in path.read_text()
-    assert "word" not in path.read_text()
     before = path.read_text()
     run = typed("create", source, output, "--seed", "3", "--overwrite", "--save-config", path)
     assert (run.code, path.read_text()) == (5, before)
@@ -190,9 +200,78 @@ def test_what_is_not_saved(source: Path, tmp_path: Path) -> None:
     assert typed("create", source, output, "--quality", "3", *other).code == 2
     assert typed("verify", "pipe:echo", *other).code == 2
     assert not (tmp_path / "other.toml").exists()
-    again = (source, output, "--executor", "local", "--dry-run", "--seed", "3", "--save-config", path)
-    assert typed("create", "--config", path, *again).code == 0
-    assert "seed = 3\n" in path.read_text()
+    again = (source, output, "--executor", "local", "--seed", "3", "--shuffle", "--save-config", path)
+    for dry in (("--dry-run",), ()):
+        assert typed("create", "--config", path, *again, *dry).code == 0
+        assert "seed = 3\n" in path.read_text()
+    assert "dry" not in path.read_text()
+
+
+def test_a_job_is_kept_once_it_makes_sense(source: Path, tmp_path: Path) -> None:
+    """A request that is refused leaves no file, and so the next one may have its name; a dry run makes no folder."""
+    path, output = tmp_path / "new" / "job.toml", f"{tmp_path}/o/x-{{0..}}.tar"
+    for words in ((tmp_path / "nowhere", output), (source, output, "--where", "nothing == 1"), (source,)):
+        assert typed("create", *words, "--save-config", path).code == 2
+        assert not path.parent.exists()
+    run = typed("create", source, output, "--dry-run", "--save-config", path)
+    assert (run.code, path.parent.exists()) == (2, False)
+    assert run.err == f"shardtool: {path}: no folder {path.parent}; expected one, for a dry run makes none\n"
+    assert typed("create", source, output, "--workers", "1", "--save-config", path).code == 0
+    assert "output = " in path.read_text()
+    assert typed("verify", f"{tmp_path}/o/x.json", "--save-config", path).code == 5
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "same"),
+    [
+        ("fetch = {per-host = 4, timeout = 9, user-agent = 'a, b'}", "--per-host 8",
+         "--fetch per-host=8,timeout=9,user-agent=a, b"),
+        ("fetch = 'per-host=4,timeout=9'", "--fetch timeout=3,allow-private",
+         "--fetch per-host=4,timeout=3,allow-private"),
+        ("per-host = 4\ntimeout = 9", "--fetch timeout=3", "--fetch per-host=4,timeout=3"),
+        ("per-host = 4\ntimeout = 9", "--timeout 3", "--fetch per-host=4,timeout=3"),
+        ("fields = ['jpg', '-txt']", "--select-fields json", "--fields json,-txt"),
+        ("select-fields = 'jpg'\nrename-field = {a = 'b'}", "--fields json", "--fields json,a=b"),
+        ("fields = ['jpg']", "--no-fields --drop-fields json", "--fields -json"),
+        ("split-by = 'folder'", "--split-column tag", "--split-by tag"),
+        ("split-column = 'tag'", "--split-by folder", "--split-by folder"),
+        ("split = {a = 1}", "--no-split --split-by folder", "--split-by folder"),
+        ("sort-by = '-width'", "--sort-by size", "--sort-by size"),
+        ("sort-by = 'width'\ndescending = true", "--sort-by size", "--sort-by size"),
+        ("sort-by = 'width'", "--descending", "--sort-by -width"),
+        ("overwrite = true", "--resume", "--resume"),
+        ("overwrite = true\nresume = true", "--append", "--append"),
+        ("update = true", "--overwrite", "--overwrite"),
+        ("update = true", "--no-update", ""),
+        ("shuffle = true\nwhere = 'a == 1'", "--no-shuffle --no-where", ""),
+        ("no-stat = true\nworkers = 3\nfor = 'dali'", "--no-no-stat --workers 2 --no-target", "--workers 2"),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wins(said: str, words: str, same: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is typed takes the place of what a file says, key by key, however either is spelled; and so it is saved."""
+    asked: list[CreateOptions] = []
+
+    def create(_source: object, _output: object, options: CreateOptions, observer: Observer) -> None:
+        asked.append(options)
+        observer.start(0, 0, 0)
+        raise InvalidRequest("", "")
+
+    monkeypatch.setattr("shardtool.verbs.create.create.dry_run", create)
+    job, saved, urls = tmp_path / "job.toml", tmp_path / "saved.toml", ("t.csv", "o-{0..}.tar", "--url", "a=a", "-n")
+    job.write_text(f"{said}\n")
+    typed("create", "--config", job, *urls, *words.split(), "--save-config", saved)
+    typed("create", *urls, *(re.split(r"(?<!,) ", same) if same else ()))
+    typed("create", "--config", saved, "--dry-run")
+    assert len(asked) == 3
+    assert asked[0] == asked[1] == asked[2]
+
+
+@pytest.mark.parametrize("words", ["--no-shuffle", "--no-shuffle=1", "--no-shufle", "--no-"])
+def test_nothing_to_take_back(words: str, source: Path, tmp_path: Path) -> None:
+    """Where no file says it, there is nothing to take back."""
+    run = typed("create", source, f"{tmp_path}/o/x-{{0..}}.tar", words)
+    assert run.code == 2
+    assert f"Error: {'No such option ' * (words != '--no-shuffle')}{words.partition('=')[0]}" in run.err
 
 
 def test_links_lead_where_they_did(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,4 +285,4 @@ def test_links_lead_where_they_did(source: Path, tmp_path: Path, monkeypatch: py
     assert 'source = "../../linked"\n' in (tmp_path / "deep/down/job.toml").read_text()
     for folder in (tmp_path, tmp_path / "jobs", tmp_path / "deep"):
         monkeypatch.chdir(folder)
-        assert "x-0.tar" in typed("create", "--config", tmp_path / "jobs/job.toml").out
+        assert "x-0.tar" in typed("create", "--config", tmp_path / "jobs/job.toml", "--dry-run").out
