@@ -80,13 +80,14 @@ from shardtool.values import SPLIT_NAMES, counted, given_names, output_text, to_
 from shardtool.wording import create_again, either, made_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
     from shardtool.pattern import ShardPattern
+    from shardtool.request.results import RunRecord
     from shardtool.values import Dots, Given
 
 Value = TypeVar("Value")
@@ -788,6 +789,38 @@ def given_datasets(given: Given) -> list[Given]:
     rest = [name for name in shards if _full(name) not in listed]
     found = [*datasets, *([rest] if rest else [])]
     return [*{_place(one): one for one in found}.values()]
+
+
+def splits_in(folder: str, made: RunRecord) -> dict[str, DatasetFile]:
+    """Return what the dataset files in a folder say, by their names, that the same run made for other splits."""
+    names = [name for name in names_in(folder or ".") if name.endswith(DATASET_SUFFIX)] if made.split else []
+    return _made_with(made, {name: join(folder, name) for name in names})
+
+
+def other_splits(dataset: StoredDataset) -> list[StoredDataset]:
+    """Return the other splits of the run that made a dataset, beside it or, as `{split}/NAME`, in folders beside."""
+    if dataset.file is None or dataset.dataset_file is None:
+        return []
+    made, folder = dataset.file.made, dataset.folder
+    paths = [join(folder, name) for name in splits_in(folder, made)]
+    here = folder if is_url(folder) else os.path.abspath(folder)
+    if base_name(here) == made.split:
+        name = base_name(dataset.dataset_file)
+        there = [join(folder_of(here), one) for one in names_in(folder_of(here)) if one != made.split]
+        others = {one: join(one, name.replace(made.split, base_name(one))) for one in there}
+        paths += [others[one] for one in _made_with(made, others)]
+    return [open_dataset(path) for path in paths]
+
+
+def _made_with(made: RunRecord, paths: Mapping[str, str]) -> dict[str, DatasetFile]:
+    """Return what those of dataset files say that the same run made for other splits."""
+    found = {}
+    for name, path in paths.items():
+        with suppress(OSError, CorruptShard):
+            other = read_dataset(read_small(path), path)
+            if made.is_split_with(other.made):
+                found[name] = other
+    return found
 
 
 def of_glob(given: Given) -> list[Given]:

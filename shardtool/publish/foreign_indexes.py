@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import check_below
+from shardtool.dataset.find import check_below, splits_in
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists, listing, reason
 from shardtool.interop import indexes
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
-from shardtool.publish.records import LOOK, read_listed, read_there
+from shardtool.publish.records import LOOK, read_listed
 from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
@@ -628,13 +628,11 @@ class Exporter:
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
         """Return this dataset, and those that the same run made for other splits and that have an index."""
         covered = [dataset]
-        for name in sorted(self.folder.names()) if dataset.made.split else ():
-            other = read_there(self.folder, name) if name.endswith(DATASET_SUFFIX) and name != self.name else None
-            if other is not None and dataset.made.is_split_with(other.made):
-                shards = other.shards if export.encode is not None else ()
-                names = {indexes.index_name(shard.name, export) for shard in shards}
-                if len(target.facts(names)) == len(names):
-                    covered.append(other)
+        for other in splits_in(self.folder.path, dataset.made).values():
+            shards = other.shards if export.encode is not None else ()
+            names = {indexes.index_name(shard.name, export) for shard in shards}
+            if len(target.facts(names)) == len(names):
+                covered.append(other)
         return covered
 
     def _readme(self, export: Export, dataset: DatasetFile) -> bytes | None:

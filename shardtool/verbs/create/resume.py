@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shardtool.dataset.find import splits_in
 from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
-from shardtool.pattern import DATASET_SUFFIX, sidecar_name
+from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
 from shardtool.publish.records import read_there
 from shardtool.request.results import Changes, differing_options
@@ -317,13 +318,12 @@ def check_same_request(run: Run) -> None:
 def splits_gone(run: Run) -> list[str]:
     """Return the splits that the first run made in this folder, and that this one has no samples for."""
     there = run.outputs[0].destination
-    file, folder = _dataset_file(there), there.folder
-    if file is None or not file.made.split:
+    file = _dataset_file(there)
+    if file is None:
         return []
     known = {output.split for output in run.outputs}
-    others = [read_there(folder, name) for name in sorted(folder.names()) if name.endswith(DATASET_SUFFIX)]
-    made = [other.made for other in others if other is not None]
-    return [one.split for one in made if one.is_split_with(file.made) and one.split not in known]
+    made = [other.made for other in splits_in(there.folder.path, file.made).values()]
+    return [one.split for one in made if one.split not in known]
 
 
 def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -> str:

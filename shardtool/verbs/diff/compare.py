@@ -12,14 +12,23 @@ import pyarrow.compute as pc
 from shardtool.dataset.find import recorded_pattern
 from shardtool.dataset.walk import walked_text
 from shardtool.entries.arrow import number_array
-from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.publish.records import skipped_rows
+from shardtool.errors import InvalidRequest
 from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
 from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
 from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text
-from shardtool.verbs.verify.source import field_ids, has_others, listed_again, open_again, paired, recorded_run
+from shardtool.verbs.verify.source import (
+    field_ids,
+    has_others,
+    keys_left_out,
+    listed_again,
+    lost_splits,
+    open_again,
+    paired,
+    recorded_run,
+    splits_that_stay,
+)
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -124,21 +133,19 @@ def with_source(
         error.remedy = f"{made}B is that source as it is now, or another dataset."
         raise
     mine = _without_appended(_of_datasets(datasets, pool, notes, as_stored=True), datasets, notes)
-    wanted = [file.made.split for file in files]
-    listed, split = listed_again(run, source, wanted, pool, notes.observer, lambda: mine.entries.keys)
-    notes.add(*(f"not compared: {text}" for text in run.unchecked()))
+    splits = splits_that_stay(run, datasets)
+    listed, split = listed_again(run, source, datasets, splits, pool, notes.observer)
+    lost = lost_splits(run, splits)
+    unchecked = [*run.unchecked(), *([f"samples that only the source has: {lost}"] if lost else ())]
+    notes.add(*(f"not compared: {text}" for text in unchecked))
     if run.changes:
         notes.add(f"not compared: fields, which {option('resize')} or {option('encode')} changed")
-    keys = set[str]()
-    for one in datasets:
-        try:
-            keys |= {row.key for row in skipped_rows(one.file, one.folder)} if one.file else set()
-        except CorruptShard:
-            notes.add(f"{one.where}: the list of what was left out cannot be read")
+    keys, unread = keys_left_out(splits or datasets)
+    notes.add(*(f"{where}: the list of what was left out cannot be read" for where in unread))
     as_numbers = any(shard.format == "tfrecord" for one in datasets for shard in one.shards)
-    left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing), frozenset(keys), as_numbers)
-    splits = np.array(wanted or [""], np.object_)[split]
-    return (mine, Side(listed.entries, splits, listed.entries.values.classes, source)), left_out
+    left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing or lost), frozenset(keys), as_numbers)
+    which = np.array([one.split for one in datasets], np.object_)[split]
+    return (mine, Side(listed.entries, which, listed.entries.values.classes, source)), left_out
 
 
 def _without_appended(side: Side, datasets: list[StoredDataset], notes: Notes) -> Side:

@@ -6,22 +6,20 @@ without a sidecar are walked.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import given_datasets, open_dataset
+from shardtool.dataset.find import given_datasets, open_dataset, splits_in
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, listing, printable, reason, without_secrets
-from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX
+from shardtool.pattern import SIDECAR_SUFFIX
 from shardtool.request.calls import by_names
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
-from shardtool.storage.places import base_name, file_stat, for_each, is_url, join, names_in, plain_size, read_small
+from shardtool.storage.places import file_stat, for_each, is_url, plain_size
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import Overview, Sizes, by_count
 
@@ -239,6 +237,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     opened = overview.dataset
     file = opened.file
     problems = (*_missing(opened), *_damaged(overview))
+    others = splits_in(opened.folder, file.made) if file else {}
     shard_sizes, shard_samples = Sizes(), Sizes()
     add_shards(overview, shard_sizes, shard_samples)
     sizes, counts = shard_sizes.spread(), shard_samples.spread()
@@ -264,7 +263,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
         images=_images(overview),
         labels=_labels(overview, most_values),
         splits=_values(overview, "split"),
-        siblings=_siblings(opened),
+        siblings={one.made.split: output_text(name) for name, one in others.items()},
         columns={name: column.summary(_MOST_OF_COLUMN) for name, column in overview.columns.items()},
         part_of=(file.part_of or None) if file else None,
     )
@@ -409,20 +408,3 @@ def _values(overview: Overview, name: str) -> dict[str, int]:
     """Return the most frequent values of a column, and how often each is there."""
     column = overview.columns.get(name)
     return {str(value): count for value, count in column.counts.most()[:MOST_VALUES]} if column else {}
-
-
-def _siblings(opened: StoredDataset) -> dict[str, str]:
-    """Return the dataset files beside this one that the same run made, for other splits."""
-    if opened.file is None or not opened.file.made.split:
-        return {}
-    found: dict[str, str] = {}
-    folder = opened.folder or "."
-    for name in names_in(folder):
-        path = join(folder, name)
-        if not name.endswith(DATASET_SUFFIX) or name == base_name(opened.dataset_file or ""):
-            continue
-        with suppress(OSError, CorruptShard):
-            other = read_dataset(read_small(path), path)
-            if opened.file.made.is_split_with(other.made):
-                found[other.made.split] = output_text(name)
-    return found

@@ -8,14 +8,14 @@ is compared; and what came of a table of `--join` is not. Order and sharding do 
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from shardtool.dataset.find import find_dataset, of_glob, recorded_pattern
+from shardtool.dataset.find import find_dataset, of_glob, other_splits, recorded_pattern
 from shardtool.dataset.shard_index import ends_of
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
@@ -36,11 +36,12 @@ from shardtool.verbs.verify.findings import Finding
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.dataset.find import StoredDataset
     from shardtool.dataset.walk import Survey
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
@@ -80,6 +81,7 @@ class Comparison:
             self.source = open_again(self.made, options.source, outputs)
         self._given = options.source
         self.findings = subject.findings
+        self._splits = splits_that_stay(self.made, [subject.dataset])
 
     def run(self, all_surveys: Surveys, pool: Pool) -> None:
         """Find what differs; `all_surveys`: what lies in each shard that could be read, by its number."""
@@ -88,10 +90,8 @@ class Comparison:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
             return
         with self._words_of_verify():
-            file = self.subject.file
-            wanted = [] if file is None else [file.made.split]
-            there = partial(_keys, all_surveys)
-            listed, _ = listed_again(made, self.source, wanted, pool, self.observer, there)
+            dataset = self.subject.dataset
+            listed, _ = listed_again(made, self.source, [dataset], self._splits, pool, self.observer)
         entries = listed.entries
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
@@ -111,7 +111,9 @@ class Comparison:
         if not np.any(place >= 0):
             self._check_no_dataset()
         self.findings.checked.append("the source")
-        if not made.choosing and (self.subject.file is None or self.subject.is_all):
+        if lost := lost_splits(made, self._splits):
+            unchecked.append(f"samples that only the source has: {lost}")
+        elif not made.choosing and (self.subject.file is None or self.subject.is_all):
             self._missing(entries, np.concatenate((place, appended)))
         self._extra(surveys, place)
         if made.changes:
@@ -180,12 +182,9 @@ class Comparison:
     def _missing(self, entries: Entries, place: Rows) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
-        file, skipped = self.subject.file, set[str]()
-        if file is not None:
-            try:
-                skipped = {row.key for row in skipped_rows(file, self.subject.folder)}
-            except CorruptShard:
-                self.findings.unchecked.append("what was left out: its list cannot be read")
+        skipped, unread = keys_left_out(self._splits or [self.subject.dataset])
+        if unread:
+            self.findings.unchecked.append(f"what was left out: the list of {listing(unread)} cannot be read")
         lacking = [at for at in np.flatnonzero(~there).tolist() if not is_listed(entries.keys[at], skipped)]
         parts = ("source-missing", self._name, "not in the dataset", "a sample, as in the source")
         found = (Finding(*parts, key=walked_text(entries.keys[at])) for at in lacking)
@@ -342,7 +341,8 @@ class RecordedRun:
         options: Without those that say what is to be made of a table that is not at hand.
         table: The name of that table: what `--join` took; empty where it took none.
         made_fields: The fields that may have been made of it.
-        choosing: The options, as the command line has them, by which it may have decided what samples there are.
+        choosing: The options, as the command line has them, by which it, or what the source was when samples were
+            added, may have decided what samples there are.
         map: The function that made the samples, as text, which is never imported; empty where there was none.
         added: Whether fields of other datasets were put beside those of the source.
     """
@@ -363,8 +363,9 @@ class RecordedRun:
 
     @property
     def of_table(self) -> str:
-        """What the table may have done that is not at hand."""
-        return f"{' and '.join(self.choosing)} may have chosen them by {option('join')} {self.table}"
+        """What may have been done by a table that is not at hand, or with a source that has grown."""
+        by = f"by {option('join')} {self.table}, which is not at hand" if self.table else "of fewer that were there"
+        return f"{' and '.join(self.choosing)} may have chosen them {by}"
 
     def unchecked(self) -> Iterator[str]:
         """Yield what cannot be compared with the source, because the table is not at hand."""
@@ -372,7 +373,7 @@ class RecordedRun:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {listing([*self.made_fields])}"
             yield f"{what} against the source: made with {option('join')} {self.table}, which is not at hand"
         if self.choosing:
-            yield f"samples that only the source has: {self.of_table}, which is not at hand"
+            yield f"samples that only the source has: {self.of_table}"
 
 
 def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -> RecordedRun:
@@ -394,6 +395,9 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -
             raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
         recorded.pop("dots", None)  # found in the source, not asked for
     found, told = _without_table(recorded, ReshardOptions if verb == "reshard" else CreateOptions)
+    if file is not None and file.appends and not has_others(file) and not told:  # each update chose anew
+        told = {"choosing": tuple(option(name) for name in ("head", "per_class") if found.pop(name, None) is not None)}
+        found.pop("of", None)
     options = ReshardOptions(**found) if verb == "reshard" else _with_given(found, given)
     function = printable(function)[:80]
     return RecordedRun(verb, _with_classes(options, file), map=function, added=added is not None, **told)
@@ -478,34 +482,40 @@ def open_again(run: RecordedRun, source: object, outputs: Sequence[ShardPattern]
 
 
 def listed_again(
-    run: RecordedRun, source: Source, wanted: Sequence[str], pool: Pool, observer: Observer, taken: Callable[[], Names]
+    run: RecordedRun,
+    source: Source,
+    datasets: Sequence[StoredDataset],
+    stay: Sequence[StoredDataset],
+    pool: Pool,
+    observer: Observer,
 ) -> tuple[Listing, Rows]:
     """Return the samples of the source that belong into datasets that a run made, and the dataset of each.
 
     Args:
         run: The run.
         source: Its source.
-        wanted: The names of its splits that these datasets are; of a run without, they are one.
+        datasets: Splits of it; of a run without, it is one.
+        stay: Splits whose samples belong to them, wherever they would go now.
         pool: Lists the source.
         observer: Gets progress.
-        taken: Returns the keys of these datasets.
 
     Raises:
-        InvalidRequest: The source has no such samples.
+        InvalidRequest: The source cannot be listed.
     """
     listed = source.choose(source.list_samples(pool, observer), None)
-    listed = each_once(listed, source, run.options, pool, observer, taken)
+    listed = each_once(listed, source, run.options, pool, observer, partial(_stored_keys, datasets))
     entries, dividing, which = listed.entries, run.options.of_split(), np.zeros(len(listed.entries), np.int64)
     if dividing is not None:
         from shardtool.select.splits import divide
 
         values = source.labels(listed, dividing.reads[1]) if dividing.reads else None
         splits = divide(entries.keys, dividing, values)
-        for name in wanted:
-            if name not in splits.names:
-                what = f"no split {printable(name)[:80]!r} of it"
-                raise InvalidRequest(option("source"), what, expected="the source")
-        places = [splits.samples(splits.names.index(name)) for name in wanted]
+        names = dict.fromkeys([*splits.names, *(one.split for one in (*datasets, *stay))])  # the source may lack some
+        numbers = {name: number for number, name in enumerate(names)}
+        for one in stay:
+            place = places_among(_stored_keys([one]), entries.keys)
+            splits.number[place[place >= 0]] = numbers[one.split]
+        places = [splits.samples(numbers[one.split]) for one in datasets]
         which = np.repeat(np.arange(len(places)), [len(some) for some in places])
         entries = entries.take(np.concatenate(places))
     if run.options.portable:
@@ -513,6 +523,55 @@ def listed_again(
 
         entries = make_portable(entries)
     return replace(listed, entries=entries), which
+
+
+def splits_that_stay(run: RecordedRun, datasets: Sequence[StoredDataset]) -> list[StoredDataset]:
+    """Return all splits of a run, where samples stay in theirs: a larger source would be divided in another way.
+
+    That is so of labels that keep their shares, and of all that an append added to.
+
+    Args:
+        run: The run that made them.
+        datasets: Some of its splits; the others are looked for beside the first.
+    """
+    dividing = run.options.of_split()
+    if dividing is None or dividing.reads is None:
+        return []
+    known = {one.split for one in datasets}
+    found = [*datasets, *(one for one in other_splits(datasets[0]) if one.split not in known)]
+    return found if dividing.stratify or any(one.file and one.file.appends for one in found) else []
+
+
+def lost_splits(run: RecordedRun, found: Sequence[StoredDataset]) -> str:
+    """Return which splits that stay may have any sample of the source, and are not there; empty: none."""
+    dividing, there = run.options.of_split(), {one.split for one in found}
+    if dividing is None or dividing.stratify is None or not any(one.file and one.file.appends for one in found):
+        return ""
+    lost = [name for name, _ in dividing.shares if name not in there]
+    why = f"they may be in {listing(lost)}, which is not beside, and {option('stratify')} would divide all anew"
+    return why if lost else ""
+
+
+def _stored_keys(datasets: Sequence[StoredDataset]) -> Names:
+    """Return the keys of datasets, but for shards that nothing is known of any more."""
+    from shardtool.verbs.create.append import keys_of
+
+    found = []
+    for shard in (shard for one in datasets for shard in one.shards):
+        with suppress(CorruptShard):
+            found.append(keys_of(shard.index()))
+    return Names.parse(b"".join(found))
+
+
+def keys_left_out(datasets: Sequence[StoredDataset]) -> tuple[set[str], list[str]]:
+    """Return the keys that datasets list as left out, as listed, and of which of them the list cannot be read."""
+    found, unread = set[str](), list[str]()
+    for one in datasets:
+        try:
+            found |= {row.key for row in skipped_rows(one.file, one.folder)} if one.file else set()
+        except CorruptShard:
+            unread.append(one.where)
+    return found, unread
 
 
 def has_others(file: DatasetFile) -> bool:

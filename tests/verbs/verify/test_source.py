@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from shardtool import (
     ShardError,
     VerifyOptions,
     create,
+    diff,
     index,
     reshard,
     verify,
@@ -27,7 +29,6 @@ from tests.helpers import flip, read_tree, shards, typed, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def _table(name: str, count: int, **columns: Any) -> Any:
@@ -288,6 +289,78 @@ def test_the_source_of_an_append(ending: str, tmp_path: Path) -> None:
     }
     assert _verify(tmp_path / "out", _table("e", 3)).counts == {"source-extra": 12, "source-missing": 3}
     assert _verify(tmp_path / "out", _table("a", 12, txt=["x"] * 12)).counts == {"source-differs": 12}
+
+
+# Splits of a source that grows: a sample stays in its split, whatever a division of all would say now.
+
+
+_GROWS = {"split": "train=0.7,val=0.3", "stratify": "label", "if_exists": "update"}
+
+
+@pytest.mark.parametrize("name", ["{split}", "{split}/x"])
+def test_labels_keep_their_shares_while_a_source_grows(name: str, tmp_path: Path) -> None:
+    """What was added by an update is no finding; a sample that is lost is found once, in one of the splits."""
+    for count in (60, 81):
+        _create(_table("a", count), f"{tmp_path}/{name}-{{0..}}.tar", **_GROWS)
+    grown, splits = _table("a", 81), [f"{tmp_path}/{name}.json".replace("{split}", split) for split in ("train", "val")]
+    reports = [_verify(Path(split), grown) for split in splits]
+    assert [(one.counts, _unchecked(one)) for one in reports] == [({}, [])] * 2
+    assert sum(one.samples for one in reports) == 81
+    assert diff(splits, grown, workers=1).same
+    lost = pa.concat_tables([grown, _table("b", 3)])
+    found = [{one.key for one in _verify(Path(split), lost).findings} for split in splits]
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == {"b/00", "b/01", "b/02"}
+    assert {*diff(splits, lost, workers=1).added} == found[0] | found[1]
+    gone = _verify(Path(splits[0]), grown.slice(1)).counts, _verify(Path(splits[1]), grown.slice(1)).counts
+    assert sorted(gone, key=len) == [{}, {"source-extra": 1}]
+
+
+def test_splits_of_labels_without_the_other_one(tmp_path: Path) -> None:
+    """Where another split may have a sample, it is not called missing; before anything was added, the division says."""
+    _create(_table("a", 60), f"{tmp_path}/{{split}}-{{0..}}.tar", **_GROWS)
+    (tmp_path / "val.json").rename(tmp_path / "kept")
+    assert _verify(tmp_path / "train.json", _table("a", 60)).counts == {}
+    (tmp_path / "kept").rename(tmp_path / "val.json")
+    _create(_table("a", 81), f"{tmp_path}/{{split}}-{{0..}}.tar", **_GROWS)
+    for path in tmp_path.glob("val*"):
+        path.unlink()
+    report = _verify(tmp_path / "train.json", _table("a", 81))
+    assert (report.counts, len(_unchecked(report))) == ({}, 1)
+    assert "may be in val, which is not beside" in report.unchecked[0]
+    assert not diff(tmp_path / "train.json", _table("a", 81), workers=1).added
+
+
+def test_a_column_of_splits_that_an_update_passes_over(tmp_path: Path) -> None:
+    """What an update leaves where it is, is no finding; of a dataset that nothing was added to, it is one."""
+    parts, asked = ["train", "val", "train"], {"meta": "none", "split_column": "part", "if_exists": "update"}
+    _create(_table("a", 9, part=parts * 3), f"{tmp_path}/{{split}}-{{0..}}.tar", **asked)
+    later = _table("a", 9, part=["val", *(parts * 3)[1:]])
+    assert _verify(tmp_path / "train.json", later).counts == {"source-extra": 1}
+    assert _verify(tmp_path / "val.json", later).counts == {"source-missing": 1}
+    grown = _table("a", 12, part=["val", *(parts * 4)[1:]])
+    _create(grown, f"{tmp_path}/{{split}}-{{0..}}.tar", **asked)
+    assert [_verify(tmp_path / f"{split}.json", grown).counts for split in ("train", "val")] == [{}, {}]
+
+
+def test_the_first_samples_of_a_source_that_grows(tmp_path: Path) -> None:
+    """What was among the first ones once is no finding, and it is said that the others cannot be told."""
+    for rows in (_table("b", 6), pa.concat_tables([_table("a", 6), _table("b", 6)])):
+        _create(rows, f"{tmp_path}/out-{{0..}}.tar", head=4, if_exists="update")
+    report = _verify(tmp_path / "out.json", rows)
+    assert (report.counts, report.samples, len(_unchecked(report))) == ({}, 8, 1)
+    assert "may have chosen them of fewer" in report.unchecked[0]
+    assert _verify(tmp_path / "out.json", rows[1:]).counts == {"source-extra": 1}
+
+
+def test_a_split_that_the_source_has_no_more(tmp_path: Path) -> None:
+    """All of its samples are findings, and the other splits are still compared."""
+    files = {f"{part}/{at}.txt": b"%d" % at for part in ("train", "val") for at in range(3)}
+    source = write_tree(tmp_path / "in", files)
+    create(source, tmp_path / "{split}-{0..}.tar", split_by="folder", workers=1)
+    shutil.rmtree(source / "val")
+    assert verify(tmp_path, source=source, workers=1).counts == {"source-extra": 3}
+    assert [*diff(str(tmp_path / "{split}.json"), source, workers=1).removed] == ["val/0", "val/1", "val/2"]
 
 
 # Mending.
