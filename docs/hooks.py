@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/results.md")
-_FOLDERS = ("examples", "tests/jobs")
+_FOLDERS = ("examples", "deploy", "tests/jobs")
 _LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
 _FENCE = re.compile(r"^(```python) [\w.]+$", re.MULTILINE)  # `python torch`: a test runs it where torch is
 

@@ -35,7 +35,7 @@ DOCUMENTS = [
     "README.md", "docs/cli.md", "docs/examples.md", "docs/format.md", "docs/caching.md", "docs/training.md",
     "docs/errors.md", "docs/indexes.md", "docs/json.md", "docs/look.md", "docs/parts.md", "docs/proof.md",
     "docs/rerun.md", "docs/reshard.md", "docs/sources.md", "docs/tables.md",
-    "docs/tutorial.md", "docs/urls.md", "docs/writing.md",
+    "docs/cluster.md", "docs/tutorial.md", "docs/urls.md", "docs/writing.md",
     *(f"docs/have/{path.name}" for path in sorted((ROOT / "docs/have").iterdir()) if path.name != "bucket.md"),
 ]  # fmt: skip
 OTHERS = ["CHANGELOG.md", "docs/have/bucket.md", "docs/findings.md", "docs/ray.md", "benchmarks/README.md"]

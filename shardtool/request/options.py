@@ -214,7 +214,7 @@ class OutputOptions(WorkerOptions):
         "nothing.", needs={"if_exists=resume|if_exists=update": "nothing to resume"}, recorded=False,
     )  # fmt: skip
     part: str | None = setting(
-        None, "Part of N runs side by side whose shards are written: 3/64, or slurm for this task of an array.",
+        None, "Part of N runs side by side whose shards are written: 3/64, or slurm or kubernetes for this task's own.",
         section="machines", form="part", metavar="K/N", recorded=False,
     )  # fmt: skip
 

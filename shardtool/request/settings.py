@@ -389,7 +389,7 @@ _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
         name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"
     ),
     "shares": lambda _name, value, _facts: value == {} or texts.parse_shares(texts.shares_text(value)),
-    "part": lambda _name, value, _facts: value == texts.SLURM or texts.parse_part(value),
+    "part": lambda _name, value, _facts: value in (texts.SLURM, texts.KUBERNETES) or texts.parse_part(value),
 }
 
 

@@ -224,11 +224,12 @@ def check_split_names(names: Sequence[str], where: str) -> None:
 # One of several runs that write a dataset side by side, each the shards that are its own.
 
 
-SLURM = "slurm"
+SLURM, KUBERNETES = "slurm", "kubernetes"
 MOST_PARTS = 10**6
 _PART = re.compile(r"([0-9]{1,7})/([0-9]{1,7})", re.ASCII)
 _TASK = "SLURM_ARRAY_TASK_"
-_PARTS = f"one such as 3/64, counted from 1, or {SLURM}"
+_INDEX, _COMPLETIONS = "JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"
+_PARTS = f"one such as 3/64, counted from 1, {SLURM} or {KUBERNETES}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,17 +262,17 @@ class Part:
 
 
 def parse_part(text: str, environment: Mapping[str, str] | None = None) -> Part:
-    """Return the part that a text such as `3/64` means; `slurm`: that of the array task which this process is.
+    """Return the part that a text such as `3/64` means.
 
     Args:
-        text: What was given.
-        environment: Where Slurm says which task this is; None: this process's own.
+        text: What was given; `slurm`: the array's task, `kubernetes`: the Indexed Job's pod, that this process is.
+        environment: Where these say which one it is; None: this process's own.
 
     Raises:
         InvalidRequest: There is no such part.
     """
-    if text == SLURM:
-        return _of_task(os.environ if environment is None else environment)
+    if text in _OF_ENVIRONMENT:
+        return _OF_ENVIRONMENT[text](os.environ if environment is None else environment)
     match = _PART.fullmatch(text) if isinstance(text, str) else None
     part = Part(int(match[1]), int(match[2])) if match else Part(0, 0)
     if not 1 <= part.number <= part.parts <= MOST_PARTS:
@@ -286,18 +287,35 @@ def _of_task(environment: Mapping[str, str]) -> Part:
     said = {"MIN": "1", "STEP": "1", **given}
     numbers = {name: int(value) for name, value in said.items() if re.fullmatch(r"[0-9]{1,9}", value, re.ASCII)}
     shown = ", ".join(f"{_TASK}{name}={value!r:.40}" for name, value in given.items())
-    where, remedy = option("part", SLURM), f"Give {option('part', 'NUMBER/PARTS')}, such as {option('part', '3/64')}."
     if {"ID", "COUNT", *said} - numbers.keys() or not numbers["STEP"]:
-        raise InvalidRequest(
-            where,
-            shown or "no task",
-            expected=f"the environment of an array's task, with {_TASK}ID and {_TASK}COUNT",
-            remedy=remedy,
-        )
+        expected = f"the environment of an array's task, with {_TASK}ID and {_TASK}COUNT"
+        raise _no_part(SLURM, shown or "no task", expected)
     first, step, parts = numbers["MIN"], numbers["STEP"], numbers["COUNT"]
     place, left = divmod(numbers["ID"] - first, step)
     last = numbers.get("MAX", first + (parts - 1) * step)
     if left or not 0 <= place < parts or (last - first) // step + 1 != parts:
-        expected = "an array of all parts, such as 1-64"
-        raise InvalidRequest(where, f"tasks that are not numbered through: {shown}", expected=expected, remedy=remedy)
+        found = f"tasks that are not numbered through: {shown}"
+        raise _no_part(SLURM, found, "an array of all parts, such as 1-64")
     return parse_part(f"{place + 1}/{parts}")
+
+
+def _of_pod(environment: Mapping[str, str]) -> Part:
+    """Return the part of a pod of an Indexed Job: it is told its index, and the job's `env` must say the completions.
+
+    Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
+    """
+    given = {name: environment.get(name, "") for name in (_INDEX, _COMPLETIONS)}
+    numbers = [int(value) for value in given.values() if re.fullmatch(r"[0-9]{1,7}", value, re.ASCII)]
+    if len(numbers) < len(given) or not numbers[0] < numbers[1] <= MOST_PARTS:
+        shown = ", ".join(f"{name}={value!r:.40}" for name, value in given.items() if value)
+        expected = f"the environment of an Indexed Job's pod, with {_COMPLETIONS} set to the job's completions"
+        raise _no_part(KUBERNETES, shown or "no pod", expected)
+    return Part(numbers[0] + 1, numbers[1])
+
+
+def _no_part(scheduler: str, found: str, expected: str) -> InvalidRequest:
+    remedy = f"Give {option('part', 'NUMBER/PARTS')}, such as {option('part', '3/64')}."
+    return InvalidRequest(option("part", scheduler), found, expected=expected, remedy=remedy)
+
+
+_OF_ENVIRONMENT = {SLURM: _of_task, KUBERNETES: _of_pod}

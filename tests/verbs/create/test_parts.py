@@ -422,7 +422,7 @@ def test_dry_run_of_a_part(place: Path) -> None:
 @pytest.mark.parametrize("text", ["0/64", "65/64", "x", "3", "3/", "-1/3", "1/0", "3/64 ", "1/2000000", "٣/64"])
 def test_no_such_part(text: str) -> None:
     """What is no part is refused, with what one looks like."""
-    with pytest.raises(InvalidRequest, match="expected one such as 3/64, counted from 1, or slurm"):
+    with pytest.raises(InvalidRequest, match="expected one such as 3/64, counted from 1, slurm or kubernetes"):
         CreateOptions(part=text)
 
 
@@ -478,6 +478,28 @@ def test_slurm_says_the_part(environment: dict[str, str], part: str) -> None:
         parse_part("slurm", names)
 
 
+@pytest.mark.parametrize(
+    ("index", "completions", "part"),
+    [
+        ("0", "64", "1/64"),
+        ("63", "64", "64/64"),
+        ("64", "64", ""),
+        ("3", "", ""),
+        ("", "64", ""),
+        ("-1", "3", ""),
+        ("0", "0", ""),
+    ],
+)
+def test_kubernetes_says_the_part(index: str, completions: str, part: str) -> None:
+    """The pod of an Indexed Job is the part of its index; without the completions, no part can be told."""
+    names = {"JOB_COMPLETION_INDEX": index, "JOB_COMPLETIONS": completions}
+    if part:
+        assert str(parse_part("kubernetes", names)) == part
+        return
+    with pytest.raises(InvalidRequest, match="with JOB_COMPLETIONS set to the job's completions"):
+        parse_part("kubernetes", names)
+
+
 @pytest.mark.parametrize("parts", [1, 2, 7, 64])
 def test_shares_are_all_and_apart(parts: int) -> None:
     """Each shard is of one part, in order, and no part has two more than another."""
@@ -497,13 +519,13 @@ def test_a_part_owns_its_files_alone(place: Path) -> None:
 
 
 def test_the_example_for_slurm(place: Path) -> None:
-    """examples/slurm.sh does what it says, with Slurm's variables set by a loop."""
+    """deploy/slurm.sh does what it says, with Slurm's variables set by a loop."""
     from tests.helpers import REPO, shell
 
     _pack(place, out="one")
     options = "--max-count 2 --label-from-folder --on-error skip --workers 1"
-    words = f"SHARDTOOL=\"$T\" bash '{REPO}/examples/slurm.sh' in 'out/x-{{000..}}.tar' {options}"
+    words = f"SHARDTOOL=\"$T\" bash '{REPO}/deploy/slurm.sh' in 'out/x-{{000..}}.tar' {options}"
     line = f"export SLURM_ARRAY_TASK_COUNT=3; for n in 2 3 1; do SLURM_ARRAY_TASK_ID=$n {words} || exit; done"
     assert shell(line, place).code == 0
     assert read_tree(place / "out") == read_tree(place / "one")
-    assert os.access(REPO / "examples/slurm.sh", os.R_OK)
+    assert os.access(REPO / "deploy/slurm.sh", os.R_OK)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Pack a folder with an array of Slurm tasks: each task writes its own shards, the last to end publishes the dataset file.
 #
-#   sbatch examples/slurm.sh SOURCE 'OUTPUT-{000000..}.tar' [options of shardtool create]
+#   sbatch deploy/slurm.sh SOURCE 'OUTPUT-{000000..}.tar' [options of shardtool create]
 #
 # SOURCE and OUTPUT lie on a file system that all nodes share. Tasks run in any order, side by side or not. One that was
 # killed goes on where it was: Slurm requeues it with the same number, and --resume keeps what is finished. To run a
