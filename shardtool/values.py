@@ -38,6 +38,8 @@ Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 
 Number = Literal["int64", "float"]  # what a field's text stands for, where a format has numbers
 Kind = Literal["bytes", "int64", "float"]  # what a feature of a TFRecord holds
+ValueType = Literal["int64", "float", "bool", "text", "json"]  # what a value was, of which a payload is the text
+STORED_AS: Mapping[str, Number] = {"int64": "int64", "float": "float", "bool": "int64"}  # where a format has numbers
 
 # The endings of fields that hold an image of a format that Pillow reads.
 IMAGE_ENDINGS = frozenset(
@@ -64,6 +66,19 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", re.IGNORECASE)
 _MOST_BYTES = 10**18  # sums of a few stay within 64 bits
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _STEP = 1000
+
+
+def numbers_among(types: Mapping[str, str]) -> dict[str, Number]:
+    """Return the fields whose texts stand for numbers, and for which."""
+    return {name: STORED_AS[kind] for name, kind in types.items() if kind in STORED_AS}
+
+
+def agreed_type(kinds: Iterable[ValueType | None]) -> ValueType | None:
+    """Return what all values are that were of these types; None: of no one type, or one is not known."""
+    found = {*kinds}
+    if len(found) > 1:
+        found = {STORED_AS.get(kind or "") for kind in found}
+    return found.pop() if len(found) == 1 else None
 
 
 def to_text(name: bytes) -> str:

@@ -53,6 +53,8 @@ def flat_entries(keys: Iterable[bytes], counts: Sequence[int], fields: Sequence[
 def changed(entries: Entries, **values: Any) -> Entries:
     """Return samples with other values, each by the name that it has in `Entries` or in one of its blocks."""
     blocks = {}
+    if "numbers" in values:
+        values["types"] = values.pop("numbers")  # of which they are some
     for name in ("rows", "values", "spans"):
         block = getattr(entries, name)
         own = {one: _like(getattr(block, one), values.pop(one)) for one in [*values] if hasattr(block, one)}

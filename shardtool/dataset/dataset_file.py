@@ -17,21 +17,22 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from shardtool.dataset.payload import is_told_by_name
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes, is_text
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.results import RunRecord
 from shardtool.storage.places import read_small
-from shardtool.values import local_name, source_text, to_bytes
+from shardtool.values import agreed_type, local_name, numbers_among, source_text, to_bytes
 from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from shardtool.values import Kind, Number
+    from shardtool.values import Kind, Number, ValueType
 
     Json = Mapping[str, object]
 
@@ -51,7 +52,7 @@ _MOST = 2**63 - 1  # what a column of whole numbers can hold
 _MOST_IN_OPTIONS = 2**128  # a seed may be large; what a float can hold is far more
 _MOST_LEVELS = 8  # an option is a value or a list of texts, in options, in a run, in `appended`
 _FINGERPRINT_LENGTH = 80  # ours has 67 characters
-_NUMBERS = ("int64", "float")
+_NUMBERS, _TYPES = ("int64", "float"), ("bool", "text", "json")
 _OF_RUNS: dict[str, type[object]] = {"verb": str, "source": str, "split": str, "tool": str, "options": dict}
 
 
@@ -100,7 +101,7 @@ class DatasetFile:
         made: How it was made, and what was appended since.
         fingerprint: The content fingerprint; empty: unknown, since not all was read.
         skipped_crc: CRC-32C of `out.skipped`; None where there is none.
-        numbers: Only for tar: field to `int64` or `float`, where its texts stand for numbers.
+        types: Field to what its values were, of which payloads are the texts; of TFRecords, their numbers too.
         appends: The number of the first shard of each append, in the order of `appended` in `made`.
         shards_folder: Where the shards lie: below the dataset file's folder, such as `train/tars`; empty: beside it.
         part_of: How many shards the dataset has of which these are a part; 0: these are all. Of a part nothing is said
@@ -120,10 +121,15 @@ class DatasetFile:
     made: RunRecord
     fingerprint: str
     skipped_crc: int | None = None
-    numbers: Mapping[str, Number] = field(default_factory=dict)
+    types: Mapping[str, ValueType] = field(default_factory=dict)
     appends: tuple[int, ...] = ()
     shards_folder: str = ""
     part_of: int = 0
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """The fields whose texts stand for numbers; those of TFRecords stand in `features`."""
+        return numbers_among(self.types) if self.format == "tar" else {}
 
     @property
     def skipped_file(self) -> str:
@@ -183,7 +189,8 @@ class DatasetFile:
                 "schema": dict(self.schema),
                 "classes": dict(self.classes),
                 **({"features": self.feature_texts()} if self.features else {}),
-                **({"numbers": dict(self.numbers)} if self.numbers else {}),
+                **({"numbers": numbers} if (numbers := self.numbers) else {}),
+                **({"types": types} if (types := _told(self.types)) else {}),
                 "made": self.made.document,
                 **({"appends": list(self.appends)} if self.appends else {}),
                 "fingerprint": self.fingerprint,
@@ -196,6 +203,28 @@ class DatasetFile:
     def feature_texts(self) -> dict[str, str]:
         """Return what `tf.io.parse_single_example` wants for each feature, as Python source."""
         return {name: one.encode() for name, one in self.features.items()}
+
+
+def _told(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
+    """Return the types that neither `numbers` or `features` nor the names of the fields tell."""
+    return {name: kind for name, kind in types.items() if kind in _TYPES and not is_told_by_name(name)}
+
+
+class _Typed(Protocol):
+    @property
+    def fields(self) -> Mapping[str, int]: ...
+    @property
+    def types(self) -> Mapping[str, ValueType]: ...
+
+
+def agreed_types(parts: Sequence[_Typed]) -> dict[str, ValueType]:
+    """Return what the values of fields are in all datasets that have them, or that do not say which they have."""
+    found = {}
+    for name in sorted({name for one in parts for name in one.types}, key=to_bytes):
+        kind = agreed_type(one.types.get(name) for one in parts if name in one.fields or not one.fields)
+        if kind is not None:
+            found[name] = kind
+    return found
 
 
 def shard_names(data: bytes) -> list[str] | None:
@@ -342,10 +371,13 @@ def _dataset(document: Json, ours: Json) -> DatasetFile:
     right = all(type(number) is int for number in appends) and sorted({*places}) == places
     _must(right or "appends" not in ours, f"appends from the shards {appends!r:.80}, of {len(shards)}")
     fields, features = _mapping(ours, "fields", int), _mapping(ours, "features", str) if "features" in ours else {}
-    numbers = cast("dict[str, Number]", _mapping(ours, "numbers", str) if "numbers" in ours else {})
-    for name, kind in numbers.items():
-        right = kind in _NUMBERS and name in fields and shard_format == "tar"
-        _must(right, f"numbers of the kind {kind!r:.40} in the field {name!r:.40}")
+    parsed = {name: Feature.parse(text) for name, text in features.items()}
+    types: dict[str, ValueType] = {name: kind for name, kind in numbers_in(parsed).items() if name in fields}
+    for key, known in (("numbers", _NUMBERS), ("types", _TYPES)):
+        for name, kind in _mapping(ours, key, str).items() if key in ours else ():
+            right = kind in known and name in fields and (shard_format == "tar" or key == "types")
+            _must(right, f"{key} of the kind {kind!r:.40} in the field {name!r:.40}")
+            types[name] = cast("ValueType", kind)
     classes: dict[str, list[str]] = _mapping(ours, "classes", list)
     for name, names in classes.items():
         wrong = [one for one in names if type(one) is not str]
@@ -362,11 +394,11 @@ def _dataset(document: Json, ours: Json) -> DatasetFile:
         skipped=_typed(totals, "skipped", int),
         schema=_mapping(ours, "schema", str),
         classes=classes,
-        features={name: Feature.parse(text) for name, text in features.items()},
+        features=parsed,
         made=_made(ours, len(appends)),
         fingerprint=fingerprint,
         skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
-        numbers=numbers,
+        types=types,
         appends=tuple(appends),
     )
 

@@ -42,6 +42,11 @@ def content_of(field: str, kind: str = "bytes") -> str:
     return _CONTENTS.get(ending, "bytes")
 
 
+def is_told_by_name(field: str) -> bool:
+    """Tell whether the name of a field says what it holds: text, JSON, an image; a number may be of any type."""
+    return content_of(field) not in ("number", "bytes")
+
+
 def is_label(name: str) -> bool:
     """Tell whether a field or column is called as labels are."""
     return bool(_LABEL.fullmatch(name.lower()))

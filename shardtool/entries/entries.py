@@ -14,7 +14,7 @@ import numpy as np
 from shardtool.errors import Bug
 from shardtool.fetch import shown_bytes
 from shardtool.storage.open_file import is_place
-from shardtool.values import LINK, URL, placed, to_bytes, to_text
+from shardtool.values import LINK, URL, numbers_among, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.names import Names, Texts
-    from shardtool.values import Kind, Number, SpanFile
+    from shardtool.values import Kind, Number, SpanFile, ValueType
 
 _Number = TypeVar("_Number", bound=np.generic)
 _Value = TypeVar("_Value")
@@ -95,20 +95,25 @@ class FieldValues:
 
     Attributes:
         inline: The payload of INLINE rows, one a sample, also for samples without the field.
-        numbers: What its text stands for, where that is a number; INLINE where it is to be stored as one.
+        types: What a value was, of which its payload is the text; empty of those that were bytes, or are not known.
         lists: What the values of a TFRecord's lists are: all their rows are SPAN.
         classes: The names of its class numbers.
     """
 
     inline: Mapping[str, Texts] = field(default_factory=dict)
-    numbers: Mapping[str, Number] = field(default_factory=dict)
+    types: Mapping[str, ValueType] = field(default_factory=dict)
     lists: Mapping[str, Kind] = field(default_factory=dict)
     classes: Mapping[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """What a field's text stands for, where that is a number; INLINE where it is to be stored as one."""
+        return numbers_among(self.types)
+
     def renamed(self, names: Mapping[str, str]) -> FieldValues:
         """Return the values of the fields `names`, in that order, by the new name of each."""
-        numbers, lists = _renamed(self.numbers, names), _renamed(self.lists, names)
-        return FieldValues(_renamed(self.inline, names), numbers, lists, _renamed(self.classes, names))
+        types, lists = _renamed(self.types, names), _renamed(self.lists, names)
+        return FieldValues(_renamed(self.inline, names), types, lists, _renamed(self.classes, names))
 
     def take(self, samples: NDArray[np.int64]) -> FieldValues:
         """Return the values of `samples`, in that order."""

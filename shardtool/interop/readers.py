@@ -152,7 +152,7 @@ class Misreadings:
                 inline[name] = Names.of(column)
         keys = Names.of([key.replace(b"\0", b"?") for key in index.all_keys()])
         columns = FieldRows(codes, kind, index.lengths, never, never)
-        values = FieldValues(inline=inline, numbers=numbers or {})
+        values = FieldValues(inline=inline, types=numbers or {})
         self.add(Entries(b"/", keys, index.firsts, fields, columns, values=values))
 
     def _add_fields(self, entries: Entries, here: dict[str, int]) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.dataset_file import numbers_in
+from shardtool.dataset.dataset_file import agreed_types, numbers_in
 from shardtool.dataset.find import StoredShard, find_dataset, given_datasets, open_dataset, recorded_dots
 from shardtool.dataset.shard_index import UNREAD, ShardIndex, ends_of, with_shard
 from shardtool.entries.arrow import string_array
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset
-    from shardtool.values import Given, Kind
+    from shardtool.values import Given, Kind, ValueType
 
     Numbers = NDArray[np.int64]
 
@@ -63,6 +63,7 @@ class Catalog:
         fields: How many samples have each field; empty where any dataset does not say so.
         kinds: Field to `int64` or `float`, of TFRecords.
         classes: Field to the names of its class numbers, where all datasets agree.
+        types: Field to what its values were, of which payloads are the texts, where all datasets agree.
         lists: Features of TFRecords that are lists of values in every sample.
         content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
         key_ranges: The first and the last key of each shard, as dataset files say; empty where one does not.
@@ -83,6 +84,7 @@ class Catalog:
     fields: Mapping[str, int] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     classes: Mapping[str, list[str]] = field(default_factory=dict)
+    types: Mapping[str, ValueType] = field(default_factory=dict)
     lists: frozenset[str] = frozenset()
     content: str = ""
     key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -187,6 +189,7 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
         fields=dict(sum(counts, Counter[str]())) if all(counts) else {},
         kinds={name: kind for one in parts for name, kind in one.kinds.items()},
         classes=_agreed(one.classes for one in parts),
+        types=agreed_types(parts),
         fingerprint=_hash(*(one.fingerprint for one in parts)),
         lists=frozenset(name for one in parts for name in one.lists),
         key_ranges=tuple(pair for some in ranges for pair in some) if all(ranges) else (),
@@ -213,6 +216,7 @@ def _catalog(opened: StoredDataset) -> Catalog:
         fields=file.fields,
         kinds=numbers_in(features),
         classes=file.classes,
+        types=file.types,
         fingerprint=_hash(file.fingerprint, str(counts), file.fingerprint, *facts),
         lists=frozenset(name for name, one in features.items() if one.is_list),
         content=file.fingerprint,

@@ -5,9 +5,10 @@ more samples than what it has given needs, so that the position of the stream be
 
 `Decode` makes pixels, numbers, text, JSON and arrays of a field's bytes; nothing is unpickled. Its name decides,
 so that it is of one type in all samples: by its last ending (`seg.png` is a png, `multi.cls` a cls), with the endings
-that the whole package knows (`dataset.payload.content_of`, of TFRecords `image/encoded` too). What has no decoder, such
-as audio, video and pickles, stays bytes, and what is no bytes (a number of a TFRecord, a metadata column) stays as it
-is.
+that the whole package knows (`dataset.payload.content_of`, of TFRecords `image/encoded` too). Where the name says
+nothing, or that it is a label, the type decides that the dataset file has of the field: a number, text, true or false,
+JSON, as it was written. What has no decoder, such as audio, video and pickles, stays bytes, and what is no bytes (a
+number of a TFRecord, a metadata column) stays as it is.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, cast, get_args
 
 import numpy as np
 
-from shardtool.dataset.payload import content_of
+from shardtool.dataset.payload import content_of, is_told_by_name
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, is_out_of_memory, listing
 from shardtool.request.settings import check_choice
-from shardtool.values import OnBadSample, parse_size
+from shardtool.values import OnBadSample, ValueType, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -42,13 +43,14 @@ if TYPE_CHECKING:
     Function = Callable[[bytes], object]
 
 Images = Literal["numpy", "pil"]
-Named = Literal["numpy", "pil", "mask", "int", "float", "text", "json", "npy"]
+Named = Literal["numpy", "pil", "mask", "int", "float", "bool", "text", "json", "npy"]
 if TYPE_CHECKING:
     Decoder = Function | Named | None
 
 _WHOLE_NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as for webdataset; a `label` may be a word
 _SHOWN = 40  # bytes of a payload that is no number
 _OLD_HEADERS = ((1, 0), (2, 0))
+_TRUTHS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
 _BAND = 2**18  # pixels that become an array at a time
 _LONGEST = 200  # characters of another library's message
 
@@ -85,6 +87,7 @@ class Decode:
         on_error: `skip`: what cannot be decoded is left out by a stream, and counted.
         max_bytes: What decoding an image may take, such as `2GiB`, the copies that are made of it on the way included.
         only: The fields that are decoded; None: all.
+        types: Field to what its values were when they were written, as the dataset file says.
     """
 
     own: tuple[tuple[str, Decoder], ...] = ()
@@ -93,6 +96,7 @@ class Decode:
     on_error: OnBadSample = "raise"
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
+    types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
     _known: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -121,11 +125,11 @@ class Decode:
             raise InvalidRequest("decode", f"a {type(sample).__name__}", expected="a sample with fields: decode first")
         known, decoded = self._known, dict(sample)
         for name, value in sample.items():
-            if type(value) is bytes:
+            if type(value) is bytes or type(value) is int:
                 decoder = known[name] if name in known else known.setdefault(name, self._decoder(name))
-                if decoder is not None:
+                if decoder is not None and (type(value) is bytes or decoder in _OF_NUMBERS):
                     try:
-                        decoded[name] = decoder(value)
+                        decoded[name] = decoder(value)  # type: ignore[arg-type]
                     except Exception as error:
                         if is_out_of_memory(error):
                             raise
@@ -142,8 +146,9 @@ class Decode:
                 given = own[ending]
                 return self._named(given) if isinstance(given, str) else given
         content, ending = content_of(name), endings[-1].lower()
-        if content == "number":
-            return _integer if ending in _WHOLE_NUMBERS else None
+        if not is_told_by_name(name):
+            kind = self.types.get(name) or ("int64" if ending in _WHOLE_NUMBERS else "")
+            return self._named("int" if kind == "int64" else kind)
         by_name = {"image": self.images, "text": "text", "json": "jsonl" if ending == "jsonl" else "json"}
         return self._named("npy" if ending == "npy" else by_name.get(content, ""))
 
@@ -231,6 +236,13 @@ def _integer(data: bytes) -> int:
         raise ValueError(f"no whole number: {data[:_SHOWN]!r}") from None
 
 
+def _truth(data: bytes | int) -> bool:
+    found = _TRUTHS.get(data.strip().lower() if isinstance(data, bytes) else data)
+    if found is None:
+        raise ValueError(f"neither true nor false: {data if isinstance(data, int) else data[:_SHOWN]!r}")
+    return found
+
+
 def _json_lines(data: bytes) -> list[object]:
     return [json.loads(line) for line in data.splitlines() if line.strip()]
 
@@ -264,11 +276,13 @@ def read_npy(data: bytes) -> NDArray[Any]:
 _BY_NAME: Mapping[str, Function] = {
     "int": _integer,
     "float": float,
+    "bool": _truth,
     "text": bytes.decode,
     "json": json.loads,
     "jsonl": _json_lines,
     "npy": read_npy,
 }
+_OF_NUMBERS = (float, _truth)  # what a whole number of a TFRecord may become, too
 
 
 # Samples become a batch: arrays where their values allow it, lists where not.
@@ -459,9 +473,15 @@ Each = Decode | Map | Select | Tuple
 
 @dataclass(frozen=True)
 class Stages:
-    """What is done to samples, in this order."""
+    """What is done to samples, in this order.
+
+    Attributes:
+        stages: Each step.
+        types: What values of fields were when they were written, as the dataset file says, for stages to come.
+    """
 
     stages: tuple[Each | Batch, ...] = ()
+    types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return their names, as what describes samples goes on with them."""
@@ -488,7 +508,7 @@ class Stages:
             raise InvalidRequest("decode", "given after batch", expected="samples: decode first, then batch")
         if isinstance(stage, _FieldStage) and before and isinstance(before[-1], Decode):
             before = (*before[:-1], replace(before[-1], only=stage.wanted))
-        return Stages((*before, stage))
+        return replace(self, stages=(*before, replace(stage, types=self.types) if isinstance(stage, Decode) else stage))
 
     def count(self, samples: int) -> int:
         """Return how many samples, or batches of them, so many become, where none is left out."""
@@ -564,11 +584,14 @@ class Chain:
         on_error: OnBadSample = "raise",
         max_bytes: str | int = "1GiB",
     ) -> Self:
-        """Decode fields by their names: images to arrays, `cls` to int, `json`, `txt`, `npy`; others stay bytes.
+        """Decode fields by their names: images to arrays, `cls` to int, `json`, `txt`, `npy`; and as they were written.
+
+        A field whose name says nothing, such as `score`, becomes the number, truth, text or value of JSON that it was,
+        where the dataset file says so; other fields stay bytes.
 
         Args:
             own: Field or ending to a function of its bytes, the name of a decoder (`numpy`, `pil`, `mask`, `int`,
-                `float`, `text`, `json`, `npy`), or None to leave it. The longest ending given here decides.
+                `float`, `bool`, `text`, `json`, `npy`), or None to leave it. The longest ending given here decides.
             images: `numpy`: uint8 [height, width, 3] in RGB, upright, writable; `pil`: Pillow's, in mode RGB.
             reduce: Width and height that are enough: JPEGs are decoded at 1/8, 1/4 or 1/2 where both sides are no
                 shorter then, the smallest such.

@@ -19,11 +19,12 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
 from shardtool.read.catalog import joined, matching_rows, open_catalog, schema_of, table_of
+from shardtool.read.chain import Stages
 from shardtool.read.fetch import Fetcher, MixedReader
 from shardtool.read.files import GrowingCache, ReadOptions, TakenShards
 from shardtool.read.order import MixedSamples, SampleView
 from shardtool.read.stream import Streamable
-from shardtool.values import counted
+from shardtool.values import agreed_type, counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,7 @@ class Dataset(Streamable):
 
     def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
         super().__init__(fetcher, SampleView(fetcher.catalog, chosen))
+        self.stages = Stages(types=fetcher.catalog.types)
         self._chosen = chosen
         self._count = len(fetcher.catalog) if chosen is None else len(chosen)
         self._finder = KeyFinder(fetcher.store, fetcher.catalog)
@@ -331,7 +333,9 @@ def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop 
         if one.stages.stages:
             raise InvalidRequest(f"dataset {at} of the mix", "something is done to its samples", expected=_AFTER)
     source = MixedSamples.of([one.source for one in datasets], weights, stop)
-    return Mixture(MixedReader([one.fetcher for one in datasets], source), source)
+    found = Mixture(MixedReader([one.fetcher for one in datasets], source), source)
+    agreed = {name: agreed_type(one.stages.types.get(name) for one in datasets) for name in datasets[0].stages.types}
+    return found.with_stages(Stages(types={name: kind for name, kind in agreed.items() if kind}))
 
 
 # Samples by their keys: a lazy sequence of all keys, and where each lies.

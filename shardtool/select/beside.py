@@ -75,7 +75,7 @@ def put_beside(entries: Entries, other: Entries) -> Entries:
         ),
         values=FieldValues(
             inline={**values[0].inline, **values[1].inline},
-            numbers={**values[0].numbers, **values[1].numbers},
+            types={**values[0].types, **values[1].types},
             lists={**values[0].lists, **values[1].lists},
             classes={**values[0].classes, **values[1].classes},
         ),

@@ -20,7 +20,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
 from shardtool.table.columns import BAD_FIELD, no_such
-from shardtool.values import FIELD_LIMIT, INLINE, is_utf8, to_bytes
+from shardtool.values import FIELD_LIMIT, INLINE, agreed_type, is_utf8, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.names import Texts
     from shardtool.table.values import ArrowTexts
-    from shardtool.values import Number
+    from shardtool.values import ValueType
 
 
 _SHOWN = 100  # names in a message
@@ -125,14 +125,15 @@ def _merged(becomes: dict[str, str]) -> dict[str, list[str]]:
 def _values(values: FieldValues, becomes: dict[str, str]) -> FieldValues:
     """Return what is known of the fields under their new names: of several that become one, what holds for all."""
     found = values.renamed(becomes)
-    inline, numbers = {**found.inline}, {**found.numbers}
+    inline, types = {**found.inline}, {**found.types}
     for new, names in _merged(becomes).items():
         columns = [values.inline[name] for name in names if name in values.inline]
         if len(columns) > 1:
             inline[new] = _one_column(columns)
-        if len({values.numbers.get(name) for name in names}) > 1:
-            numbers.pop(new, None)
-    return replace(found, inline=inline, numbers=numbers)
+        types.pop(new, None)
+        if (kind := agreed_type(map(values.types.get, names))) is not None:
+            types[new] = kind
+    return replace(found, inline=inline, types=types)
 
 
 def _one_column(columns: list[Texts]) -> Names:
@@ -265,7 +266,7 @@ class Field:
         name: What it is called.
         texts: Its values, one per sample.
         given: bool[samples]: which samples get it; all others keep what they have.
-        number: What the values stand for, where they are numbers.
+        kind: What the values are; None: bytes.
         labels: The names of the numbers; None: they are no labels.
         column: The numbers as a column of metadata, which takes the place of one of that name; None: they become none.
     """
@@ -273,7 +274,7 @@ class Field:
     name: str
     texts: ArrowTexts | Names
     given: NDArray[np.bool_]
-    number: Number | None = None
+    kind: ValueType | None = None
     labels: list[str] | None = None
     column: pa.Array | None = None
 
@@ -319,6 +320,11 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
         of_row = None if spans.of_row is None else extended(spans.of_row, 0)
         offset, expected = extended(spans.offset, 0), extended(spans.expected, -1)
         spans = replace(spans, offset=offset, expected=expected, whole=whole, of_row=of_row)
+
+    def is_alike(one: Field) -> bool:
+        """Tell whether all that a field holds is of one kind: samples that do not get it may have another."""
+        return bool(one.given.all()) or one.name not in used or values.types.get(one.name) == one.kind
+
     old = {*fields} - {one.name for one in made}
     return replace(
         entries,
@@ -334,7 +340,7 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
         ),
         values=FieldValues(
             inline=_of(old, values.inline) | {one.name: one.texts for one in made},
-            numbers=_of(old, values.numbers) | {one.name: one.number for one in made if one.number is not None},
+            types=_of(old, values.types) | {one.name: one.kind for one in made if one.kind and is_alike(one)},
             lists=_of(old, values.lists),
             classes=_of(old, values.classes) | {one.name: one.labels for one in made if one.labels is not None},
         ),

@@ -48,12 +48,12 @@ from shardtool.table.values import (
     large_places,
     missing_places,
     nul_places,
-    number_of,
     numbered,
     render_values,
+    type_of,
     unnamed_places,
 )
-from shardtool.values import INLINE, counted
+from shardtool.values import INLINE, counted, numbers_among
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.request.texts import TextForm
     from shardtool.table.open import Table
-    from shardtool.values import Number
+    from shardtool.values import ValueType
 
 _CHUNK = 2**16  # samples, or rows, at a time
 _LETTERS = 120  # of a key in a message
@@ -409,9 +409,10 @@ def _field(
         expected = f"numbers of its classes, 0 to {len(called) - 1:,}"
         _refuse(entries, unnamed_places(values, called), f"column {column!r}: the number of no class", expected)
         values = arrow.texts(called).take(values) if label else values
-    number: Number | None = "int64" if label else number_of(values.type)
+    kind: ValueType = "int64" if label else type_of(values.type)
+    number = numbers_among({name: kind})
     missing = missing_places(values)
-    alike = number is not None or name in entries.values.inline or name in entries.values.classes
+    alike = bool(number) or name in entries.values.inline or name in entries.values.classes
     expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'{option("where")} "{query}" leaves them out.'
@@ -422,7 +423,7 @@ def _field(
     given = np.ones(len(entries), bool)
     given[missing] = False
     texts = column_texts(pa.table({name: values}), render_values)
-    return Field(name, texts, given, number, labels, None if number is None else values)
+    return Field(name, texts, given, kind, labels, values if number else None)
 
 
 def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Array:

@@ -75,6 +75,7 @@ from shardtool.table.values import (
     numbered,
     render_rows,
     render_values,
+    type_of,
     unnamed_places,
 )
 from shardtool.values import FIELD_LIMIT, FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Writable
     from shardtool.source.scan import ListedPart
     from shardtool.table.open import Table
-    from shardtool.values import Dots, Number
+    from shardtool.values import Dots, ValueType
 
     Problem = tuple[SkipCode, str]
 
@@ -436,17 +437,16 @@ class ManifestSource(Source):
             yield ListedTask(self._root, texts, outside=self._options.allow_outside, samples=last - first)
 
     def _values(self) -> tuple[dict[str, ArrowTexts], FieldValues]:
-        """Return the fields that are texts, and what numbers they stand for."""
+        """Return the fields that are texts, and what their values were."""
         texts: dict[str, ArrowTexts] = {}
-        numbers: dict[str, Number] = {}
+        types: dict[str, ValueType] = {}
         for name, column in self._roles.values:
             values = self._labels.get(name, self._columns[column])
-            if (number := number_of(values.type)) is not None:
-                numbers[name] = number
+            types[name] = type_of(values.type)
             texts[name] = column_texts(pa.table({name: values}), render_values)
         if self._roles.meta:
             texts[META] = column_texts(pa.table({name: self._columns[name] for name in self._roles.meta}), render_rows)
-        return texts, FieldValues(inline=texts, numbers=numbers, classes=self._classes)
+        return texts, FieldValues(inline=texts, types=types, classes=self._classes)
 
     def _without_lost(
         self, entries: Entries, groups: Groups | None, problems: list[Problem], problem: NDArray[np.int64]

@@ -51,7 +51,18 @@ from shardtool.storage.places import file_stat, identity, is_url, source_root
 from shardtool.storage.staging import Folder, check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
-from shardtool.values import FIELD_LIMIT, FILE, INLINE, LINK, SPAN, Number, SpanFile, __version__, show_size, to_bytes
+from shardtool.values import (
+    FIELD_LIMIT,
+    FILE,
+    INLINE,
+    LINK,
+    SPAN,
+    SpanFile,
+    ValueType,
+    __version__,
+    show_size,
+    to_bytes,
+)
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -210,7 +221,7 @@ _HEAD = re.compile(r"([0-9]{1,9}) crc32c:([0-9a-f]{8}) (.*)", re.ASCII | re.DOTA
 _SLACK, _FACTOR = 2**26, 256  # bytes that the columns may take, and more of them for each byte of the file
 _KINDS: dict[str, type] = {  # of the facts that say what the listing is
     "name": str, "notes": list, "recorded": dict, "skipped": list, "by_key": bool, "fields": list, "inline": list,
-    "numbers": dict, "classes": dict, "paths": bool, "divides": bool,
+    "types": dict, "classes": dict, "paths": bool, "divides": bool,
 }  # fmt: skip
 
 
@@ -249,7 +260,7 @@ def write_plan(
             "by_key": by_key,
             "fields": entries.fields,
             "inline": [*entries.values.inline],
-            "numbers": entries.values.numbers,
+            "types": entries.values.types,
             "classes": entries.values.classes,
             "paths": entries.rows.paths is not None,
             "divides": divides is not None,
@@ -383,14 +394,14 @@ def _check_same(path: str, facts: Mapping[str, Any], asked: PlanRequest) -> None
 def _listing(file: pq.ParquetFile, facts: Mapping[str, Any], asked: PlanRequest, by: pa.DataType | None) -> Listing:
     """Return the listing that a plan file holds. `by`: the type of the column that it is divided by."""
     names, inline = _texts(facts["fields"]), _texts(facts["inline"])
-    numbers = {name: kind for name, kind in facts["numbers"].items() if kind in get_args(Number)}
+    types = {name: kind for name, kind in facts["types"].items() if kind in get_args(ValueType)}
     classes = {name: _texts(texts) for name, texts in facts["classes"].items()}
-    if len(numbers) < len(facts["numbers"]) or len({*names}) < len(names) or not {*inline} <= {*names}:
+    if len(types) < len(facts["types"]) or len({*names}) < len(names) or not {*inline} <= {*names}:
         raise ValueError("fields that are no plan's")
     skipped = [Skipped(*_texts(row)) for row in facts["skipped"]]  # type: ignore[arg-type]
     if any(one.code not in SKIP_CODES for one in skipped):
         raise ValueError("something left out for no reason")
-    values = FieldValues(inline=dict.fromkeys(inline, Names.of(())), numbers=numbers, classes=classes)
+    values = FieldValues(inline=dict.fromkeys(inline, Names.of(())), types=types, classes=classes)
     schema = plan_schema(len(inline), by, paths=facts["paths"], spans=asked.archive is not None)
     entries = read_entries(file, schema, tuple(names), values, asked)
     return Listing(entries, tuple(skipped), facts["name"], tuple(_texts(facts["notes"])), facts["recorded"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.dataset_file import numbers_in
+from shardtool.dataset.dataset_file import agreed_types, numbers_in
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, listed_by, of_glob
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import SurveyTask, survey
@@ -45,7 +45,7 @@ from shardtool.source.shard_columns import (
 )
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
 from shardtool.table.columns import gather
-from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, output_text, to_bytes, to_text
+from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, numbers_among, output_text, to_bytes, to_text
 from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from shardtool.request.options import ReshardOptions
     from shardtool.request.results import Observer
     from shardtool.source.shard_columns import NumberFields
-    from shardtool.values import Given, Number
+    from shardtool.values import Given, Number, ValueType
 
 # The shard source: datasets become `Entries`, in the order in which they are given.
 #
@@ -126,7 +126,8 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
             notes.append(f"{part.name}: {counted(part.joined, 'sample')} put together of fields that lie apart")
     skipped = tuple(one for part in parts for one in part.skipped)
     entries = _entries(parts, numbers, seen)
-    entries = replace(entries, values=replace(entries.values, classes=classes), metadata=columns)
+    types = _types(datasets, numbers)
+    entries = replace(entries, values=replace(entries.values, types=types, classes=classes), metadata=columns)
     if numbers.damaged:
         entries, lost = _without(entries, numbers.damaged, shards)
         skipped += lost
@@ -195,6 +196,15 @@ def _listed(
     return parts
 
 
+def _types(datasets: Sequence[StoredDataset], numbers: NumberFields) -> dict[str, ValueType]:
+    """Return what values were, as far as all datasets say so; numbers alone where texts stand for them."""
+    files = [one.file for one in datasets if one.file is not None]
+    agreed = agreed_types(files) if len(files) == len(datasets) else {}
+    numbered = numbers_among(agreed)
+    own = {name: kind for name, kind in agreed.items() if numbered.get(name) == numbers.numbers.get(name)}
+    return {**numbers.numbers, **own}
+
+
 def _check_rows(part: SourceShard, wanted: Callable[[str], bool]) -> None:
     """Check that fields have names, and no sample has one twice."""
     names, codes, owners = part.index.names, part.index.codes, part.index.owners()
@@ -245,7 +255,7 @@ def _entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -
             mtime_ns=np.broadcast_to(np.int64(0), row),
             changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
         ),
-        values=FieldValues(numbers.texts, numbers.numbers, numbers.lists),
+        values=FieldValues(numbers.texts, lists=numbers.lists),
         spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, whole),
         identity=seen.identity,
     )

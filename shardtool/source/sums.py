@@ -128,10 +128,10 @@ def inline_sums(entries: Entries, rows: Rows, *, as_numbers: bool) -> tuple[Rows
 
 def inline_payloads(entries: Entries, rows: Rows, *, as_numbers: bool) -> Iterator[bytes]:
     """Yield the payloads of INLINE rows; `as_numbers`: of numbers, what a TFRecord holds for them."""
-    owners = entries.owners(rows)
+    owners, numbers = entries.owners(rows), entries.values.numbers
     for sample, code in zip(owners.tolist(), entries.rows.code[rows].tolist(), strict=True):
         field = entries.fields[code]
-        text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], entries.values.numbers.get(field)
+        text, number = entries.values.inline[field].span(sample, sample + 1)[:-1], numbers.get(field)
         yield text if number is None or not as_numbers else encode_number(text, number)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
-    from shardtool.values import Number
+    from shardtool.values import Number, ValueType
 
     Render = Callable[[pa.Table], pa.Array]
 
@@ -320,6 +320,13 @@ def number_of(kind: pa.DataType) -> Number | None:
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "int64"
     return "float" if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None
+
+
+def type_of(kind: pa.DataType) -> ValueType:
+    """Return what a value of an Arrow type is, of which a field has the text."""
+    if pa.types.is_boolean(kind):
+        return "bool"
+    return "json" if pa.types.is_nested(kind) else number_of(kind) or "text"
 
 
 def numbered(labels: pa.ChunkedArray, field: str, known: Classes | None = None) -> tuple[pa.Array, list[str]]:

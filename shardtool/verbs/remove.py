@@ -375,7 +375,7 @@ class Removal:
             skipped=rows.count(b"\n"),
             skipped_crc=crc32c(rows) if rows else None,
             features=features_of(counts, kinds, total, lists) if file.features else {},
-            numbers={name: kind for name, kind in file.numbers.items() if name in counts},
+            types={name: kind for name, kind in file.types.items() if name in counts},
             fingerprint=self._fingerprint(doomed),
             made=RunRecord({**file.made.document, "removed": removed}),
         )

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Folder
-    from shardtool.values import Number, ShardContent
+    from shardtool.values import ShardContent, ValueType
     from shardtool.verbs.create.run import OutputNames
     from shardtool.writer.samples import FinishedShard, OpenShard, SampleEncoder
 
@@ -140,7 +140,7 @@ class JournalEntry:
         size: Its bytes.
         crc: CRC-32C of the file.
         digest: The content fingerprint of its samples, as hexadecimal digits.
-        kinds: Each field of the dataset so far, and the number that it stands for; empty: none.
+        kinds: Each field of the dataset so far, and what its values are; empty: bytes, or of several types.
         inline: Whether the plan of a table would carry a value of the dataset so far.
         columns: What is known of the columns of metadata so far.
         rounded: How many floats of each field were rounded, in this shard.
@@ -151,7 +151,7 @@ class JournalEntry:
     size: int
     crc: int
     digest: str
-    kinds: dict[str, Number | str]
+    kinds: dict[str, ValueType | str]
     inline: bool
     columns: dict[str, object]
     rounded: dict[str, int] = field(default_factory=dict)
@@ -326,7 +326,7 @@ class Output:
             OutputFailed: The file system refuses.
         """
         self.totals.schema = self._renew()
-        self.totals.values = FieldValues(numbers=encoder.numbers)
+        self.totals.values = FieldValues(types=encoder.types)
         record = {"verb": "create", "source": "ShardWriter", **made, "tool": f"shardtool {__version__}"}
         dataset = publish_dataset(self.totals, self.publisher, RunRecord(record))
         self.journal.remove()

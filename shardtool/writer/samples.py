@@ -18,7 +18,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from io import BytesIO
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -35,12 +35,14 @@ from shardtool.values import (
     FIELD_LIMIT,
     IMAGE_ENDINGS,
     NAME_LIMIT,
+    STORED_AS,
     Dots,
     ShardSamples,
     ShardSpans,
     ends_early,
     field_problem,
     name_problem,
+    numbers_among,
     to_bytes,
 )
 from shardtool.wording import option
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 
     from shardtool.skipped import SkipCode
     from shardtool.storage.staging import DurableFile, Folder, StagedFile
-    from shardtool.values import Number, ShardContent
+    from shardtool.values import Number, ShardContent, ValueType
     from shardtool.write.packer import Parts
 
     Row = Mapping[str, object]
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
 _PILLOW = {"jpg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "tif": "TIFF"} | dict.fromkeys(("pbm", "pgm", "pnm"), "PPM")
 _QUALITY = 90  # of JPEG and WebP, as `create` encodes them
 _SEPARATORS = (",", ":")
+_DIMENSIONS, _CHANNELS = 3, (1, 3, 4)  # of arrays of pixels, and how many values a pixel has
+_PIXELS = (np.uint8, np.uint16, np.bool_)
 
 
 class BadValue(Exception):
@@ -82,12 +86,12 @@ class EncodedValue(NamedTuple):
 
     Attributes:
         data: The payload.
-        number: What it stands for where it is a number: `int64` or `float`; empty otherwise.
+        kind: What it was, of which the payload is the text; empty of bytes.
         inline: Whether the plan of a table carries it: all but bytes.
     """
 
     data: bytes
-    number: str
+    kind: ValueType | Literal[""]
     inline: bool
 
 
@@ -110,8 +114,6 @@ def encode_value(value: object, field: str) -> EncodedValue:
         return encode(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return EncodedValue(bytes(value), "", inline=False)
-    if isinstance(value, np.ndarray):
-        return _array(value, field)
     if isinstance(value, np.generic):
         return _numpy_scalar(value)
     for kind, encode in _ENCODERS.items():
@@ -119,16 +121,22 @@ def encode_value(value: object, field: str) -> EncodedValue:
             return encode(value)
     if hasattr(value, "save") and hasattr(value, "getexif"):  # without an import of Pillow, which may not be there
         return _image(value, field)  # type: ignore[arg-type]
-    expected = "bytes, text, a number, what JSON has a form for, a NumPy array, or an image of Pillow"
+    if hasattr(value, "__array__"):
+        return _array(_of_tensor(value, field), field)
+    expected = "bytes, text, a number, what JSON has a form for, an array or tensor, or an image of Pillow"
     raise BadValue(f"a value of the type {type(value).__name__}", expected)
+
+
+def _ending(field: str) -> str:
+    return field.rpartition(".")[2].lower()
 
 
 @lru_cache(4096)
 def _expected(field: str) -> str:
     """Return what a field takes that no text can be, by its ending; empty: it takes text, too."""
-    ending = field.rpartition(".")[2].lower()
+    ending = _ending(field)
     if ending in IMAGE_ENDINGS:
-        return "the bytes of an image, or an image of Pillow"
+        return "the bytes of an image, an array of its pixels, or an image of Pillow"
     return "a NumPy array: numpy.asarray(value), or bytes" if ending == "npy" else ""
 
 
@@ -171,7 +179,7 @@ def _text(value: str) -> EncodedValue:
     if "\0" in value:
         raise BadValue("a NUL in the text", "text without")
     try:
-        return EncodedValue(value.encode(), "", inline=True)
+        return EncodedValue(value.encode(), "text", inline=True)
     except UnicodeEncodeError:
         raise BadValue("half of a surrogate pair in the text", "text that is Unicode") from None
 
@@ -197,11 +205,25 @@ def _numpy_scalar(value: np.generic) -> EncodedValue:
     return _ENCODERS[type(found)](found)
 
 
+def _of_tensor(value: Any, field: str) -> NDArray[np.generic]:
+    """Return the array that a tensor, or what else knows how to become one, holds; pixels with their channels last."""
+    try:
+        is_torch = hasattr(value, "detach")  # without an import of PyTorch
+        found = np.asarray(value.detach().cpu() if is_torch else value)
+    except (TypeError, ValueError, RuntimeError) as error:  # of values that NumPy has not, such as bfloat16
+        raise BadValue(f"a {type(value).__name__} that becomes no array: {error}", "numbers that NumPy has") from None
+    by_channel = found.ndim == _DIMENSIONS and found.shape[0] in _CHANNELS
+    return np.moveaxis(found, 0, -1) if is_torch and by_channel and _ending(field) in IMAGE_ENDINGS else found
+
+
 def _array(value: NDArray[np.generic], field: str) -> EncodedValue:
-    ending = field.rpartition(".")[2].lower()
+    ending = _ending(field)
+    if ending in IMAGE_ENDINGS:
+        return _pixels(value, field)
     if ending != "npy":
-        what = "an image: PIL.Image.fromarray(array)" if ending in IMAGE_ENDINGS else "a field that ends in npy"
-        raise BadValue("a NumPy array", f"{what}, or bytes")
+        if not value.ndim:
+            return _numpy_scalar(cast("np.generic", value[()]))
+        raise BadValue("an array", "a field that ends in npy, or bytes")
     if value.dtype.hasobject:
         raise BadValue("an array of Python objects", "an array of numbers or text")
     stream = BytesIO()
@@ -209,8 +231,22 @@ def _array(value: NDArray[np.generic], field: str) -> EncodedValue:
     return EncodedValue(stream.getvalue(), "", inline=False)
 
 
+def _pixels(value: NDArray[np.generic], field: str) -> EncodedValue:
+    """Return an array of pixels as an image."""
+    from PIL import Image
+
+    plain = value[..., 0] if value.ndim == _DIMENSIONS and value.shape[2] == 1 else value
+    try:
+        if plain.size and plain.dtype in _PIXELS and (plain.ndim == _DIMENSIONS - 1 or plain.shape[-1] in _CHANNELS):
+            return _image(Image.fromarray(plain), field)
+    except TypeError:
+        pass
+    expected = "uint8 [height, width], or [height, width, 3] (of a tensor, [3, height, width]); or bytes"
+    raise BadValue(f"an array {[*value.shape]} of {value.dtype}", expected)
+
+
 def _image(value: Image, field: str) -> EncodedValue:
-    ending = field.rpartition(".")[2].lower()
+    ending = _ending(field)
     if ending not in IMAGE_ENDINGS:
         raise BadValue("an image", f"a field whose ending names its format, such as {field}.png")
     kind, stream = _PILLOW.get(ending, ending.upper()), BytesIO()
@@ -236,10 +272,10 @@ def _holds(kind: str, image: Image) -> bool:
 _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
     bytes: lambda value: EncodedValue(value, "", inline=False),
     str: _text,
-    bool: lambda value: EncodedValue(b"1" if value else b"0", "int64", inline=True),
+    bool: lambda value: EncodedValue(b"1" if value else b"0", "bool", inline=True),
     int: _int,
     float: _float,
-    **dict.fromkeys((dict, list, tuple), lambda value: EncodedValue(encode_json(value), "", inline=True)),
+    **dict.fromkeys((dict, list, tuple), lambda value: EncodedValue(encode_json(value), "json", inline=True)),
     **dict.fromkeys((datetime, date, time), lambda value: _text(value.isoformat())),
     Decimal: lambda value: EncodedValue(str(value).encode(), "float", inline=True),
 }
@@ -282,7 +318,7 @@ class Sample(NamedTuple):
         parts: Its record.
         size: Bytes of its record.
         layout: Its fields.
-        numbers: What each of these stands for, where it is a number; empty otherwise.
+        kinds: What each of these is, as `EncodedValue` has it.
         inline: Whether the plan of a table would carry a value of it.
         dotted: Whether its key goes on behind a dot.
     """
@@ -293,7 +329,7 @@ class Sample(NamedTuple):
     parts: Parts
     size: int
     layout: Layout
-    numbers: tuple[str, ...]
+    kinds: tuple[str, ...]
     inline: bool
     dotted: bool
 
@@ -306,7 +342,7 @@ class SampleEncoder:
         dots: The dot at which keys end in a tar; None: what the names ask for.
 
     Attributes:
-        kinds: Each field so far, and what it stands for where it is a number; empty otherwise.
+        kinds: Each field so far, and what its values are; empty: bytes, or of several types.
         inline: Whether any value so far is one that the plan of a table carries.
         dotted_field: A field so far with a dot in its name; empty: there is none.
         dotted_key: Whether a key so far goes on behind a dot.
@@ -324,7 +360,12 @@ class SampleEncoder:
     @property
     def numbers(self) -> dict[str, Number]:
         """The fields that are numbers."""
-        return {name: cast("Number", kind) for name, kind in self.kinds.items() if kind}
+        return numbers_among(self.kinds)
+
+    @property
+    def types(self) -> dict[str, ValueType]:
+        """What the values of fields are, of those that are of one type."""
+        return {name: cast("ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
     def stored_numbers(self) -> dict[bytes, Number]:
@@ -351,20 +392,20 @@ class SampleEncoder:
         if mark in self._marks:
             found, remedy = "a key that an earlier sample of this dataset has", "Give each sample a key of its own."
             raise SampleRefused(InvalidRequest(f"key {printable(key)!r}", found, remedy=remedy), "duplicate")
-        fields, numbers, inline = self._fields(key, sample, layout)
-        parts, size = self._tar_record(key, fields) if self._tar else self._record(key, fields, layout, numbers)
-        return Sample(key, mark, fields, parts, size, layout, numbers, inline, dotted)
+        fields, kinds, inline = self._fields(key, sample, layout)
+        parts, size = self._tar_record(key, fields) if self._tar else self._record(key, fields, layout, kinds)
+        return Sample(key, mark, fields, parts, size, layout, kinds, inline, dotted)
 
     def accept(self, sample: Sample) -> None:
         """Settle what a sample does that will be written."""
         self._marks.add(sample.mark)
         self.dotted_key = self.dotted_key or sample.dotted
-        settled = sample.layout, sample.numbers
+        settled = sample.layout, sample.kinds
         if settled not in self._settled:
             self._settled.add(settled)
             self.dotted_field = self.dotted_field or sample.layout.dotted
-            for (name, _), number in zip(sample.layout.names, sample.numbers, strict=True):
-                self.kinds.setdefault(name, number)
+            for (name, _), kind in zip(sample.layout.names, sample.kinds, strict=True):
+                self.kinds[name] = kind
         self.inline = self.inline or sample.inline
 
     def take_keys(self, keys: list[bytes]) -> None:
@@ -441,35 +482,36 @@ class SampleEncoder:
     def _fields(
         self, key: bytes, sample: Mapping[str, object], layout: Layout
     ) -> tuple[list[Field], tuple[str, ...], bool]:
-        """Return the fields of a sample, which of them are numbers, and whether any goes into the plan of a table."""
-        fields, numbers, any_inline, kinds = [], [], False, self.kinds
+        """Return the fields of a sample, what values of them are, and whether any goes into the plan of a table."""
+        fields, found, any_inline, kinds = [], [], False, self.kinds
         for name, raw in layout.names:
             value = sample[name]
             if type(value) is bytes:
-                data, number, inline = value, "", False
+                data, kind, inline = value, "", False
             else:
                 try:
-                    data, number, inline = encode_value(value, name)
+                    data, kind, inline = encode_value(value, name)
                 except BadValue as bad:
                     raise _refused(_place(key, name), bad.found, "bad-value", expected=bad.expected) from None
                 any_inline = any_inline or inline
-            known = kinds.get(name, number)
-            if number != known:
-                data = self._as_before(key, name, data, (number, known))
-                number = known
+            known = kinds.get(name, kind)
+            if kind != known:
+                data, kind = self._as_before(key, name, data, (kind, known))
             stored = data
-            if number and not self._tar:
-                stored = self._stored_number(key, name, data, cast("Number", number))
+            if kind in STORED_AS and not self._tar:
+                stored = self._stored_number(key, name, data, STORED_AS[kind])
             fields.append(Field(raw, len(data), stored, data if inline else b""))
-            numbers.append(number)
-        return fields, tuple(numbers), any_inline
+            found.append(kind)
+        return fields, tuple(found), any_inline
 
-    def _as_before(self, key: bytes, name: str, data: bytes, numbers: tuple[str, str]) -> bytes:
-        """Return a value as one of the kind that its field had so far, where that loses nothing."""
-        number, known = numbers
+    def _as_before(self, key: bytes, name: str, data: bytes, kinds: tuple[str, str]) -> tuple[bytes, str]:
+        """Return a value as one of the kind that its field had so far, where that loses nothing; and what both are."""
+        number, known = (STORED_AS.get(kind) for kind in kinds)
+        if number == known:
+            return data, number or ""
         if (number, known) == ("int64", "float"):
-            return repr(float(int(data))).encode()
-        shown = {"": "no number", "int64": "a whole number", "float": "a float"}
+            return repr(float(int(data))).encode(), "float"
+        shown = {None: "no number", "int64": "a whole number", "float": "a float"}
         remedy = "Write floats from the first sample on." if (number, known) == ("float", "int64") else ""
         found, expected = f"{shown[number]}: {printable(data[:40])}", f"{shown[known]}, as in the samples before"
         raise _refused(_place(key, name), found, "bad-value", expected=expected, remedy=remedy)
@@ -488,9 +530,9 @@ class SampleEncoder:
             parts += (head, data, padding)
         return parts, sum(map(len, parts))
 
-    def _record(self, key: bytes, fields: list[Field], layout: Layout, numbers: tuple[str, ...]) -> tuple[Parts, int]:
-        kinds = {raw: cast("Number", number) for (_, raw), number in zip(layout.names, numbers, strict=True) if number}
-        parts = tfrecord.encode_sample(key, [(name, stored) for name, _, stored, _ in fields], kinds)
+    def _record(self, key: bytes, fields: list[Field], layout: Layout, kinds: tuple[str, ...]) -> tuple[Parts, int]:
+        numbers = {raw: STORED_AS[one] for (_, raw), one in zip(layout.names, kinds, strict=True) if one in STORED_AS}
+        parts = tfrecord.encode_sample(key, [(name, stored) for name, _, stored, _ in fields], numbers)
         return parts, sum(map(len, parts))
 
 

@@ -895,7 +895,7 @@ def test_texts_that_would_change_stay_texts(kind: str, texts: list[str], note: s
         write_tree(tmp_path / "in", {f"{at}.x": text.encode() for at, text in enumerate(texts)}),
         tmp_path / "o-{0..}.tar",
     )
-    again(dataset, numbers={"x": kind})
+    again(dataset, types={"x": kind})
     found = listed(dataset, to="tfrecord")
     assert note in found.notes[0]
     assert (found.entries.values.numbers, found.entries.values.inline) == ({}, {})
@@ -928,7 +928,7 @@ def test_numbers_of_other_kinds_in_tars(tmp_path: Path) -> None:
     for kind in ("int64", "float"):
         source = write_tree(tmp_path / kind, {f"{kind}.x": b"1"})
         paths.append(make(source, tmp_path / f"{kind}-{{0..}}.tar"))
-        again(paths[-1], numbers={"x": kind})
+        again(paths[-1], types={"x": kind})
     found = listed(*paths, to="tfrecord")
     assert found.entries.values.numbers == {}
     assert found.notes == ("'x' stays text: it stands for float and int64 in different datasets",)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import (
+    CorruptShard,
     CreateOptions,
     InvalidRequest,
     OutputExists,
@@ -28,6 +30,7 @@ from shardtool import (
     create,
     verify,
 )
+from shardtool.fingerprint import crc32c
 from tests.helpers import read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -215,6 +218,100 @@ def test_values(tmp_path: Path) -> None:
     assert texts == {"a": b"0.1", "b": b"3", "c": b'[1,{"x":null}]', "d": b"raw", "e": b"1"}
 
 
+_JSON = st.recursive(st.none() | st.booleans() | st.integers(-9, 9) | _TEXT, lambda one: st.lists(one, max_size=2))
+
+
+_SAMPLE = st.fixed_dictionaries({
+    "score": st.integers(-4000, 4000).map(lambda number: number / 4), "label": st.integers(-(2**62), 2**62),
+    "cls": st.booleans(), "who": _TEXT, "made": st.dictionaries(_TEXT, _JSON, max_size=2), "raw": st.just(b"1"),
+})  # fmt: skip
+
+
+@given(sample=_SAMPLE, ending=st.sampled_from(["tar", "tfrecord"]))
+@settings(max_examples=25)
+def test_values_come_back_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, sample: dict[str, object], ending: str
+) -> None:
+    """`decode()` gives the values of fields whose names tell nothing; of another format, too, made by `reshard`."""
+    folder = tmp_path_factory.mktemp("typed")
+    _write(folder / f"out-{{0..}}.{ending}", [({"__key__": "a", **sample}, {})])
+    stored = shardtool.open(folder / "out.json")[0]
+    assert [type(stored[name]) for name in ("who", "made", "raw")] == [bytes] * 3
+    other = "tar" if ending == "tfrecord" else "tfrecord"
+    shardtool.reshard(folder / "out.json", folder / f"again-{{0..}}.{other}", workers=1)
+    for name in ("out", "again"):
+        found = shardtool.open(folder / f"{name}.json").decode()[0]
+        assert {one: (found[one], type(found[one])) for one in sample} == {
+            one: (value, type(value)) for one, value in sample.items()
+        }
+
+
+def test_a_field_of_several_types(tmp_path: Path) -> None:
+    """What only some samples hold is not said of a field: truths among numbers are numbers, text among bytes bytes."""
+    samples: Samples = [
+        ({"__key__": "a", "n": True, "x": "text", "f": 0.5}, {}),
+        ({"__key__": "b", "n": 7, "x": b"bytes", "f": 1}, {}),
+        ({"__key__": "c", "n": False, "x": {"a": 1}, "f": True}, {}),
+    ]
+    _write(tmp_path / "out-{0..}.tar", samples, max_count=1)
+    found = [list(sample.values())[1:] for sample in shardtool.open(tmp_path / "out.json").decode()]
+    assert [[*map(repr, values)] for values in found] == [
+        ["0.5", "1", "b'text'"], ["1.0", "7", "b'bytes'"], ["1.0", "0", "b'{\"a\":1}'"]
+    ]  # fmt: skip
+    assert "types" not in _made(tmp_path)["shardtool"]
+
+
+def test_types_after_an_append_and_from_a_table(tmp_path: Path) -> None:
+    """Types are those that all samples agree on, also of a table, a join, a removal, and several datasets as one."""
+    table = pa.table({"key": ["a", "b"], "seen": [True, False], "who": ["x", "y"], "n": [1, 2]})
+    values = {"seen": "seen", "who": "who", "n": "n"}
+    create(table, tmp_path / "out-{0..}.tar", CreateOptions(key="key", values=values, meta="none", workers=1))
+    assert _made(tmp_path)["shardtool"]["types"] == {"seen": "bool", "who": "text"}
+    shardtool.remove(tmp_path / "out.json", where="n == 2")
+    assert shardtool.open(tmp_path / "out.json").decode()["a"] == {"__key__": "a", "n": 1, "seen": True, "who": "x"}
+    more = pa.table({"key": ["c"], "seen": [False], "who": [5], "n": [3]})
+    options = CreateOptions(key="key", values=values, meta="none", workers=1)
+    create(more, tmp_path / "more-{0..}.tar", options)
+    both = shardtool.open([tmp_path / "out.json", tmp_path / "more.json"]).decode()
+    assert [(sample["seen"], sample["who"]) for sample in both] == [(True, b"x"), (False, b"5")]
+    create(more, tmp_path / "out-{0..}.tar", replace(options, if_exists="append"))
+    assert _made(tmp_path)["shardtool"]["types"] == {"seen": "bool"}
+    assert [sample["who"] for sample in shardtool.open(tmp_path / "out.json").decode()] == [b"x", b"5"]
+
+
+@pytest.mark.parametrize("kind", ["code", "int64", 5, None])
+def test_types_that_cannot_be(tmp_path: Path, kind: object) -> None:
+    """A dataset file that says another type, or one of a field that there is not, is refused."""
+    _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "who": "x"}, {})])
+    data = (tmp_path / "out.json").read_bytes()
+    for told in ({"who": kind}, {"other": "text"}):
+        body = data[:-12].replace(b'"who": "text"', json.dumps(told)[1:-1].encode())
+        (tmp_path / "out.json").write_bytes(body + b'%08x"\n}\n' % crc32c(body))
+        with pytest.raises(CorruptShard, match="no dataset file"):
+            shardtool.open(tmp_path / "out.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.zeros((2, 3, 3)), r"an array \[2, 3, 3\] of float64; expected uint8"),
+        (np.zeros((3, 2, 2), np.uint8), r"an array \[3, 2, 2\] of uint8; expected uint8"),
+        (np.zeros((0, 2), np.uint8), r"an array \[0, 2\]"),
+        (np.zeros((2, 2, 4), np.uint8), "cannot be written as JPEG"),
+        (np.zeros((2, 2), np.uint16), "cannot be written as JPEG|would lose values"),
+    ],
+)
+def test_pixels_that_no_image_has(tmp_path: Path, value: object, said: str) -> None:
+    """Arrays that are no image of the format are refused by name; others come back from a PNG as they were."""
+    with pytest.raises(InvalidRequest, match=said):
+        _write(tmp_path / "bad-{0..}.tar", [({"__key__": "a", "jpg": value}, {})])
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    _write(tmp_path / "out-{0..}.tar", [({"__key__": "a", "png": pixels, "seg.png": pixels[..., :1]}, {})])
+    found = shardtool.open(tmp_path / "out.json").decode({"seg.png": "mask"})[0]
+    assert np.array_equal(found["png"], pixels)
+    assert np.array_equal(found["seg.png"], pixels[..., 0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "ending"), [("I", "webp"), ("F", "gif"), ("I;16", "webp"), ("I", "ppm"), ("I", "png")]
@@ -248,7 +345,7 @@ def test_no_image_is_clipped(tmp_path: Path, mode: str, ending: str) -> None:
         ({"__key__": "b", "jpg": b"", "n": "text"}, "expected a whole number, as in the samples before"),
         ({"__key__": "b", "jpg": b"", "n": 1.5}, "expected a whole number, as in the samples before"),
         ({"__key__": "b", "jpg": b"", "n": 2**63}, "over 2^63"),
-        ({"__key__": "b", "jpg": np.zeros(3), "n": 1}, "expected an image"),
+        ({"__key__": "b", "jpg": np.zeros(3), "n": 1}, r"array \[3\] of float64; expected uint8"),
         ({"__key__": "b", "jpg": object(), "n": 1}, "type object"),
         ({"__key__": "b", "jpg": bytes(9000), "n": 1}, "larger than a shard"),
         ({"__key__": "a.b", "seg.png": b""}, "fields with dots"),

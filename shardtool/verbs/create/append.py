@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.dataset_file import Feature, features_of, numbers_in
+from shardtool.dataset.dataset_file import Feature, agreed_types, features_of, numbers_in
 from shardtool.dataset.shard_index import SCHEMA, SHARD, types_of
 from shardtool.entries.arrow import without_numbers
 from shardtool.entries.classes import joined_classes
@@ -255,12 +255,6 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
     shards = (*old.shards, *new.shards)
     names = sorted({*old.fields, *new.fields}, key=to_bytes)
     fields = {name: old.fields.get(name, 0) + new.fields.get(name, 0) for name in names}
-    known = {**old.numbers, **new.numbers}  # fields whose texts stand for numbers of one kind, in all samples
-    numbers = {
-        name: known[name]
-        for name in sorted(known.keys() & fields)
-        if all(one.numbers.get(name) == known[name] for one in (old, new) if name in one.fields)
-    }
     features: Mapping[str, Feature] = {}
     if new.format == "tfrecord":
         kinds = _joined_kinds(old, {name: new.features[name].kind for name in new.fields})
@@ -274,7 +268,7 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         schema=_joined_schema(old.schema, new.schema),
         classes=joined_classes(old.classes, new.classes),
         features=features,
-        numbers=numbers,
+        types=agreed_types((old, new)),
         made=old.made.with_append(new.made),
         appends=(*old.appends, len(old.shards)),
         fingerprint=show_fingerprint(sum_fingerprints((old.fingerprint, new.fingerprint))),

@@ -196,7 +196,7 @@ def dataset_of(
         made=made,
         fingerprint=show_fingerprint(totals.digest),
         skipped_crc=crc32c(encode_skipped(skipped)) if skipped else None,
-        numbers={name: values.numbers[name] for name in fields if name in values.numbers} if is_tar else {},
+        types={name: values.types[name] for name in fields if name in values.types},
     )
 
 

@@ -65,7 +65,10 @@ class Packing:
         self.destination, self.observer = output.destination, run.notes.observer
         self.mtime_ns = mtime_of(run)
         own = self.destination.own  # what the plan leaves out is listed once, by the first of several parts
-        self.totals = output.totals = Totals(self.plan.entries.values)
+        values = self.plan.entries.values
+        if run.options.map:  # the function may make text or JSON of something else; numbers stay ones, or are refused
+            values = replace(values, types=values.numbers)
+        self.totals = output.totals = Totals(values)
         self.totals.skipped += self.plan.skipped if own is None or own.part.number == 1 else ()
         self._round, self._base = self.plan, self.destination.first  # this round's plan, and its first shard's number
         self._shards = output.own_shards  # of this round

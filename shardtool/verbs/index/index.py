@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.walk import Survey
     from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
-    from shardtool.values import Dots, Given, Kind, Number
+    from shardtool.values import Dots, Given, Kind, ValueType
 
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
@@ -463,8 +463,8 @@ class Indexer:
 
         target, totals = self.target, self.totals
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
-        numbers: dict[str, Number] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
-        totals.values = FieldValues(numbers=numbers, lists={name: kinds[name] for name in self.lists})
+        numbers: dict[str, ValueType] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
+        totals.values = FieldValues(types=numbers, lists={name: kinds[name] for name in self.lists})
         totals.shards, totals.schema, totals.digest = [*shards], self._schema(), sum(one or 0 for one in self.digests)
         shard_format = target.dataset.shards[0].format
         asked = {"options": {"dots": "last"}} if target.dots == "last" and shard_format == "tar" else {}
