@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Progress, Result
     from shardtool.request.options import WorkerOptions
+    from shardtool.request.results import Observer
     from shardtool.values import StartMethod
 
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
@@ -257,12 +258,15 @@ _SETTINGS = {  # of Ray, which looks at them when it is imported; where the envi
 }
 
 
-def start_pool(asked: WorkerOptions, again: str = "Run the same command again.") -> Pool:
+def start_pool(
+    asked: WorkerOptions, again: str = "Run the same command again.", observer: Observer | None = None
+) -> Pool:
     """Start the workers that options ask for.
 
     Args:
         asked: The options.
         again: What to do after a worker has died.
+        observer: Hears of a cluster that had to be started.
 
     Raises:
         InvalidRequest: Ray is not installed, there is no cluster at the address, or a node of it has other versions.
@@ -280,7 +284,7 @@ def start_pool(asked: WorkerOptions, again: str = "Run the same command again.")
             raise
         remedy = "Run `pip install 'shardtool[ray]'`, here and on each node."
         raise InvalidRequest(option("executor", "ray"), "Ray is not installed here", remedy=remedy) from None
-    return RayPool(asked.workers, asked.address, again)
+    return RayPool(asked, again, cores(), observer)
 
 
 # The loop that a worker process runs.

@@ -32,16 +32,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
 from shardtool.execute.pool import ATTEMPT_BYTES, Pool, Surroundings, TaskCounts, look, see, serve, what_of
+from shardtool.request.results import Observer
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import local_folder
-from shardtool.values import __version__
+from shardtool.values import __version__, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator
 
     from shardtool.execute.pool import Answer, Needs, Progress, Result
+    from shardtool.request.options import WorkerOptions
 
 
 # A connection to a Ray cluster, and whether each of its nodes can do the work.
@@ -56,6 +58,7 @@ _ANSWER_S = 60.0  # for each node to start a worker, which imports Ray first
 _SCHEMES = ("", "ray")
 
 
+_NONE = "Could not find"  # any running cluster, as Ray says
 _START = "Start one with `ray start`, or give the address of one that runs."
 _GONE = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
 
@@ -140,10 +143,21 @@ def _unreachable(address: str | None, error: Exception) -> InvalidRequest:
     text = " ".join(str(error).split())
     if "Version mismatch" in text or "version mismatch" in text:
         return InvalidRequest(where, text, remedy="Install the same Ray and the same Python on all nodes.")
-    if isinstance(error, ConnectionError) or "Could not find" in text:
-        said = "" if "Could not find" in text else f": {text[:300]}"  # such as that it wants a token
+    if isinstance(error, ConnectionError) or _NONE in text:
+        said = "" if _NONE in text else f": {text[:300]}"  # such as that it wants a token
         return InvalidRequest(where, f"no Ray cluster there{said}", remedy=_START)
     return InvalidRequest(where, f"no connection: {text[:300]}", remedy=_START)
+
+
+def _init(address: str, **more: Any) -> Exception | None:
+    """Connect to a cluster, `local`: one that is started for that; return what has kept Ray from it."""
+    try:
+        with _own_signals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, **more)
+    except (ConnectionError, RuntimeError, ValueError, OSError, exceptions.RayError) as error:
+        return error
+    return None
 
 
 @contextmanager
@@ -171,22 +185,24 @@ class RayPool(Pool):
     """Slots of a Ray cluster, to be used in a `with` block; leaving it ends the tasks that still run.
 
     Args:
-        workers: How many tasks run at once at most; None: as many as the cluster has cores.
-        address: `auto`, `ray://host:port` or `host:port`; None: what Ray's environment says, or `auto`.
+        asked: How many tasks run at once at most, `workers`; None: as many as the cluster has cores. And its `address`:
+            `auto`, `ray://host:port` or `host:port`; None: what Ray's environment says, or `auto`, or one of our own.
         again: What to do after a task was lost too often.
+        cores: How many a cluster gets that is started here.
+        observer: Is told where one was.
 
     Raises:
         InvalidRequest: There is no cluster there, or a node of it has other versions.
         WorkerDied: A node does not answer.
     """
 
-    def __init__(self, workers: int | None, address: str | None, again: str) -> None:
-        self._asked, self._again = workers, again
+    def __init__(self, asked: WorkerOptions, again: str, cores: int, observer: Observer | None) -> None:
+        self._asked, self._again = asked.workers, again
         self._own, self._closed, self._lost = not ray.is_initialized(), False, ""  # whether we connect, and end it
         self._running: dict[int, tuple[Any, str]] = {}  # by number: the result to come, and what makes it
         self._counts: Any = None
         self._tell: Callable[[tuple[int, Future[Answer]]], None] = lambda _: None
-        self._connect(address)
+        self._connect(asked.address, cores, observer or Observer())
         try:
             self._check_versions()
             self._count_slots()
@@ -198,20 +214,25 @@ class RayPool(Pool):
         self._surroundings = ray.put(Surroundings.here())
         staging.set_attempt(token_hex(ATTEMPT_BYTES))  # a spool of this run is none that a task of another one knows
 
-    def _connect(self, address: str | None) -> None:
-        """Connect to a cluster; a connection that the program has made already is used, and stays."""
+    def _connect(self, address: str | None, cores: int, observer: Observer) -> None:
+        """Connect to a cluster, or start one on this machine where none is known, as `ray.init` does.
+
+        A connection that the program has made already is used, and stays.
+        """
         if not self._own:
             if address not in (None, "auto"):
                 found, remedy = "this process is connected to a cluster already", "Leave the address out."
                 raise InvalidRequest(option("address", address), found, remedy=remedy)
             return
         _check_answers(address)
-        try:
-            with _own_signals(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                ray.init(address or "auto", log_to_driver=False, logging_level=logging.CRITICAL)
-        except (ConnectionError, RuntimeError, ValueError, exceptions.RayError) as error:
-            raise _unreachable(address, error) from None
+        error = _init(address or "auto")
+        if error is not None and address is None and not os.environ.get("RAY_ADDRESS") and _NONE in str(error):
+            count = self._asked or cores
+            own = f"{counted(count, 'core')} until this run ends; {option('address', 'HOST:PORT')} names another"
+            observer.note(f"no Ray cluster runs here: one is started on this machine, with {own}")
+            error = _init("local", num_cpus=count, include_dashboard=False)
+        if error is not None:
+            raise _unreachable(address, error)
 
     def _watch(self) -> None:
         """Have the run told, by a thread, when the raylet of this machine ends: a second later, Ray ends the process.

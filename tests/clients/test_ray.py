@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import contextmanager
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -367,6 +368,25 @@ def test_no_cluster(tmp_path: Path) -> None:
         out, said = run.communicate(timeout=120)
         assert (run.returncode, out, said.count("\n")) == (2, "", 1)
         assert said.startswith(f"shardtool: --address {address}: {wanted[address]}")
+
+
+def test_a_cluster_of_its_own(source: Path, tmp_path: Path) -> None:
+    """Where no cluster runs and none was named, one is started, said, and ended; `auto` is one that runs already.
+
+    Ray looks for one that runs in its own folder for temporary files, which is another one here. A socket lies in it,
+    whose path may have 107 bytes.
+    """
+    words = [sys.executable, "-m", "shardtool", "create", str(source), str(tmp_path / "o-{0..}.tar"), "--executor=ray"]
+    wanted = {
+        "--workers=1": (0, "one is started on this machine, with 1 core until"),
+        "--address=auto": (2, "no Ray cluster there"),
+    }
+    for word, (code, said) in wanted.items():
+        with TemporaryDirectory(prefix="r") as folder:
+            room = {**os.environ, "RAY_TMPDIR": folder, "PYTHONPATH": str(REPO)}
+            ran = subprocess.run([*words, word], env=room, capture_output=True, text=True, timeout=180, check=False)
+        assert (ran.returncode, said in ran.stderr) == (code, True), ran
+    assert (tmp_path / "o.json").exists()
 
 
 @pytest.mark.usefixtures("nodes")

@@ -62,7 +62,7 @@ def write_dataset(
         observer: Gets the progress, and what the user should know.
     """
     begun, notes = time.time(), Notes(observer or Observer())
-    with start_workers(options) as pool, ExitStack() as stack:
+    with start_workers(options, notes.observer) as pool, ExitStack() as stack:
         run = read_run(names, options, pool, notes, begun=begun, dry=False)
         opened = _open_and_list(run, source)
 
@@ -108,7 +108,7 @@ def plan_dataset(
 ) -> DryRun:
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
     begun, notes = time.time(), Notes(observer or Observer())
-    with start_workers(options) as pool:
+    with start_workers(options, notes.observer) as pool:
         run = read_run(names, options, pool, notes, begun=begun, dry=True)
         opened = _open_and_list(run, source)
 
@@ -126,14 +126,14 @@ def plan_dataset(
     return dry_result(run)
 
 
-def start_workers(options: OutputOptions) -> Pool:
+def start_workers(options: OutputOptions, observer: Observer) -> Pool:
     """Start the workers, before anything is imported that starts threads: then they can be forked.
 
     What they need is imported before, once for all of them.
     """
     import_module("shardtool.write.pack_shard")
     again = f"with {option('if_exists', 'resume')}" if options.if_exists != "update" else "again"
-    return start_pool(options, f"Run the same command {again}: finished shards are kept.")
+    return start_pool(options, f"Run the same command {again}: finished shards are kept.", observer)
 
 
 def _open_and_list(run: Run, source: object) -> Source:

@@ -534,7 +534,7 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
         OutputFailed: The output cannot be written.
     """
     options, observer = given_options(options, IndexOptions), observer or Observer()
-    with start_pool(options) as pool:
+    with start_pool(options, observer=observer) as pool:
         target = index_target(dataset, options)
         pool.check(Needs(a_few(target.dataset.paths)))
         target.folder.ready()
@@ -583,7 +583,7 @@ def export(
     with ExitStack() as stack:
         pool = None
         if any(one.hashed for one in wanted.values()):
-            pool = stack.enter_context(start_pool(options))
+            pool = stack.enter_context(start_pool(options, observer=notes.observer))
         exporter = Exporter(open_folder(source), name, wanted, notes)
         exporter.check()
         target = exporter.folder if options.output is None else open_folder(os.fspath(options.output))

@@ -67,20 +67,20 @@ def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Ob
     """
     options, observer, begun = given_options(options, VerifyOptions), observer or Observer(), time.time()
     givens = given_datasets(dataset)
-    with nullcontext() if options.repair else _open_pool(options) as pool:
+    with nullcontext() if options.repair else _open_pool(options, observer) as pool:
         looked = partial(_look_and_mend, options=options, observer=observer, pool=pool)
         report = _of_several(givens, options, looked) if len(givens) > 1 else _report(looked(givens[0]), options)
     return replace(report, seconds=time.time() - begun)
 
 
 @contextmanager
-def _open_pool(options: VerifyOptions) -> Iterator[Pool]:
+def _open_pool(options: VerifyOptions, observer: Observer) -> Iterator[Pool]:
     """Give the workers that read shards; where one is enough, this process."""
     workers = options.workers or cores()
     if options.quick or (workers == 1 and options.source is None and options.executor == "local"):
         yield Pool()
         return
-    with start_pool(options) as pool:  # forked before anything heavy is imported
+    with start_pool(options, observer=observer) as pool:  # forked before anything heavy is imported
         yield pool
 
 
@@ -115,7 +115,7 @@ def _look(
         InvalidRequest: There is no such dataset, or no such source.
         CorruptShard: The dataset file names what lies elsewhere, or is none.
     """
-    with nullcontext(pool) if pool is not None else _open_pool(options) as own:
+    with nullcontext(pool) if pool is not None else _open_pool(options, observer) as own:
         subject = open_subject(dataset)
         if options.quick:
             _look_outside(subject, observer)
