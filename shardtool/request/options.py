@@ -738,6 +738,10 @@ class CopyOptions(Settings):
         None, "How shards that are there are known without being read. By times (folder to folder), or by sizes, "
         "where their sidecars are there, too.", common=True,
     )  # fmt: skip
+    limit: str | int | None = setting(
+        None, "Bytes a second, at most, that are compared and copied, by all threads together: 100MB/s.", form="rate",
+        metavar="RATE",
+    )  # fmt: skip
 
 
 @described

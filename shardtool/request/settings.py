@@ -29,7 +29,7 @@ Pairs = Mapping[str, str] | tuple[str, ...] | list[str]  # {"jpg": "path"}, or j
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
 Function = str | Callable[..., object]  # package.module:function, or the function
 Folder = str | os.PathLike[str]
-Form = Literal["", "size", "share", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"]
+Form = Literal["", "size", "rate", "share", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"]
 
 _MOST = 2**63 - 1  # of a recorded number
 _NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # no text, nor what Python makes of a name that is no UTF-8
@@ -384,6 +384,7 @@ class Settings:
 
 _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
     "size": lambda name, value, _facts: texts.size(name, value),
+    "rate": lambda name, value, _facts: texts.rate(name, value),
     "share": lambda name, value, _facts: texts.share(name, value),
     "pairs": lambda name, value, facts: texts.pairs(
         name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"

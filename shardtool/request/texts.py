@@ -112,6 +112,18 @@ def size(name: str, text: str | int) -> int:
         raise InvalidRequest(option(name), f"{error.found}: {str(text)[:100]!r}", expected=error.expected) from None
 
 
+def rate(name: str, text: str | int) -> int:
+    """Return the bytes a second that a rate such as `100MB/s` means, at least one.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    found = size(name, text.removesuffix("/s") if isinstance(text, str) else text)
+    if not found:
+        raise InvalidRequest(option(name), repr(text), expected="a rate such as 100MB/s")
+    return found
+
+
 def share(name: str, text: str | float) -> Fraction:
     """Return a share such as `0.1` or `10%`, exactly as it is written.
 

@@ -46,6 +46,7 @@ from shardtool.request.calls import by_names
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
 from shardtool.request.settings import given_options
+from shardtool.request.texts import rate
 from shardtool.storage.folders import Original, check_there, checked_copy, open_folder
 from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
@@ -372,7 +373,7 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
         sizes = [below[one.shard.name].size for one in there if one.shard.name in below]
         notes.observer.phase("comparing", sum(sizes))
     known, compare = dict[str, ShardState](), partial(_state_of, goal, options.trust)
-    for pair, state in side_by_side(compare, there, options.workers or _THREADS, notes.observer):
+    for pair, state in side_by_side(compare, there, options, notes.observer):
         known[pair.shard.name] = state
     cure = f"Choose another folder, or {flag('overwrite')}."
     if not goal.has_grown and not options.overwrite:
@@ -513,7 +514,7 @@ class _Carrier:
 
     def __init__(self, goal: CopyDestination, todo: list[ShardState], options: CopyOptions, notes: Notes) -> None:
         self.goal, self.todo, self._notes = goal, todo, notes
-        self._threads = options.workers or _THREADS
+        self._options = options
         self._grows, self._pattern = goal.has_grown, _pattern_of(goal.source)
         there = () if self._pattern is None else goal.folder.names()
         self._beside = StaleIndexes(goal.folder, self._pattern, there, appends=self._grows)
@@ -525,7 +526,7 @@ class _Carrier:
         observer.start(sum(one.pair.samples for one in self.todo), sum(one.size for one in self.todo), len(self.todo))
         if not self._grows and not goal.folder.hides:
             self._withdraw()
-        for state, staged in side_by_side(self._staged, self.todo, self._threads, observer):
+        for state, staged in side_by_side(self._staged, self.todo, self._options, observer):
             pair = state.pair
             if staged[0] and self._pattern is not None:
                 self._beside.compare(pair.shard.name, _read(pair.sidecar.path), written=True)
@@ -628,22 +629,31 @@ _TICK_S = 0.2  # between two looks at how many bytes there are
 class Meter:
     """The bytes that threads have dealt with, and the word that they are to stop.
 
+    Args:
+        limit: How many they may deal with in a second, together; None: as many as they can.
+
     Attributes:
         stopped: Set when the run has ended: threads end at their next block, and requests wherever they are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None) -> None:
         self._lock, self._bytes, self.stopped = threading.Lock(), 0, threading.Event()
+        self._limit, self._free_at = limit, 0.0  # when what was dealt with so far fits the limit
 
     def took(self, size: int) -> None:
-        """Count bytes.
+        """Count bytes, and wait until there were no more than the limit allows.
 
         Raises:
             Stopped: The run has ended.
         """
+        wait_s = 0.0
         with self._lock:
             self._bytes += size
-        if self.stopped.is_set():
+            if self._limit is not None:
+                now = time.monotonic()
+                self._free_at = max(self._free_at, now) + size / self._limit
+                wait_s = self._free_at - now
+        if self.stopped.wait(wait_s):
             raise RequestStopped
 
     def taken(self) -> int:
@@ -654,7 +664,7 @@ class Meter:
 
 
 def side_by_side(
-    work: Callable[[Task, Meter], Result], tasks: Iterable[Task], threads: int, observer: Observer
+    work: Callable[[Task, Meter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
     """Yield each task with what came of it, as it is done; tasks are drawn as threads become free.
 
@@ -663,12 +673,13 @@ def side_by_side(
     Args:
         work: What is done; it calls `Meter.took` for each block.
         tasks: What with.
-        threads: How many at a time.
+        options: How many at a time, and how many bytes a second.
         observer: Gets progress, in this thread.
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-    meter, left = Meter(), iter(tasks)
+    threads, left = options.workers or _THREADS, iter(tasks)
+    meter = Meter(None if options.limit is None else rate("limit", options.limit))
 
     def carry_out(task: Task) -> Result:
         with until(meter.stopped):

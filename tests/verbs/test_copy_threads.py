@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from shardtool.errors import InvalidRequest
+from shardtool.request.options import CopyOptions
 from shardtool.request.results import Observer
 from shardtool.verbs.copy import Meter, side_by_side
 
@@ -35,7 +37,7 @@ def test_all_is_done_and_counted(threads: int) -> None:
             running[0] -= 1
         return task * task
 
-    found = dict(side_by_side(work, range(40), threads, observer))
+    found = dict(side_by_side(work, range(40), CopyOptions(workers=threads), observer))
     assert found == {task: task * task for task in range(40)}
     assert observer.size == sum(range(40))
     assert most[0] <= threads
@@ -57,7 +59,7 @@ def test_an_error_ends_all() -> None:
 
     before = threading.active_count()
     with pytest.raises(ValueError, match="1"):
-        list(side_by_side(work, range(100), 2, Observer()))
+        list(side_by_side(work, range(100), CopyOptions(workers=2), Observer()))
     assert ended.is_set()
     assert threading.active_count() == before
 
@@ -71,6 +73,16 @@ def test_tasks_are_drawn_late() -> None:
             drawn[0] += 1
             yield task
 
-    for _ in side_by_side(lambda task, _: task, tasks(), 2, Observer()):  # type: ignore[arg-type]
+    for _ in side_by_side(lambda task, _: task, tasks(), CopyOptions(workers=2), Observer()):  # type: ignore[arg-type]
         break
     assert drawn[0] < 20
+
+
+def test_no_more_bytes_a_second_than_were_allowed() -> None:
+    """Threads together wait until what they took fits the limit; a rate of nothing, or none, is refused."""
+    begun = time.monotonic()
+    list(side_by_side(lambda size, meter: meter.took(size), [10_000] * 20, CopyOptions(limit="1MB/s"), Observer()))
+    assert time.monotonic() - begun >= 0.2  # 200 kB: a machine may be slower, never faster
+    for limit in ("0", "fast", "1MB/h"):
+        with pytest.raises(InvalidRequest, match="limit"):
+            CopyOptions(limit=limit)
