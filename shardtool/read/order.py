@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 Shuffle = bool | Literal["full"]
 _ROUND_BYTES = 2**25
 _MOST_IN_WINDOW = 1024
+_PARTS = 64
+_OF_RANK = 128  # parts: 256 samples of a rank come from as many places, more than a buffer of 5,000 mixes
+_OF_COPIES = 32  # parts of a rank where shards are copied before they are read, and must lie there at the same time
+_LEAST_IN_PART = 4
 
 
 @dataclass(frozen=True)
@@ -48,13 +52,16 @@ class OrderOptions:
         epoch: Counted from 0.
         parts: Into how many parts the samples are cut, which are read side by side.
         window: Samples of a part that are shuffled among themselves.
+        ranks: Of a number by which the parts can be divided, each reads parts of its own, every so many samples in
+            another order; 0: all parts come in turn, in the same order always, as in the first version of states.
     """
 
     shuffle: Shuffle = True
     seed: int = 0
     epoch: int = 0
-    parts: int = 64
+    parts: int = _PARTS
     window: int = 16
+    ranks: int = 0
 
     def __post_init__(self) -> None:
         if not (isinstance(self.shuffle, bool) or self.shuffle == "full"):
@@ -64,8 +71,10 @@ class OrderOptions:
                 object.__setattr__(self, name, int(value))
         if type(self.seed) is not int:
             raise InvalidRequest("seed", repr(self.seed), expected="a whole number")
-        for name, least in (("epoch", 0), ("parts", 1), ("window", 1)):
+        for name, least in (("epoch", 0), ("parts", 1), ("window", 1), ("ranks", 0)):
             check_least(name, getattr(self, name), least)
+        if self.ranks and self.parts % self.ranks:
+            raise InvalidRequest("parts", f"{self.parts:,}", expected=f"a multiple of {self.ranks:,} ranks")
 
     @property
     def round(self) -> int:
@@ -125,6 +134,33 @@ class OrderedSamples(Protocol):
 
     def order(self, options: OrderOptions) -> Order:
         """Return the order of an epoch."""
+
+
+def cut_for(
+    source: OrderedSamples, mean_size: int, ranks: int, buffer: int | None, parts: int | None, *, copies: bool
+) -> tuple[int, int, int]:
+    """Return parts, window and ranks of an order: where no parts are given, as many for each rank as one alone has.
+
+    So a rank holds as much, and reads pieces as large, as one alone. Where samples are mixed, or packed, all ranks have
+    some of all parts.
+
+    Args:
+        source: What is read.
+        mean_size: Bytes of a sample.
+        ranks: How many will read.
+        buffer: Samples that all ranks hold, and shuffle among themselves; None: a window is about 512 KB.
+        parts: Into how many parts samples are cut; given, the order is the same for any number of ranks.
+        copies: Whether shards are copied before they are read.
+    """
+    if parts is not None or not isinstance(source, SampleView):
+        parts = _PARTS if parts is None else parts
+        return parts, window_of(mean_size, buffer, parts), 0
+    shards, most = len(source.catalog.sizes), _OF_RANK
+    if copies:
+        most = max(_PARTS // ranks, min(_OF_COPIES, shards // ranks))
+    parts = ranks * max(1, min(most, source.length // (_LEAST_IN_PART * ranks)))
+    window = window_of(mean_size, buffer, _PARTS if buffer is None else parts)
+    return parts, window, ranks
 
 
 @dataclass(frozen=True)
@@ -230,7 +266,8 @@ def _shuffled(options: OrderOptions, starts: Numbers, ends: Numbers, positions: 
     """Return the sample at each position: shards in random order, in parts side by side; samples shuffled in windows.
 
     The permuted sequence of shards is cut into `parts` contiguous parts. Position g is number g // parts of the part
-    g % parts, and each window of so many samples of a part is permuted.
+    g % parts, and each window of so many samples of a part is permuted. With `ranks`, each row of positions, one of
+    each part, is permuted, too, so that a position stays one of the same rank.
 
     Args:
         options: The parts, the windows, and what these depend on.
@@ -240,6 +277,12 @@ def _shuffled(options: OrderOptions, starts: Numbers, ends: Numbers, positions: 
     """
     part, at = positions % options.parts, positions // options.parts
     whole, more = divmod(int(ends[-1]), options.parts)
+    if options.ranks:
+        turn, rank = np.divmod(part, options.ranks)
+        row = random_start("row", options.seed, options.epoch)
+        keys = random_at(row, (at * options.ranks + rank).astype(np.uint64))
+        turned = permuted(turn, options.parts // options.ranks, keys) * options.ranks + rank
+        part = np.where(at < whole, turned, part)  # the last row may lack some of a rank's parts
     start, count = part * whole + np.minimum(part, more), whole + (part < more)
     window, within = at // options.window, at % options.window
     size = np.minimum(options.window, count - window * options.window)
@@ -569,9 +612,9 @@ def default_share(rank: int | None, world_size: int | None) -> tuple[int, int]:
 # Where a stream is: a few numbers that go into a checkpoint, and come back in any number of ranks and workers.
 
 
-_VERSION = 1  # of the keys below, and of the orders that they stand for
 _NUMBERS = ("seed", "epoch", "parts", "window", "position")
-_KEYS = ("version", "fingerprint", "shuffle", *_NUMBERS)
+_OF_VERSION = {1: _NUMBERS, 2: (*_NUMBERS, "ranks")}  # of a state, and of the orders that it stands for
+_REST = ("version", "fingerprint", "shuffle")
 _REMEDY = "Give what `state_dict` returned, as it was."
 
 
@@ -593,8 +636,9 @@ class StreamState:
 
     def to_json(self) -> dict[str, object]:
         """Return the state as JSON can hold it."""
-        order = {"fingerprint": self.fingerprint, **vars(self.options)}
-        return {"version": _VERSION, **order, "position": self.position}
+        order = {name: value for name, value in vars(self.options).items() if value or name != "ranks"}
+        version = 2 if self.options.ranks else 1
+        return {"version": version, "fingerprint": self.fingerprint, **order, "position": self.position}
 
     @classmethod
     def at(cls, source: OrderedSamples, options: OrderOptions, position: int, end: int) -> StreamState:
@@ -615,7 +659,7 @@ class StreamState:
             found = f"of other samples: fingerprint {values['fingerprint']}"
             remedy = "Open the dataset, and choose the samples, that the state was taken with."
             raise InvalidRequest("the state", found, expected=source.fingerprint, remedy=remedy)
-        numbers = {name: cast("int", values[name]) for name in _NUMBERS}
+        numbers = {name: cast("int", values[name]) for name in _OF_VERSION[cast("int", values["version"])]}
         position = numbers.pop("position")
         options = OrderOptions(cast("bool", values["shuffle"]), **numbers)
         length = max(1, source.length_in(options))
@@ -628,14 +672,15 @@ class StreamState:
 def _checked(given: object) -> Mapping[str, object]:
     if not isinstance(given, dict):
         raise InvalidRequest("the state", f"a {type(given).__name__}", expected="a dictionary", remedy=_REMEDY)
-    if given.get("version") != _VERSION:
-        found = repr(given.get("version", "none"))
+    if (version := given.get("version")) not in (*_OF_VERSION,) or type(version) is not int:
+        found, expected = repr(given.get("version", "none")), " or ".join(map(str, _OF_VERSION))
         remedy = "Go on with the shardtool that it is of."
-        raise InvalidRequest("version of the state", found, expected=str(_VERSION), remedy=remedy)
-    missing = [key for key in _KEYS if key not in given]
+        raise InvalidRequest("version of the state", found, expected=expected, remedy=remedy)
+    keys = (*_REST, *_OF_VERSION[version])
+    missing = [key for key in keys if key not in given]
     if missing:
-        raise InvalidRequest("the state", f"no {', '.join(missing)}", expected=", ".join(_KEYS), remedy=_REMEDY)
-    for name, kind in (("fingerprint", str), *((name, int) for name in _NUMBERS)):
+        raise InvalidRequest("the state", f"no {', '.join(missing)}", expected=", ".join(keys), remedy=_REMEDY)
+    for name, kind in (("fingerprint", str), *((name, int) for name in _OF_VERSION[version])):
         if type(given[name]) is not kind:
             expected = "text" if kind is str else "a whole number"
             raise InvalidRequest(f"{name} of the state", repr(given[name]), expected=expected, remedy=_REMEDY)

@@ -15,7 +15,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read.chain import Chain
 from shardtool.read.fetch import Reader, SkippedSamples
-from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, default_share, others, window_of
+from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 2
 _ROUNDS_AT_ONCE = 2  # reads of shuffled samples where shards lie elsewhere: none waits for the last requests of another
 _ROUNDS_TOGETHER = 2  # that such a read takes, of each rank: less would be many small requests
+_MOST_OF_OWN = 4  # times what a rank holds in its own order, it holds in that of a state of more ranks
 _EXPECTED = 2**30  # bytes before they are read, their shards are copied into a cache: while a large one is copied
 _MOST_EXPECTED = 2**8  # jobs
 
@@ -102,11 +103,12 @@ class Streamable(Chain):
 
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
-        world_size: int | None = None, buffer: int | None = None, parts: int = 64, ends: Ends = "drop",
+        world_size: int | None = None, buffer: int | None = None, parts: int | None = None, ends: Ends = "drop",
     ) -> Stream:  # fmt: skip
         """Return a stream of the samples.
 
         The order depends on the data, `shuffle`, `seed`, `epoch`, `parts` and `buffer` alone: ranks only divide it.
+        Where no parts are given, these depend on the number of ranks; a state has them, and goes on with any number.
 
         Args:
             shuffle: Whether shards and samples are shuffled; `"full"`: one random order of all samples.
@@ -114,8 +116,8 @@ class Streamable(Chain):
             epoch: Counted from 0.
             rank: This reader's place among the ranks; RANK of the environment, or 0, where none is given.
             world_size: How many ranks there are; WORLD_SIZE of the environment, or 1, where none is given.
-            buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
-            parts: Into how many parts the samples are cut, which are read side by side.
+            buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank.
+            parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
             ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
                 has as many; those read for it have `__padding__`), or `uneven`.
 
@@ -124,8 +126,10 @@ class Streamable(Chain):
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        options = OrderOptions(shuffle, seed, epoch, parts, window_of(self.fetcher.mean_size, buffer, parts))
         share = Share(*default_share(rank, world_size), ends)
+        reader, ranks = self.fetcher, share.world_size
+        cut = cut_for(self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies)
+        options = OrderOptions(shuffle, seed, epoch, *cut)
         length = self.source.length_in(options)
         if not share.end(length):
             found = f"{counted(length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
@@ -151,6 +155,7 @@ class Stream(Chain):
         self.reader, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = SkippedSamples()
         self._pass = _Pass(0)
+        self._most = options.round * _MOST_OF_OWN  # positions read together, whatever states are loaded
 
     def with_stages(self, stages: Stages) -> Self:
         """Return a copy with other stages, which reads no more fields than these look at."""
@@ -188,7 +193,9 @@ class Stream(Chain):
         self._pass = current
         at_once = self.reader.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self.reader.reads_at_once)
         together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
-        step = self._step or options.round * together
+        if options.ranks:  # of whose rounds each holds more than one of all parts
+            together = max(1, together // (_ROUNDS_TOGETHER * options.ranks))
+        step = self._step or min(options.round, self._most) * together
         jobs = self._expected(order, _jobs(share, current.start, order.length, step))
         ahead = max(at_once, _STEPS_AHEAD) if self._step else 1
         coming = read_ahead(jobs, partial(self._read, order), ahead, threads=at_once)
@@ -258,7 +265,7 @@ class Stream(Chain):
         """
         share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self.reader, self._source, self._options, share)
-        divided._pass = _Pass(position)
+        divided._pass, divided._most = _Pass(position), self._most
         return divided.with_stages(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:

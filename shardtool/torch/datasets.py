@@ -105,8 +105,8 @@ class Streaming:
         transform: Called with each sample, after all else.
         shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
         seed: With the epoch, what the shuffle depends on.
-        buffer: Samples that are held, and shuffled among themselves; None: about 32 MB of them.
-        parts: Into how many parts the samples are cut, which are read side by side.
+        buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank.
+        parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
         ends: What becomes of the last samples where they are no multiple of the ranks: see `Dataset.stream`.
         rank: None: as torch.distributed says, or else RANK and WORLD_SIZE of the environment, or else 0 of 1.
         world_size: As `rank`.
@@ -121,7 +121,7 @@ class Streaming:
     shuffle: Shuffle = True
     seed: int = 0
     buffer: int | None = None
-    parts: int = 64
+    parts: int | None = None
     ends: Ends = "drop"
     rank: int | None = None
     world_size: int | None = None

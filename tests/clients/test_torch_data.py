@@ -154,8 +154,11 @@ def test_loader_goes_on_where_it_was(dataset: Any) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_divide_the_same_steps(dataset: Any, world_size: int) -> None:
     """The n-th batches of all ranks hold what one rank's n-th batch of all their samples holds."""
-    one = keys(loader(dataset, 8 * world_size // 2, ends="drop", drop_last=True))
-    ranks = [keys(loader(dataset, 4, rank=rank, world_size=world_size, drop_last=True)) for rank in range(world_size)]
+    one = keys(loader(dataset, 8 * world_size // 2, parts=64, ends="drop", drop_last=True))
+    ranks = [
+        keys(loader(dataset, 4, parts=64, rank=rank, world_size=world_size, drop_last=True))
+        for rank in range(world_size)
+    ]
     steps = [sorted(flat(step)) for step in zip(*ranks, strict=True)]
     assert steps == [sorted(step) for step in one]
 
@@ -252,14 +255,16 @@ _ODD = Decode((("cls", odd), ("jpg", None)), on_error="skip")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_equal_steps_whatever_is_left_out(dataset: Any, photos: Packed, workers: int) -> None:
     """Every rank makes as many full steps as `len` says: of the same samples for any ranks, workers and way to read."""
-    whole = keys(loader(dataset, 8, decode=_ODD, drop_last=True))
+    whole = keys(loader(dataset, 8, decode=_ODD, parts=64, drop_last=True))
     assert {int(photos.samples[key]["cls"]) % 2 for key in flat(whole)} == {1}
-    by_loader = [loader(dataset, 4, decode=_ODD, rank=rank, world_size=2, drop_last=True) for rank in range(2)]
+    by_loader = [
+        loader(dataset, 4, decode=_ODD, parts=64, rank=rank, world_size=2, drop_last=True) for rank in range(2)
+    ]
     steps = [keys(one) for one in by_loader]
     assert [*map(len, steps)] == [*map(len, by_loader)] == [12, 12]
     assert [sorted(flat(step)) for step in zip(*steps, strict=True)] == [sorted(step) for step in whole]
     for rank in range(2):
-        samples = StreamDataset(dataset, 4, decode=_ODD, rank=rank, world_size=2)
+        samples = StreamDataset(dataset, 4, decode=_ODD, parts=64, rank=rank, world_size=2)
         batches = DataLoader(samples, 4, num_workers=workers, collate_fn=as_list)
         found = list(batches)
         assert found[:12] == steps[rank]

@@ -72,7 +72,7 @@ def test_resuming_between_batches(dataset: Dataset, before: tuple[int, int], aft
     """A state taken after some batches goes on with the next sample, with another number of ranks, too."""
 
     def batches(rank: int, world_size: int) -> Stream:
-        stream = dataset.stream(seed=1, rank=rank, world_size=world_size)
+        stream = dataset.stream(seed=1, parts=64, rank=rank, world_size=world_size)
         return stream.select("cls").batch(2)
 
     stream = batches(*before)
@@ -82,7 +82,7 @@ def test_resuming_between_batches(dataset: Dataset, before: tuple[int, int], aft
     position = number * 2 * before[1]
     resumed = batches(*after)
     resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
-    everything = _keys(dataset.stream(seed=1, rank=0, world_size=1))
+    everything = _keys(dataset.stream(seed=1, parts=64, rank=0, world_size=1))
     rest = everything[position:][after[0] :: after[1]]
     assert [key for batch in resumed for key in batch["__key__"]] == rest[: (_SAMPLES - position) // after[1]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import InvalidRequest
-from shardtool.read.order import OrderOptions, SampleView, Shuffle, order_of, window_of
+from shardtool.read.order import MixedSamples, OrderOptions, SampleView, Shuffle, cut_for, order_of, window_of
 from tests.read.catalogs import made_catalog
 
 counts_of_shards = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
@@ -23,6 +24,12 @@ options_of_orders = st.builds(
     parts=st.integers(1, 70),
     window=st.integers(1, 50),
 )
+options_of_orders = st.builds(  # and those of orders that were made for some ranks
+    lambda options, ranks: replace(options, parts=options.parts * max(1, ranks), ranks=ranks),
+    options_of_orders,
+    st.integers(0, 5),
+)
+RANKED = [6, 9, 11, 3, 0, 8, 5, 2, 7, 4, 1, 10]
 HUNDRED = np.full(100, 1000)  # samples of each of a hundred shards
 
 
@@ -62,6 +69,7 @@ def test_orders_are_the_same_everywhere() -> None:
     assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=2, window=3)) == [7, 1, 6, 0, 5, 11, 8, 4, 10, 2, 9, 3]
     assert _whole([5, 0, 7], OrderOptions("full", seed=1, epoch=2)) == [5, 3, 7, 1, 0, 11, 6, 8, 4, 9, 2, 10]
     assert _whole([2, 1], OrderOptions(shuffle=False)) == [0, 1, 2]
+    assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=4, window=2, ranks=2)) == RANKED
     large = [_whole([137, 500] * 20, OrderOptions(shuffle, seed=-5, parts=8, window=100)) for shuffle in (True, "full")]
     assert [blake2b(np.array(one, "<i8").tobytes(), digest_size=8).hexdigest() for one in large] == [
         "f74183ca6a3d562b",
@@ -100,6 +108,47 @@ def test_parts_are_of_one_rank() -> None:
     order = order_of(HUNDRED, OrderOptions(parts=64, window=16))
     readers = [set((order.numbers(np.arange(rank, order.length, 8)) // 1000).tolist()) for rank in range(8)]
     assert sum(map(len, readers)) <= 100 + 64
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+@pytest.mark.parametrize(("each", "size"), [(500, 14_000), (100, 1000), (100, 14_000)])
+def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None:
+    """Of 200 classes, a shard each, a rank has at least 64 in 256 samples in a row, and in 64; its reads stay large.
+
+    A buffer of 5,000 samples has 71, 20 and 3 at most of these (benchmarks/shuffle.py).
+    """
+    view = SampleView(made_catalog([each] * 200))
+    parts, window, ranks = cut_for(view, size, ranks, None, None, copies=False)
+    options = OrderOptions(parts=parts, window=window, ranks=ranks)
+    order = view.order(options)
+    positions = np.arange(ranks // 2, order.length, ranks)[: 4 * 256]
+    classes = order.numbers(positions) // each
+    few = len(np.unique(classes[:64]))
+    assert np.mean([len(np.unique(row)) for row in classes[: len(classes) // 256 * 256].reshape(-1, 256)]) >= 64
+    assert few >= 40
+    own = np.sort(order.numbers(np.arange(ranks // 2, min(options.round, order.length), ranks)))
+    pieces = 1 + np.count_nonzero(np.diff(own) > 1)
+    assert pieces <= 2 * options.parts // ranks  # a window may lie at the border of two shards
+    assert len(own) * size <= 2**26
+
+
+def test_cuts() -> None:
+    """Parts are 128 for each rank, fewer where there are few samples, or shards that are copied; given, as given."""
+    view = SampleView(made_catalog([500] * 200))
+    few = SampleView(made_catalog([7] * 14))
+    mix = MixedSamples.of([view, few], [1, 1], "first")
+    cut = partial(cut_for, buffer=None, parts=None, copies=False)
+    assert cut(view, 14_000, 8) == (1024, 32, 8)
+    assert cut(view, 14_000, 8, copies=True) == (200, 32, 8)
+    assert cut(view, 14_000, 1, copies=True)[0] == 64
+    assert cut(view, 14_000, 64, copies=True)[0] == 192
+    assert cut(few, 14_000, 2) == (24, 32, 2)
+    assert cut(few, 14_000, 200)[0] == 200
+    assert cut(view, 14_000, 8, buffer=10_240)[1] == 10
+    assert cut(view, 14_000, 8, parts=64) == (64, 32, 0) == cut(mix, 14_000, 8)
+    for wrong in ({"parts": 0}, {"buffer": 0}, {"parts": 1.5}):
+        with pytest.raises(InvalidRequest, match="a whole number, 1 or more"):
+            cut(view, 14_000, 8, **wrong)
 
 
 def test_very_many_samples() -> None:

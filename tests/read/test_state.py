@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import cycle, islice, zip_longest
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -55,6 +56,9 @@ def test_json() -> None:
         "position": 42,
     }  # fmt: skip
     assert StreamState.of(json.loads(json.dumps(given)), VIEW) == STATE
+    of_ranks = replace(STATE, options=replace(STATE.options, ranks=2))
+    assert of_ranks.to_json() == {**given, "version": 2, "ranks": 2}
+    assert StreamState.of(json.loads(json.dumps(of_ranks.to_json())), VIEW) == of_ranks
 
 
 def test_end_of_an_epoch() -> None:
@@ -68,8 +72,12 @@ def test_end_of_an_epoch() -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"version": 2}, "version of the state: 2; expected 1"),
-        ({"version": None}, "version of the state: None; expected 1"),
+        ({"version": 3}, "version of the state: 3; expected 1 or 2"),
+        ({"version": True}, "version of the state: True; expected 1 or 2"),
+        ({"version": None}, "version of the state: None; expected 1 or 2"),
+        ({"version": 2}, "the state: no ranks"),
+        ({"version": 2, "ranks": 3}, "parts: 8; expected a multiple of 3 ranks"),
+        ({"version": 2, "ranks": -1}, "ranks: -1"),
         ({"fingerprint": "b2:other"}, "of other samples: fingerprint b2:other; expected made"),
         ({"fingerprint": 3}, "fingerprint of the state: 3; expected text"),
         ({"position": 100}, "position of the state: 100; expected 0 to 99"),
@@ -105,25 +113,31 @@ def test_what_is_no_state() -> None:
 @given(
     worlds=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), min_size=1, max_size=4),
     shuffle=st.sampled_from([True, False, "full"]),
+    ranks=st.integers(1, 9),
+    parts=st.sampled_from([None, 4]),
 )
-def test_killed_and_resumed(dataset: shardtool.Dataset, worlds: list[tuple[int, int]], shuffle: Shuffle) -> None:
+def test_killed_and_resumed(
+    dataset: shardtool.Dataset, worlds: list[tuple[int, int]], shuffle: Shuffle, ranks: int, parts: int | None
+) -> None:
     """Runs that are killed in mid-epoch and go on with other ranks read each sample once, in one order.
 
-    Each goes on from the state of a rank of the one before, whatever order it asks for itself.
+    Each goes on from the state of a rank of the one before, whatever order it asks for itself, and for however many
+    ranks the order was made first.
     """
-    first = dataset.stream(shuffle=shuffle, seed=5, rank=0, world_size=1, buffer=40, parts=4)
-    state = first.state_dict()
+    state = dataset.stream(shuffle=shuffle, seed=5, rank=0, world_size=ranks, buffer=40, parts=parts).state_dict()
+    first = dataset.stream(rank=0, world_size=1)
+    first.load_state_dict(state)
     expected = [sample["__key__"] for sample in first]
     found: list[str] = []
     for world_size, steps in [*worlds, (3, None)]:
-        ranks = [
+        streams = [
             dataset.stream(rank=rank, world_size=world_size, ends="uneven", seed=1, shuffle="full")
             for rank in range(world_size)
         ]
-        for rank in ranks:
+        for rank in streams:
             rank.load_state_dict(json.loads(json.dumps(state)))
-        found += _steps(ranks, steps)
-        states = [rank.state_dict() for rank in ranks]
+        found += _steps(streams, steps)
+        states = [rank.state_dict() for rank in streams]
         assert states == [states[0]] * world_size
         state = states[-1]
         if state["epoch"]:

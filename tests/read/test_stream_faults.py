@@ -83,11 +83,11 @@ def test_ranks_make_equal_steps_over_damage(own: Made, ends: Ends) -> None:
 
     What is left out is counted once, and what takes its place is the same for any number of ranks.
     """
-    whole = [one["__key__"] for one in own.open().stream(rank=0, world_size=1)]
+    whole = [one["__key__"] for one in own.open().stream(parts=64, rank=0, world_size=1)]
     own.shard(1).unlink()
     data, found = own.open(check=True, on_error="skip"), {}
     for world_size in (1, 2, 3, 7):
-        ranks = [data.stream(rank=rank, world_size=world_size, ends=ends) for rank in range(world_size)]
+        ranks = [data.stream(parts=64, rank=rank, world_size=world_size, ends=ends) for rank in range(world_size)]
         gave = [[str(one["__key__"]) for one in stream] for stream in ranks]
         assert [*map(len, gave)] == [*map(len, ranks)]
         found[world_size] = [key for step in zip(*gave, strict=True) for key in step][:SAMPLES]
@@ -110,12 +110,12 @@ def test_what_takes_a_place_is_a_function_of_the_position(even: Made, data: st.D
     taken = data.draw(st.integers(0, SAMPLES // world_size - 1))
 
     def made(rank: int, of: int) -> Stream:
-        stream = even.open().stream(seed=3, rank=rank, world_size=of, ends=ends)
+        stream = even.open().stream(seed=3, parts=64, rank=rank, world_size=of, ends=ends)
         return stream.map(lambda one: one if one["__key__"] in keys else {**one, "ok": 1}).select("ok", missing="skip")
 
     one = [sample["__key__"] for sample in made(0, 1)]
     assert len(one) == SAMPLES
-    order = [sample["__key__"] for sample in even.open().stream(seed=3, rank=0, world_size=1)]
+    order = [sample["__key__"] for sample in even.open().stream(seed=3, parts=64, rank=0, world_size=1)]
     assert [mine for key, mine in zip(order, one, strict=True) if key not in keys] == [
         key for key in order if key not in keys
     ]
