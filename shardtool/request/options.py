@@ -321,7 +321,7 @@ class SelectingOptions(OutputOptions):
     classes_from: object = setting(
         None, "Names of classes in the order of their numbers: a dataset file, a JSON list, or text with a name a "
         "line.", form="path", metavar="FILE", recorded=False,
-        needs={"label_from_folder|classes": "no labels to number"},
+        needs={"label_from_folder|classes|values": "no labels to number"},
     )  # fmt: skip
     sort_by: str | None = setting(
         None, "Column that orders the samples; from the largest value on: -COLUMN. Those without a value come last.",

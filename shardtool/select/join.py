@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.classes import Classes, recorded
+from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.request.options import no_column
@@ -383,9 +383,8 @@ def set_fields(
     made, notes = [], list[str]()
     for name, column in fields:
         had = _samples_with(entries, name)
-        called = names.get(column)
-        own = Classes("", {} if called is None else {name: recorded(called)}, grows=True)
-        made.append(_field(entries, (name, column), had, (known or own) if name in classes else None, called))
+        labels = (known or Classes("", {}, grows=True)) if name in classes else None
+        made.append(_field(entries, (name, column), had, labels, names.get(column)))
         notes += _notes_of(made[-1], column, int(np.count_nonzero(had)))
     return with_fields(entries, made), tuple(notes)
 
@@ -408,7 +407,6 @@ def _field(
         check_list_field(name, column, values.type)
         expected = f"numbers of its classes, 0 to {len(called) - 1:,}"
         _refuse(entries, unnamed_places(values, called), f"column {column!r}: the number of no class", expected)
-        values = arrow.texts(called).take(values) if label else values
     kind: ValueType = "int64" if label else type_of(values.type)
     number = numbers_among({name: kind})
     missing = missing_places(values)
@@ -417,9 +415,11 @@ def _field(
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'{option("where")} "{query}" leaves them out.'
     _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
-    labels = None if called is None else recorded(called)
-    if label:
+    labels = called
+    if label and called is None:
         values, labels = numbered(values, name, known)
+    elif label:
+        values = values.cast(pa.int64())
     given = np.ones(len(entries), bool)
     given[missing] = False
     texts = column_texts(pa.table({name: values}), render_values)

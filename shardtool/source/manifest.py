@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 from shardtool.dataset.dataset_file import open_classes
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.classes import Classes, recorded
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
@@ -73,6 +72,7 @@ from shardtool.table.values import (
     nul_places,
     number_of,
     numbered,
+    numbers_kept,
     render_rows,
     render_values,
     type_of,
@@ -417,16 +417,18 @@ class ManifestSource(Source):
 
     def _number_labels(self) -> None:
         """Number the labels, also of samples that are left out, so that they keep their numbers."""
-        for name, column in self._roles.values:
-            values, known, called = self._columns[column], self._known, self._table.classes.get(column)
+        names, fields, asked = {**self._table.classes}, self._roles.values, self._options.classes
+        for column, numbers in numbers_kept(self._columns.__getitem__, names, fields, asked, self._known):
+            self._columns[column] = numbers
+        for name, column in fields:
+            values, called = self._columns[column], names.get(column)
             if called is not None:
                 check_list_field(name, column, values.type)
-                self._classes[name] = recorded(called)
-            if name in self._options.classes:
-                if called is not None:
-                    values = arrow.texts(called).take(values)
-                    known = known or Classes("", {name: recorded(called)}, grows=True)
-                self._labels[name], self._classes[name] = numbered(values, name, known)
+                self._classes[name] = called
+            if name in asked and called is not None:
+                self._labels[name] = values.cast(pa.int64())
+            elif name in asked:
+                self._labels[name], self._classes[name] = numbered(values, name, self._known)
 
     def _tasks(self, paths: list[pa.Array]) -> Iterator[ListedTask]:
         """Yield about `TASKS` tasks, in which workers look at files."""

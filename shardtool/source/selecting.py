@@ -97,12 +97,12 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     Raises:
         InvalidRequest: The table, the query or a column is not what it must be, or no sample is left.
     """
-    names: Mapping[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     if options.join is not None:
         from shardtool.select.join import join
 
         joined = join(listed.entries, options.join, options.on or "", options.text_form)
-        recorded, names = {**listed.recorded, "join": joined.name}, joined.classes
+        recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
         listed = replace(listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes))
     if (query := options.where) is not None:
         from shardtool.select.query import matching
@@ -116,10 +116,15 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     if not (values or options.classes):
         return listed
     from shardtool.dataset.dataset_file import open_classes
+    from shardtool.entries.arrow import with_column
     from shardtool.select.join import set_fields
+    from shardtool.table.values import numbers_kept
 
-    known = open_classes(options.classes_from)
-    entries, notes = set_fields(listed.entries, values, options.classes, known, names)
+    known, columns, entries = open_classes(options.classes_from), table_of(listed).column, listed.entries
+    asked = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
+    for name, numbers in numbers_kept(columns, names, values, asked, known):
+        entries = replace(entries, metadata=with_column(entries.metadata, name, numbers))
+    entries, notes = set_fields(entries, values, options.classes, known, names)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
 
 

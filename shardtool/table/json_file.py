@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.classes import are_names
+from shardtool.entries.classes import are_names, is_text, recorded
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.table.columns import LONGEST_ROW, too_deep, too_long
 from shardtool.values import counted
@@ -181,11 +181,17 @@ def lines_of(where: str, rows: JsonStream) -> pa.Buffer:
 ON = "file_name"  # the column that says which image a row is about
 _COLUMNS = {"bbox": "boxes", "category_id": "labels", "area": "areas", "iscrowd": "iscrowd", "caption": "captions"}
 _NEEDED = {"images": ("id", ON), "annotations": ("image_id",), "categories": ("id", "name")}
-_OF_IMAGES = ("id", ON, "width", "height")
+_SIDES = "width", "height"
+_OF_IMAGES = ("id", ON, *_SIDES)
 _CHUNK = 2**14  # annotations that are objects at a time
 _SAID = {
     "bbox": pa.list_(pa.float64(), 4), "category_id": pa.int64(), "area": pa.float64(), "iscrowd": pa.int64(),
     "caption": pa.string(), "image_id": pa.string(),
+}  # fmt: skip
+_WHOLE = "a whole number below 2^63"
+_EXPECTED = {
+    "bbox": "four numbers", "category_id": _WHOLE, "area": "a number", "iscrowd": _WHOLE, "caption": "text",
+    "image_id": "text",
 }  # fmt: skip
 
 
@@ -221,8 +227,9 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
     owner = arrow.numbers(pc.fill_null(pc.index_in(said["image_id"], value_set=arrow.texts(ids).cast(pa.string())), -1))
     order = np.argsort(owner, kind="stable")[int(np.count_nonzero(owner < 0)) :]
     ends = np.cumsum(np.bincount(owner[order], minlength=len(ids)))
-    table = {ON: arrow.texts([*map(str, images[ON])]), "coco_id": pa.array(images["id"])}
-    table |= {side: pa.array(images[side]) for side in ("width", "height") if any(images[side])}
+    are_texts = any(isinstance(one, str) for one in images["id"])
+    table = {ON: arrow.texts([*map(str, images[ON])]), "coco_id": pa.array(ids if are_texts else images["id"])}
+    table |= {side: pa.array(images[side]) for side in _SIDES if any(images[side])}
     offsets, which = number_array(np.concatenate(([0], ends)).astype(np.int32)), number_array(order)
     for name, column in _COLUMNS.items():
         if said[name].null_count < len(said[name]):
@@ -235,24 +242,52 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
 def _objects(where: str, document: JsonStream, name: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of a list of the document, which must have what makes them useful."""
     for number, one in enumerate(document.elements(), 1):
-        if not isinstance(one, dict) or not all(isinstance(one.get(part), int | str) for part in _NEEDED[name]):
+        needed = _NEEDED[name]
+        if not isinstance(one, dict) or any(one.get(part) is None for part in needed):
             found = f"{name}, element {number:,}: '{printable(document.text()[:80])}'"
-            raise InvalidRequest(where, found, expected=f"an object with {' and '.join(_NEEDED[name])}")
+            raise InvalidRequest(where, found, expected=f"an object with {' and '.join(needed)}")
+        for part in needed:
+            if not _is_whole(one[part]) and not is_text(one[part]):
+                raise _bad_value(where, name, number, (part, one[part]), f"{_WHOLE}, or text")
+        for part in _SIDES if name == "images" else ():
+            if one.get(part) is not None and not _is_whole(one[part]) and not isinstance(one[part], float):
+                raise _bad_value(where, name, number, (part, one[part]), "a number")
         yield one
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _bad_value(where: str, name: str, number: int, found: tuple[str, object], expected: str) -> InvalidRequest:
+    shown = f"{name}, element {number:,}: {found[0]} is {printable(json.dumps(found[1])[:60])}"
+    return InvalidRequest(where, shown, expected=expected)
 
 
 def _annotations(objects: Iterator[dict[str, Any]], where: str) -> dict[str, pa.Array]:
     """Return what annotations say, a value each."""
-    chunks = [pa.array([], pa.struct(_SAID))]
+    columns = {part: [pa.array([], kind)] for part, kind in _SAID.items()}
     while some := [{**one, "image_id": str(one["image_id"])} for one in islice(objects, _CHUNK)]:
-        try:
-            chunks.append(pa.array(some, pa.struct(_SAID)))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            first = sum(map(len, chunks)) + 1
-            found = f"annotations {first:,} to {first + len(some) - 1:,}: {str(error).splitlines()[0]}"
-            expected = "bbox of four numbers, whole numbers as category_id and iscrowd, area of one, caption of text"
-            raise InvalidRequest(where, found, expected=expected) from None
-    return dict(zip(_SAID, pa.concat_arrays(chunks).flatten(), strict=True))
+        for part, chunks in columns.items():
+            chunks.append(_values([one.get(part) for one in some], part, sum(map(len, chunks)) + 1, where))
+    return {part: pa.concat_arrays(chunks) for part, chunks in columns.items()}
+
+
+def _values(values: list[Any], part: str, first: int, where: str) -> pa.Array:
+    """Return a part of annotations, the first of which has this number, as an array.
+
+    Raises:
+        InvalidRequest: One is something else.
+    """
+    expected = _EXPECTED[part]
+    try:
+        if expected != _WHOLE or not any(one % 1 for one in values if isinstance(one, float)):  # it would cut 2.5 to 2
+            return pa.array(values, _SAID[part])
+    except (TypeError, ValueError, OverflowError):
+        pass
+    if len(values) == 1:
+        raise _bad_value(where, "annotations", first, (part, values[0]), expected)
+    return pa.concat_arrays([_values([one], part, number, where) for number, one in enumerate(values, first)])
 
 
 def _labels(where: str, categories: dict[Any, Any], given: pa.Array) -> tuple[list[str], pa.Array]:
@@ -274,4 +309,4 @@ def _labels(where: str, categories: dict[Any, Any], given: pa.Array) -> tuple[li
     if len(bad):
         problem = f"annotation {int(bad[0]) + 1:,}: category {given[int(bad[0])]}"
         raise InvalidRequest(where, problem, expected=f"one of the {len(names):,} that {where} lists")
-    return names, labels
+    return recorded(names), labels

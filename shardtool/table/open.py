@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.classes import are_names
+from shardtool.entries.classes import are_names, recorded
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
 from shardtool.request.texts import BY_NAME
 from shardtool.storage import places
@@ -826,7 +826,7 @@ def classes_of(schema: pa.Schema) -> dict[str, list[str]]:
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return {
-        name: names
+        name: recorded(names)
         for name, names in labels.items()
         if name in schema.names and pa.types.is_integer(schema.field(name).type) and are_names(names)
     }

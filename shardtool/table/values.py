@@ -13,7 +13,9 @@ timestamps are ISO 8601 text (UTC, with a Z, where they have a time zone); a dur
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +28,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -327,6 +329,50 @@ def type_of(kind: pa.DataType) -> ValueType:
     if pa.types.is_boolean(kind):
         return "bool"
     return "json" if pa.types.is_nested(kind) else number_of(kind) or "text"
+
+
+def numbers_kept(
+    column_of: Callable[[str], pa.ChunkedArray],
+    classes: dict[str, list[str]],
+    fields: Iterable[tuple[str, str]],
+    asked: Collection[str],
+    known: Classes | None,
+) -> Iterator[tuple[str, pa.Array]]:
+    """Yield the columns of class numbers that become fields, numbered as the classes that are known already.
+
+    Args:
+        column_of: Returns a column.
+        classes: The names of classes of columns; those that are known take their place.
+        fields: (field, column).
+        asked: The fields whose labels a list is for that does not grow; empty: for all.
+        known: The numbers that classes have already; None: those of the columns stay.
+
+    Raises:
+        InvalidRequest: A class that a list does not have which does not grow; or it is for none of the fields.
+    """
+    if known is None:
+        return
+    if not (asked or known.grows or any(column in classes for _, column in fields)):
+        raise InvalidRequest(option("classes_from"), "no labels to number", expected=f"it with {option('classes')}")
+    for field, column in fields:
+        values = column_of(column) if column in classes and (known.grows or not asked or field in asked) else None
+        if values is None or len(unnamed_places(values, classes[column])):
+            continue
+        values = arrow.one_chunk(values) if isinstance(values, pa.ChunkedArray) else values
+        is_list, called = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
+        flat = values.flatten() if is_list else values
+        if known.grows:  # by all classes of the table, in its order
+            known = replace(known, names={**known.names, field: [*dict.fromkeys([*known.of(field), *classes[column]])]})
+        used = {called[number] for number in pc.unique(flat).drop_null().to_pylist()}
+        place, classes[column] = number_classes(used, field, known)
+        numbers = pa.array([place.get(name) for name in called], pa.int64()).take(flat)
+        if len(classes[column]) <= 2 ** (flat.type.bit_width - 1):
+            numbers = numbers.cast(flat.type)
+        if is_list:
+            ends = np.cumsum(arrow.numbers(pc.fill_null(pc.list_value_length(values), 0)))
+            offsets = number_array(np.append(0, ends).astype(np.int32))
+            numbers = pa.ListArray.from_arrays(offsets, numbers, mask=values.is_null())
+        yield column, numbers
 
 
 def numbered(labels: pa.ChunkedArray, field: str, known: Classes | None = None) -> tuple[pa.Array, list[str]]:

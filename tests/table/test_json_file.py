@@ -4,11 +4,13 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardtool import CreateOptions, InvalidRequest, create
+import shardtool
+from shardtool import CreateOptions, InvalidRequest, create, verify
 from shardtool.table.json_file import JsonStream
 from shardtool.table.kinds import is_table
 from shardtool.table.open import open_table
@@ -147,6 +149,15 @@ def test_annotations_of_coco(tmp_path: Path) -> None:
     assert open_table(tmp_path / "t.json", ()).schema.names == ["file_name", "coco_id", "width"]
 
 
+def test_numbers_that_tools_write_in_another_way(tmp_path: Path) -> None:
+    """A whole number may have a point, a side be a fraction, and ids be texts beside numbers."""
+    images = [{"id": "2", "file_name": "2.jpg", "width": 9.5}, {"id": 5, "file_name": "5.jpg", "width": 9}]
+    (tmp_path / "t.json").write_bytes(_coco(images=images, annotations=_with(category_id=18.0)))
+    table = open_table(tmp_path / "t.json", ())
+    found = table.read(["coco_id", "width", "labels"], ()).to_pydict()
+    assert found == {"coco_id": ["2", "5"], "width": [9.5, 9.0], "labels": [[], [1]]}
+
+
 def _with(**part: Any) -> list[dict[str, Any]]:
     return [_COCO["annotations"][0] | part]
 
@@ -156,15 +167,25 @@ def _with(**part: Any) -> list[dict[str, Any]]:
     [
         ({"annotations": _with(category_id=7)}, "annotation 1: category 7; expected one of the 3 that"),
         (
-            {"annotations": _with(bbox=[1, 2])},
-            "annotations 1 to 1: Length of item not correct: expected 4 but got array of size 2",
+            {"annotations": [*_COCO["annotations"], *_with(bbox=[1, 2, 3])]},
+            "annotations, element 4: bbox is [1, 2, 3]; expected four numbers",
         ),
-        ({"annotations": _with(bbox=["1", 2, 3, 4])}, "expected bbox of four numbers"),
-        ({"annotations": _with(caption=3)}, "caption of text"),
-        (
-            {"annotations": _with(category_id="18")},
-            "with type str: tried to convert to int64; expected bbox of four numbers",
-        ),
+        ({"annotations": _with(bbox=["1", 2, 3, 4])}, 'bbox is ["1", 2, 3, 4]; expected four numbers'),
+        ({"annotations": _with(caption=3)}, "annotations, element 1: caption is 3; expected text"),
+        ({"annotations": _with(caption="\ud800")}, r'caption is "\ud800"; expected text'),
+        ({"annotations": _with(category_id="18")}, 'category_id is "18"; expected a whole number below 2^63'),
+        ({"annotations": _with(category_id=17.5)}, "category_id is 17.5; expected a whole number below 2^63"),
+        ({"annotations": _with(category_id=2**70)}, "category_id is 1180591620717411303424; expected a whole number"),
+        ({"annotations": _with(category_id=True)}, "category_id is true; expected a whole number"),
+        ({"annotations": _with(area=2**70)}, "area is 1180591620717411303424; expected a number"),
+        ({"annotations": _with(image_id=True)}, "annotations, element 1: image_id is true; expected a whole number"),
+        ({"images": [{"id": 2**70, "file_name": "a"}]}, "images, element 1: id is 1180591620717411303424; expected"),
+        ({"images": [{"id": True, "file_name": "a"}]}, "images, element 1: id is true; expected a whole number"),
+        ({"images": [{"id": 1, "file_name": "\ud800"}]}, r'images, element 1: file_name is "\ud800"; expected'),
+        ({"images": [{"id": 1, "file_name": "a", "width": "9"}]}, 'images, element 1: width is "9"; expected a number'),
+        ({"categories": [{"id": 2**70, "name": "dog"}]}, "categories, element 1: id is 1180591620717411303424; ex"),
+        ({"categories": [{"id": True, "name": "dog"}]}, "categories, element 1: id is true; expected a whole"),
+        ({"categories": [{"id": 18, "name": "\ud800"}]}, r'categories, element 1: name is "\ud800"; expected'),
         (
             {"annotations": [{"bbox": [1, 2, 3, 4]}]},
             "annotations, element 1: '{\"bbox\": [1, 2, 3, 4]}'; expected an obj",
@@ -204,3 +225,46 @@ def test_classes_of_coco_as_a_field(tmp_path: Path) -> None:
     (tmp_path / "coco.json").write_bytes(_coco())
     with pytest.raises(InvalidRequest, match=r"holds lists of class numbers; expected a field that ends in json"):
         create(tmp_path / "imgs", f"{tmp_path}/c-{{0..}}.tar", CreateOptions(**given | {"values": {"cls": "labels"}}))
+
+
+def test_classes_of_coco_that_come_later(tmp_path: Path) -> None:
+    """A category with a lower id gets the next number, in the field and in the sidecar; those that are there stay."""
+    write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
+    given: dict[str, Any] = {"join": tmp_path / "coco.json", "values": {"labels.json": "labels"}, "workers": 1}
+    few = {
+        "images": _COCO["images"][:1],
+        "annotations": _COCO["annotations"][1:2],
+        "categories": _COCO["categories"][:1],
+    }
+    (tmp_path / "coco.json").write_bytes(_coco(**few))
+    create(tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", if_exists="update", where="labels.notna()", **given)
+    (tmp_path / "coco.json").write_bytes(_coco())
+    notes = create(
+        tmp_path / "imgs", f"{tmp_path}/a-{{0..}}.tar", if_exists="update", where="labels.notna()", **given
+    ).notes
+    assert any("'car' is number 1, 'cat' is number 2" in note for note in notes)
+    data = shardtool.open(tmp_path / "a.json")
+    assert data.classes == {"labels.json": ["dog", "car", "cat"]}
+    assert {sample["__key__"]: sample["labels.json"] for sample in data} == {"2": b"[0]", "3": b"[]", "5": b"[2,0]"}
+    tables = [pq.read_table(path) for path in sorted(tmp_path.glob("a-*.index"))]
+    assert [row for one in tables for row in one.column("labels").to_pylist()] == [[0], [], [2, 0]]
+    assert verify(tmp_path / "a.json", source=tmp_path / "imgs", workers=1).sound
+
+
+def test_a_list_of_classes_for_coco(tmp_path: Path) -> None:
+    """Numbers go by a list that is given, of which the categories are some; verify goes by the dataset's."""
+    write_tree(tmp_path / "imgs", {f"{number}.jpg": b"%d" % number for number in (2, 3, 5)})
+    (tmp_path / "coco.json").write_bytes(_coco())
+    given: dict[str, Any] = {"values": {"labels.json": "labels"}, "root": tmp_path / "imgs", "workers": 1}
+    names = ["bird", "dog", "cat", "car"]
+    create(tmp_path / "coco.json", f"{tmp_path}/a-{{0..}}.tar", classes_from=names, **given)
+    data = shardtool.open(tmp_path / "a.json")
+    assert data.classes == {"labels.json": names}
+    assert [sample["labels.json"] for sample in data] == [b"[1]", b"[]", b"[2,1]"]
+    assert verify(tmp_path / "a.json", source=tmp_path / "coco.json", root=tmp_path / "imgs", workers=1).sound
+    with pytest.raises(InvalidRequest, match=r"2 labels of 'labels\.json' not in the list: 'cat', 'dog'"):
+        create(tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", classes_from=["car"], **given)
+    with pytest.raises(InvalidRequest, match="no labels to number"):
+        create(
+            tmp_path / "coco.json", f"{tmp_path}/b-{{0..}}.tar", classes_from=names, values={"w": "width"}, workers=1
+        )

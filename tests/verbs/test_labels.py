@@ -275,9 +275,9 @@ def test_files_that_do_not_name_the_classes(text: str | None, message: str, tmp_
 
 def test_classes_from_needs_labels(tmp_path: Path) -> None:
     """The option says which other one it belongs to."""
-    with pytest.raises(InvalidRequest, match="expected label_from_folder or classes"):
+    with pytest.raises(InvalidRequest, match="expected label_from_folder or classes or values, too"):
         _options(classes_from=["a"])
-    with pytest.raises(InvalidRequest, match="no labels to number; expected classes, too"):
+    with pytest.raises(InvalidRequest, match="no labels to number; expected classes or values, too"):
         ReshardOptions(classes_from=["a"])
     ran = typed("create", tmp_path, "o-{0..}.tar", "--classes-from", "x.json")
     assert (ran.code, "--classes-from: no labels to number" in ran.err) == (2, True)

@@ -391,7 +391,7 @@ def keep_classes(run: Run) -> CreateOptions | ReshardOptions:
         CorruptShard: A dataset file is damaged.
     """
     options, given = run.options, run.options.classes_from
-    if not (options.classes or getattr(options, "label_from_folder", False)):
+    if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
         return options
     files = _dataset_files(run)
     own = isinstance(given, str | os.PathLike) and _is_one_of(os.fspath(given), files)

@@ -440,7 +440,11 @@ def _with_given(found: dict[str, Any], given: VerifyOptions | DiffOptions) -> Cr
 
 def _with_classes(options: CreateOptions | ReshardOptions, file: DatasetFile | None) -> CreateOptions | ReshardOptions:
     """Return options by which classes keep the numbers in a dataset file, wherever these were from."""
-    if file is None or not file.classes or not (options.classes or getattr(options, "label_from_folder", False)):
+    if (
+        file is None
+        or not file.classes
+        or not (options.classes or options.values or getattr(options, "label_from_folder", False))
+    ):
         return options
     from shardtool.entries.classes import Classes
 
