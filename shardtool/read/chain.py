@@ -23,7 +23,7 @@ from io import BytesIO
 from itertools import islice
 from numbers import Integral
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Function = Callable[[bytes], object]
 
 Images = Literal["numpy", "pil"]
-Named = Literal["numpy", "pil", "mask", "int", "float", "bool", "text", "json", "npy"]
+Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 if TYPE_CHECKING:
     Decoder = Function | Named | None
 
@@ -78,6 +78,9 @@ class Decode:
     Others: `cls`, `cls2`, `index`, `inx` and `id` become an int; `json` what it says (`jsonl` a list, a value a line);
     `txt`, `caption` and other texts a str (UTF-8); `npy` an array, without unpickling.
 
+    The decoder `audio` makes `Audio` of what soundfile reads: WAV, FLAC, Ogg, Opus, MP3. What may take more than
+    `max_bytes`, or ends before its header says, is refused; an Ogg or MP3 may not show that it was cut.
+
     Attributes:
         own: Field or ending to its decoder: a function of the bytes, the name of a decoder, or None for bytes. The
             longest ending of a field that is given here decides: `seg.png` before `png`.
@@ -85,7 +88,8 @@ class Decode:
         reduce: Width and height that are enough. A JPEG is decoded at 1/8, 1/4 or 1/2 of its size, which is faster,
             where both of its sides are no shorter then: the smallest such. Other images keep their size.
         on_error: `skip`: what cannot be decoded is left out by a stream, and counted.
-        max_bytes: What decoding an image may take, such as `2GiB`, the copies that are made of it on the way included.
+        max_bytes: What decoding an image or audio may take, such as `2GiB`, the copies that are made of it on the way
+            included.
         only: The fields that are decoded; None: all.
         types: Field to what its values were when they were written, as the dataset file says.
     """
@@ -109,6 +113,8 @@ class Decode:
             if given is not None and not callable(given) and given not in get_args(Named):
                 expected = f"a function of the bytes, None for bytes, or one of {', '.join(get_args(Named))}"
                 raise InvalidRequest(f"decode({{{name!r}: ...}})", repr(given), expected=expected)
+            if given == "audio":
+                _soundfile(f"decode({{{name!r}: 'audio'}})")
 
     @property
     def leaves_out(self) -> bool:
@@ -156,8 +162,8 @@ class Decode:
         most = parse_size(self.max_bytes)
         if name in get_args(Images):
             return partial(_rgb, images=name, reduce=self.reduce, max_bytes=most)
-        if name == "mask":
-            return partial(_mask, max_bytes=most)
+        if name in ("mask", "audio"):
+            return partial(_mask if name == "mask" else _audio, max_bytes=most)
         return _BY_NAME.get(name)
 
 
@@ -227,6 +233,56 @@ def _values(image: Image, made: Callable[[Image], Image]) -> NDArray[Any]:
         found = found if top else np.empty((height, *band.shape[1:]), band.dtype)
         found[top : top + len(band)] = band
     return found
+
+
+class Audio(NamedTuple):
+    """What the decoder `audio` gives.
+
+    Attributes:
+        samples: float32 [channels, frames], -1 to 1, as torchaudio has them.
+        rate: Frames a second.
+    """
+
+    samples: NDArray[np.float32]
+    rate: int
+
+
+_COPIES = 2  # of decoded audio: as it is read, and with its channels apart
+_UNKNOWN = 2**62  # frames and more: of a FLAC that was written into a pipe
+_ENDLESS = 2**31 - 2**16  # bytes and more, or none: what a WAV claims that was written into a pipe
+
+
+def _soundfile(where: str) -> Any:
+    """Return the library that decodes audio.
+
+    Raises:
+        InvalidRequest: It is not installed.
+    """
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # or what it is made of is not
+        found = f"soundfile cannot be imported: {error}"
+        raise InvalidRequest(where, found, remedy="Run `pip install 'shardtool[audio]'`.") from None
+    return soundfile
+
+
+def _audio(data: bytes, max_bytes: int) -> Audio:
+    library = _soundfile("audio")
+    claim = int.from_bytes(data[4:8], "little") if data[:4] == b"RIFF" else 0
+    if claim and len(data) - 7 < claim < _ENDLESS:  # one byte may fill up what is odd
+        raise ValueError(f"the audio ends too early: {len(data):,} bytes of {claim + 8:,}")
+    try:
+        with library.SoundFile(BytesIO(data)) as file:
+            most, claimed = max_bytes // (_COPIES * 4 * file.channels), file.frames
+            if claimed > most:
+                shown = f"{claimed:,} frames" if claimed < _UNKNOWN else "a length that its header does not say"
+                raise ValueError(f"audio of {shown}; {most:,} frames are the most that fit")
+            samples = file.read(dtype="float32", always_2d=True)
+            if len(samples) < claimed:
+                raise ValueError(f"the audio ends too early: {len(samples):,} frames of {claimed:,}")
+            return Audio(np.ascontiguousarray(samples.T), int(file.samplerate))
+    except library.LibsndfileError as error:
+        raise ValueError(f"no audio that soundfile reads: {error.error_string.rstrip('.')}") from None
 
 
 def _integer(data: bytes) -> int:
@@ -590,13 +646,14 @@ class Chain:
         where the dataset file says so; other fields stay bytes.
 
         Args:
-            own: Field or ending to a function of its bytes, the name of a decoder (`numpy`, `pil`, `mask`, `int`,
-                `float`, `bool`, `text`, `json`, `npy`), or None to leave it. The longest ending given here decides.
+            own: Field or ending to a function of its bytes, the name of a decoder (`numpy`, `pil`, `mask`, `audio`,
+                `int`, `float`, `bool`, `text`, `json`, `npy`), or None to leave it. The longest ending given here
+                decides.
             images: `numpy`: uint8 [height, width, 3] in RGB, upright, writable; `pil`: Pillow's, in mode RGB.
             reduce: Width and height that are enough: JPEGs are decoded at 1/8, 1/4 or 1/2 where both sides are no
                 shorter then, the smallest such.
             on_error: `skip`: a stream leaves out, and counts, samples that cannot be decoded.
-            max_bytes: What decoding an image may take; one that would take more cannot be decoded.
+            max_bytes: What decoding an image or audio may take; one that would take more cannot be decoded.
 
         See `read.chain.Decode` for the rules of each kind of image.
         """

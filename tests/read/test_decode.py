@@ -8,12 +8,14 @@ import pickle
 import struct
 import subprocess
 import sys
+import wave
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+import soundfile
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 from PIL import Image, ImageOps
@@ -401,6 +403,73 @@ def test_any_bytes(field: str, data: st.DataObject) -> None:
         decoded(field, changed)
 
 
+_SOUND = np.random.default_rng(1).integers(-(2**15), 2**15, (3000, 2), dtype=np.int16)
+
+
+def _wav(samples: Array = _SOUND, rate: int = 16_000) -> bytes:
+    """Return int16 [frames, channels] as a WAV."""
+    stream = io.BytesIO()
+    with wave.open(stream, "wb") as file:
+        file.setparams((samples.shape[1], 2, rate, 0, "NONE", ""))
+        file.writeframes(samples.tobytes())
+    return stream.getvalue()
+
+
+def _encoded(kind: str) -> bytes:
+    stream = io.BytesIO()
+    soundfile.write(stream, _SOUND, 16_000, format=kind)
+    return stream.getvalue()
+
+
+_AUDIO: Any = {"own": (("wav", "audio"),)}
+
+
+def test_audio() -> None:
+    """WAV and FLAC give the samples that were written, [channels, frames], of a single channel too; and the rate."""
+    for data in (_wav(), _encoded("FLAC")):
+        samples, rate = decoded("wav", data, **_AUDIO)
+        assert rate == 16_000
+        assert (samples.shape, samples.dtype, samples.flags.c_contiguous) == ((2, 3000), np.float32, True)
+        assert np.array_equal(samples * 2**15, _SOUND.T)
+    assert decoded("wav", _wav(_SOUND[:1, :1])).startswith(b"RIFF")
+    assert decoded("wav", _wav(_SOUND[:1, :1]), **_AUDIO).samples.shape == (1, 1)
+    assert decoded("wav", _wav(_SOUND[:0]), **_AUDIO).samples.shape == (2, 0)
+    assert decoded("wav", _encoded("OGG"), **_AUDIO).samples.shape == (2, 3000)
+
+
+def test_audio_that_is_none_or_too_much() -> None:
+    """What was cut, is damaged, or takes too much memory is refused; a WAV that came through a pipe is read."""
+    data, flac = _wav(), bytearray(_encoded("FLAC"))
+    for cut in range(0, len(data), 997):
+        assert "ends too early" in str(failure("wav", data[:cut], **_AUDIO)) or cut < 8
+    assert "3,000 frames; 2,999 frames are" in str(failure("wav", data, **_AUDIO, max_bytes=2 * 4 * 2 * 2999))
+    piped = data[:4] + b"\xff" * 4 + data[8:40] + b"\xff" * 4 + data[44:]
+    assert np.array_equal(decoded("wav", piped, **_AUDIO).samples * 2**15, _SOUND.T)
+    facts = int.from_bytes(flac[18:26], "big") >> 36 << 36
+    for frames, said in ((2**36 - 1, "68,719,476,735 frames"), (0, "a length that its header does not say")):
+        flac[18:26] = (facts | frames).to_bytes(8, "big")
+        assert said in str(failure("wav", bytes(flac), **_AUDIO))
+
+
+@given(st.sampled_from(["WAV", "FLAC", "OGG"]), st.data())
+@settings(max_examples=50)
+def test_any_bytes_of_audio(kind: str, data: st.DataObject) -> None:
+    """Any bytes become audio within the bound, or `SampleFailed`, nothing else."""
+    start = _encoded(kind)
+    at = data.draw(st.integers(0, 200))
+    changed = start[:at] + data.draw(st.binary(max_size=8)) + start[at + data.draw(st.integers(0, 8)) :]
+    with suppress(SampleFailed):
+        assert decoded("wav", changed, **_AUDIO, max_bytes="1MB").samples.nbytes <= 500_000
+
+
+def test_audio_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where soundfile is not installed, the request says so, before a sample is read; others need none of it."""
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(InvalidRequest, match=r"soundfile cannot be imported.*pip install 'shardtool\[audio\]'"):
+        Decode(**_AUDIO)
+    assert decoded("wav", b"RIFF") == b"RIFF"
+
+
 def test_endings_with_a_dot() -> None:
     """An ending may be given as files have it."""
     assert own_decoders({".jpg": None, "seg.png": "mask"}) == (("jpg", None), ("seg.png", "mask"))
@@ -420,6 +489,7 @@ def _length(data: bytes) -> int:
         ({"cls": None}, "cls", b"123"),
         ({"label": "int"}, "label", 123),
         ({"score": "float"}, "score", 123.0),
+        ({"bin": "bool"}, "cls", 123),
         ({"cls": "text"}, "cls", "123"),
         ({"image/class/text": "text"}, "image/class/text", "123"),
         ({"bin": "json"}, "bin", 123),
