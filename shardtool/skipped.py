@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, cast
 from zlib import compress, decompressobj
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 _MOST_BYTES = 2**26  # of the rows of a shard
+_OTHERS = ", which has another "
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "twin", "incomplete", "oversize", "unreadable", "vanished", "changed",
@@ -82,9 +83,23 @@ def key_mark(key: bytes) -> str:
     return f"b2:{blake2b(key, digest_size=16).hexdigest()}"
 
 
-def same_as(key: str) -> str:
-    """Return what is said of a sample that was left out for a twin; `key`: that of the one that stays, as printed."""
-    return f"holds the same as {key}"
+def same_as(key: str, differ: Iterable[str] = ()) -> str:
+    """Return what is said of a sample that was left out for a twin.
+
+    Args:
+        key: The key of the one that stays, as printed.
+        differ: What that one has with other values.
+    """
+    return f"holds the same as {key}" + (f"{_OTHERS}{', '.join(map(printable, differ))}" if differ else "")
+
+
+def without_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped]:
+    """Return rows but those of samples of these keys, as printed, and without what names one of these in others."""
+    twins, found = {same_as(key) for key in keys}, [one for one in rows if printable(one.key) not in keys]
+    for at, one in enumerate(found):
+        if not twins.isdisjoint((one.message, one.message.rpartition(_OTHERS)[0])):
+            found[at] = replace(one, message=same_as("a removed sample"))
+    return found
 
 
 def is_listed(key: bytes, listed: Collection[str]) -> bool:

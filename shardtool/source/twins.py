@@ -204,7 +204,4 @@ def without_twins(listed: Listing, source: Source, pool: Pool, observer: Observe
 
 
 def _left_out(entries: Entries, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:
-    message = same_as(printable(entries.keys[first]))
-    if differ:
-        message += f", which has another {', '.join(map(printable, differ))}"
-    return Skipped(to_text(entries.keys[sample]), "", "twin", message)
+    return Skipped(to_text(entries.keys[sample]), "", "twin", same_as(printable(entries.keys[first]), differ))

@@ -30,7 +30,7 @@ from shardtool.request.calls import by_names
 from shardtool.request.options import RemoveOptions
 from shardtool.request.results import Notes, Observer, RemovedFrom, RemoveResult, RunRecord
 from shardtool.request.settings import given_options
-from shardtool.skipped import Skipped, key_mark, same_as
+from shardtool.skipped import Skipped, key_mark, without_keys
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import SPAN, counted, given_names, local_name, output_text
@@ -382,14 +382,9 @@ class Removal:
 
     def _rows(self) -> bytes:
         """Return the list of what was left out, with the samples that go, and without what names them."""
-        keys = {*map(printable, self.keys)}
-        twins = {same_as(key) for key in keys}
         why = "removed from the dataset; this is a hash of its key"
         new = [Skipped(key_mark(key), "", "removed", why) for key in self.keys]
-        old = [one for one in skipped_rows(self.file, self.folder.path) if one.key not in keys]
-        for at, one in enumerate(old):
-            if one.message.partition(", which has another ")[0] in twins:
-                old[at] = replace(one, message=same_as("a removed sample"))
+        old = without_keys(skipped_rows(self.file, self.folder.path), {*map(printable, self.keys)})
         return encode_skipped(merged(old, new))
 
     def _fingerprint(self, doomed: Entries) -> str:

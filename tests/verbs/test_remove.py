@@ -156,6 +156,26 @@ def test_nobody_brings_them_back_unasked(source: Path) -> None:
     assert (ran.code, gone in _keys(dataset), "will be in it again" in ran.err) == (0, True, True)
 
 
+def test_no_list_names_them_again(tmp_path: Path) -> None:
+    """A run that goes on names a removed sample neither as the twin of another, nor as one that cannot be read."""
+    source = write_tree(tmp_path / "source", {f"{name}.jpg": name.encode() for name in ("ann", "bob", "eve", "zoe")})
+    other = ", which has another x"
+    write_tree(source, {f"{name}.jpg": b"ann" for name in ("ann-2", f"ann-2{other}", "ann-3")})
+    write_tree(source, {"ann.cls": b"1", "ann-3.cls": b"2", "bob.json": b'{"a": 1}'})
+    asked = (source, tmp_path / "out-{0..}.tar", "--drop-duplicates", "--columns-from", "json", "--on-error", "skip")
+    assert typed("create", *asked).code == 0
+    assert "ann, which has another cls" in (tmp_path / "out.skipped").read_text()
+    remove(tmp_path / "out.json", keys_from=["ann", "bob"])
+    write_tree(source, {"bob.json": b"{"})
+    for words in ("--resume", "--resume", "--update"):
+        ran = typed("create", *asked, words)
+        assert ran.code == 0, ran
+        rows = [json.loads(line) for line in (tmp_path / "out.skipped").read_text().splitlines()]
+        assert sorted(row["key"][:3] for row in rows) == ["ann", "ann", "ann", "b2:", "b2:"]
+        assert {row["message"] for row in rows if row["code"] == "twin"} == {"holds the same as a removed sample"}
+        assert "bob" not in ran.err + ran.out
+
+
 def test_splits_are_done_one_by_one(source: Path) -> None:
     """Each split that has such samples gets new shards; the others are not touched, and they stay splits of one."""
     folder = source.parent / "out"

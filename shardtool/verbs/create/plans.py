@@ -10,17 +10,17 @@ import numpy as np
 
 from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode, index_of, most_metadata
-from shardtool.errors import InvalidRequest, listing, memory_for
+from shardtool.errors import InvalidRequest, listing, memory_for, printable
 from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.publish.publisher import EndedAppend
 from shardtool.request.texts import share
-from shardtool.skipped import key_mark
+from shardtool.skipped import key_mark, without_keys
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
-from shardtool.values import URL, counted, output_text, parse_size, show_size
+from shardtool.values import URL, counted, output_text, parse_size, show_size, to_bytes
 from shardtool.verbs.create.append import append_notes, begin_append, check_appended, class_notes, new_samples
 from shardtool.verbs.create.result import (
     empty_notes,
@@ -88,7 +88,9 @@ def _which(run: Run, output: Output) -> NDArray[np.int64]:
 
 
 def _leave_out_removed(run: Run) -> None:
-    """Leave out samples that were removed from a dataset that goes on; one that is replaced has them again.
+    """Leave out samples that were removed from a dataset that goes on, and their names in what is said of others.
+
+    A dataset that is replaced has them again.
 
     Raises:
         CorruptShard: The list of what was left out is damaged.
@@ -98,12 +100,16 @@ def _leave_out_removed(run: Run) -> None:
         gone = output.destination.removed()
         which = _which(run, output) if gone else np.zeros(0, np.int64)
         again = np.array([key_mark(keys[at]) in gone for at in which.tolist()], np.bool_)
-        what = counted(int(again.sum()), "sample")
-        if again.any() and "overwrite" in output.destination.if_exists:
+        what, replaced = counted(int(again.sum()), "sample"), "overwrite" in output.destination.if_exists
+        if replaced and again.any():
             run.notes.add(f"{what} that `remove` had taken out of the dataset will be in it again")
         elif again.any():
             output.which, run.listed = which[~again], replace(run.listed, digest=None)
             run.notes.add(f"{what} left out, which `remove` took out of the dataset")
+        if gone and not replaced:
+            hidden = {printable(keys[at]) for at in which[again].tolist()}
+            hidden |= {printable(one.key) for one in run.listed.skipped if key_mark(to_bytes(one.key)) in gone}
+            run.listed = replace(run.listed, skipped=tuple(without_keys(run.listed.skipped, hidden)))
 
 
 @memory_for("planning the shards")
