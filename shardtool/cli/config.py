@@ -22,7 +22,7 @@ from shardtool.cli.help import TAKEN_BACK, meant_here
 from shardtool.cli.output import say
 from shardtool.errors import InvalidRequest, reason, without_secrets
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url, read_small, same_place
-from shardtool.storage.staging import Folder, check_target
+from shardtool.storage.staging import check_local, check_target, write_target
 from shardtool.wording import option
 
 if sys.version_info >= (3, 11):
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**20  # bytes of such a file
 _OWN = ("config", "save_config")
+_SUCH_AS = "job.toml"
 _SECRET = ("header",)
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _COMMAND = "pipe:"
@@ -88,7 +89,7 @@ def _words(verb: click.Command) -> dict[str, bool]:
 
 
 def _read(path: str) -> dict[str, Any]:
-    _check_file(path)
+    check_local(path, _SUCH_AS)  # what others can change tells no run what to do
     try:
         found: dict[str, Any] = tomllib.loads(read_small(path, _LARGEST).decode())
     except OSError as error:
@@ -96,12 +97,6 @@ def _read(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(path, f"no TOML: {error}", expected='lines such as max-size = "1GB"') from None
     return found
-
-
-def _check_file(path: str) -> None:
-    """Refuse what is no name of a file here: what others can change tells no run what to do."""
-    if is_url(path) or not base_name(path) or path == "-":
-        raise InvalidRequest(path or "''", "no name of a file here", expected="one such as job.toml")
 
 
 def _value(where: str, value: object, param: click.Option, path: str) -> Any:
@@ -164,7 +159,7 @@ def keep_config(path: str, ctx: click.Context) -> Callable[[], None]:
         InvalidRequest: No such file can say it, or there is no folder.
         OutputExists: There is another file of this name.
     """
-    _check_file(path)
+    check_local(path, _SUCH_AS)
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _given(ctx, path):
         texts = [] if value is True else [value] if isinstance(value, str) else value
@@ -180,13 +175,7 @@ def keep_config(path: str, ctx: click.Context) -> Callable[[], None]:
     if secret and not ctx.params["quiet"]:
         say(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
 
-    def write() -> None:
-        if _holds(path) != data:
-            folder = Folder(above)
-            folder.ready()
-            folder.publish(folder.stage_whole(base_name(path), data))
-
-    return write
+    return lambda: None if _holds(path) == data else write_target(path, data)
 
 
 def _holds(path: str) -> bytes | None:

@@ -287,7 +287,7 @@ def typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
     """Return the value of an option for what was typed."""
     one = facts(kind)[name]
     if one.flags:
-        return _if_exists([flag for flag in one.flags if given[flag]])
+        return of_flags([flag for flag in one.flags if given[flag]]) or None
     value = given[name]
     if one.within is not None and value is not None:
         return whole(value)
@@ -299,16 +299,3 @@ def typed_value(kind: type[Any], name: str, given: Mapping[str, Any]) -> Any:
     if isinstance(value, tuple) and not is_several(kind, name):
         return value[0] if len(value) == 1 else [*value] or None
     return value
-
-
-def _if_exists(flags: Sequence[str]) -> str:
-    """Return what these options mean for output that is there.
-
-    Raises:
-        UsageError: They exclude each other.
-    """
-    adding = next((flag for flag in ("update", "append") if flag in flags), "")
-    if "overwrite" in flags and adding:
-        message = f"--{adding} adds to what is there and --overwrite replaces it: choose one."
-        raise click.UsageError(message)
-    return of_flags(flags) or "error"

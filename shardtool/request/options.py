@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ def _of_fields(_kind: type, value: object) -> dict[str, object]:
     """Return which fields stay, which do not, and what they are called then."""
     if isinstance(value, Mapping):
         return {"rename_fields": tuple(pair("fields", *both) for both in value.items())}
-    texts = parts("fields", value)
+    texts = ["=".join(map(str.strip, one.split("=", 1))) for one in parts("fields", value)]
     renamed = [one for one in texts if "=" in one]
     kept = [one for one in texts if "=" not in one and not one.startswith("-")]
     kept += [one.partition("=")[0] for one in renamed if kept]
@@ -179,7 +178,7 @@ class OutputOptions(WorkerOptions):
     portable: bool = setting(
         False, "Make names safe for every reader; the sidecars keep the originals.", section="fields"
     )
-    target: tuple[Target, ...] | list[Target] = setting(
+    target: Target | tuple[Target, ...] | list[Target] = setting(
         (), "Readers whose mistakes are worth a note: " + ", ".join(get_args(Target)) + ".", section="output",
         typed="for", old="target", metavar="READERS", shown="webdataset, and those of exports", commas=True,
         recorded=False,
@@ -620,8 +619,6 @@ class ReshardOptions(SelectingOptions):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if isinstance(self.add, str | os.PathLike):  # one dataset is a path, as elsewhere
-            object.__setattr__(self, "add", (os.fspath(self.add),))
         SelectingOptions.__post_init__(self)
         self.check_joined_form()
         if (memory := parse_size(self.memory)) < _LEAST_MEMORY:
@@ -649,7 +646,7 @@ class VerifyOptions(WorkerOptions):
         None, "What the dataset was made from, to be compared by key. Folders, a manifest, or datasets.", form="path",
         section="source", common=True, metavar="PATH", apart=("quick", "sample, which reads only a part"),
     )  # fmt: skip
-    target: tuple[Target, ...] | list[Target] = setting(
+    target: Target | tuple[Target, ...] | list[Target] = setting(
         (), "Readers that must get names right: webdataset,dali. Known are " + ", ".join(get_args(Target)) + ".",
         section="checks", common=True,
         typed="for", old="target", metavar="READERS", commas=True, apart=("quick",),

@@ -20,12 +20,12 @@ from shardtool.errors import InvalidRequest
 from shardtool.request import texts
 from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
 from shardtool.values import parse_size
-from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, option, typed_option
+from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, flag, option, typed_option
 
 Default = TypeVar("Default")
 Options = TypeVar("Options")
-Texts = tuple[str, ...] | list[str]
-Pairs = Mapping[str, str] | tuple[str, ...] | list[str]  # {"jpg": "path"}, or jpg=path
+Texts = str | tuple[str, ...] | list[str]  # one, or several
+Pairs = Mapping[str, str] | Texts  # {"jpg": "path"}, or jpg=path
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
 Function = str | Callable[..., object]  # package.module:function, or the function
 Folder = str | os.PathLike[str]
@@ -115,8 +115,16 @@ def spelled(name: str) -> Any:
 
 
 def of_flags(flags: Sequence[str]) -> str:
-    """Return the value that flags stand for; an update appends and resumes by itself."""
-    return "update" if "update" in flags and "overwrite" not in flags else "-".join(flags)
+    """Return the value that flags stand for; an update appends and resumes by itself.
+
+    Raises:
+        InvalidRequest: They exclude each other.
+    """
+    adding = next((one for one in ("update", "append") if one in flags), "")
+    if adding and "overwrite" in flags:
+        found = f"used with {flag('overwrite')}, which replaces what is there"
+        raise InvalidRequest(flag(adding), found, expected="one of them")
+    return "update" if adding == "update" else "-".join(flags)
 
 
 def like(kind: type, name: str, **others: Any) -> Any:
@@ -186,16 +194,15 @@ def fits(value: object, options: type, name: str) -> bool:
     if isinstance(value, list):
         return tuple in origins and all(isinstance(one, str) for one in value)
     if isinstance(value, str):
-        return str in allowed or Literal in origins
+        return not is_several(options, name) and (str in allowed or Literal in origins)
     if type(value) is int:
         return abs(value) <= _MOST and (int in allowed or float in allowed)
     return value is not None and type(value) in allowed
 
 
 def is_several(options: type, name: str) -> bool:
-    """Tell whether an option is several texts."""
-    allowed = kinds(options)[name]
-    return str not in allowed and any(get_origin(kind) is tuple for kind in allowed)
+    """Tell whether an option is several texts, of which one may be given alone."""
+    return facts(options)[name].divide is None and any(get_args(kind)[1:] == (...,) for kind in kinds(options)[name])
 
 
 def by_key(options: type, family: str, given: object) -> dict[str, object]:
@@ -254,12 +261,14 @@ class Settings:
             if one.divide is not None and getattr(self, name) is not None:
                 self._divide(name, one.divide)
         for name, one in facts(type(self)).items():
-            self._keep_text(name, one.form)
+            self._keep_text(name, one)
             self._check_texts(name)
             value = getattr(self, name)
-            if one.within is not None and value is not None:
+            if value is None and self.__dataclass_fields__[name].default is None:
+                continue
+            if one.within is not None:
                 check_range(name, value, one.within)
-            if one.form in _READERS and value is not None:
+            if one.form in _READERS:
                 _READERS[one.form](name, value, one)
         for name in filter(self.is_given, facts(type(self))):
             self._check_others(name)
@@ -330,30 +339,37 @@ class Settings:
         """Return a value of an option; a size in bytes: 500MB and 500000000 are the same request."""
         return parse_size(value) if facts(type(self))[name].form == "size" and value is not None else value
 
-    def _keep_text(self, name: str, form: Form) -> None:
-        """Replace a value that has a recorded form by that: pairs, shares and functions."""
-        value = getattr(self, name)
-        if form == "function" and callable(value):
-            text: object = _function_name(value)
+    def _keep_text(self, name: str, known: Facts) -> None:
+        """Replace a value that has a recorded form by that: pairs, shares, functions, and one text for several."""
+        value, form, several = getattr(self, name), known.form, is_several(type(self), name)
+        default = self.__dataclass_fields__[name].default
+        if value is None and isinstance(default, bool | tuple):  # it is not given
+            text: object = default
+        elif form == "function" and callable(value):
+            text = _function_name(value)
         elif form == "shares" and isinstance(value, Mapping):
             text = texts.shares_text(value)
         elif form == "pairs" and isinstance(value, Mapping):
             text = tuple(texts.pair(name, *both) for both in value.items())
         elif form == "delimiter" and isinstance(value, str):
             text = texts.delimiter(name, value)
-        elif not isinstance(value, str | tuple) and isinstance(value, Iterable) and is_several(type(self), name):
+        elif several and isinstance(value, str):
+            text = tuple(value.split(",")) if known.commas or known.word else (value,)
+        elif several and isinstance(value, os.PathLike):
+            text = (os.fspath(value),)
+        elif several and isinstance(value, Iterable) and not isinstance(value, tuple | Mapping):
             text = (*value,)  # which is gone through more than once, and recorded
         else:
             return
         object.__setattr__(self, name, text)  # frozen, and still being made
 
     def _check_texts(self, name: str) -> None:
-        """Refuse a text that is none of an option's, one where there are to be several, and several for one."""
+        """Refuse a text that is none of an option's, what is no text among several, and several for one."""
         value, allowed, several = getattr(self, name), kinds(type(self))[name], is_several(type(self), name)
         if allowed == (bool,):
             _check_flag(name, value)
-        if several and isinstance(value, str):
-            raise InvalidRequest(option(name), repr(value), expected=f"several texts, such as ({value!r},)")
+        if several and not (isinstance(value, tuple) and all(isinstance(one, str) for one in value)):
+            raise InvalidRequest(option(name), repr(value)[:100], expected="a text, or several")
         if {*allowed} <= _ONE_TEXT and not isinstance(value, tuple(get_origin(one) or one for one in allowed)):  # type: ignore[misc]
             shown = ",".join(map(str, value if isinstance(value, _CONTAINERS) else [value])) if value else "..."
             raise InvalidRequest(option(name), repr(value), expected=f"one text, such as {shown!r}")
@@ -442,6 +458,8 @@ def check_names(where: str, names: Iterable[str], kind: type) -> None:
         if name not in known:
             near = " or ".join(get_close_matches(name, known))
             remedy = f"help(shardtool.{kind.__name__}) lists them."
+            if name == "dry_run":
+                remedy = f"shardtool.{'' if where == 'create' else f'{where}_'}dry_run is a function of its own."
             raise InvalidRequest(where, f"no option {name!r}", expected=near, remedy="" if near else remedy)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -14,7 +15,7 @@ from shardtool.values import parse_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 _SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
@@ -23,7 +24,13 @@ _PIXELS = re.compile(r"[0-9]{1,5}")
 
 
 def shares_text(shares: str | Mapping[str, float]) -> str:
-    """Return shares as a run records them."""
+    """Return shares as a run records them.
+
+    Raises:
+        InvalidRequest: They are neither text nor a mapping.
+    """
+    if not isinstance(shares, str | Mapping):
+        raise InvalidRequest(option("split"), repr(shares)[:100], expected=_EXAMPLE)
     return shares if isinstance(shares, str) else ",".join(f"{name}={share}" for name, share in shares.items())
 
 

@@ -19,8 +19,8 @@ from shardtool.entries.entries import FieldRows, FieldValues
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
-from shardtool.table.columns import BAD_FIELD, no_such
-from shardtool.values import FIELD_LIMIT, INLINE, agreed_type, is_utf8, to_bytes
+from shardtool.table.columns import check_field, no_such
+from shardtool.values import FIELD_LIMIT, INLINE, agreed_type, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -165,9 +165,7 @@ def _check_merged(entries: Entries, found: Entries, becomes: dict[str, str], to_
 def _check_name(name: str) -> None:
     if _READERS_OWN.fullmatch(name):
         raise InvalidRequest(option("rename_fields"), f"{name!r}, a name that readers keep for themselves")
-    if BAD_FIELD.search(name) or not is_utf8(to_bytes(name)):
-        expected = "an ending, such as jpg, cls or seg.png"
-        raise InvalidRequest(option("rename_fields"), f"{name!r}, no name for a field", expected=expected)
+    check_field(option("rename_fields"), f"{name!r}, no name for a field", name)
 
 
 def _quoted(names: Collection[str]) -> str:

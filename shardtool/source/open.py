@@ -110,13 +110,17 @@ def _open_folders(sources: Sequence[Any], options: CreateOptions, outputs: Seque
         InvalidRequest: They are none.
     """
     check_not_shards(sources)
-    for one in sources or [None]:
+    if not sources:
+        raise InvalidRequest("the source", "none given", expected=_OR_TABLE)
+    for one in sources:
         is_path = isinstance(one, str | os.PathLike)
         if not is_path or not _may_be_folder(os.fspath(one)):
-            where, found = str(one) if is_path else "source", f"one of {len(sources)} sources, and no folder"
+            where, found = f"{one}" if is_path else f"{one!r:.80}", f"one of {len(sources)} sources, and no folder"
             expected = "one source, or several folders whose files share their keys"
             remedy = f"Of the files of one folder, {option('include', '*.jpg')} takes some."
-            if is_path and archive_in(one) is not None:
+            if not is_path:
+                remedy = "Rows are a table: pyarrow.Table.from_pylist(rows)."
+            elif archive_in(one) is not None:
                 remedy = "An archive is a source by itself."
                 check_archive(os.fspath(one))
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)

@@ -48,7 +48,7 @@ from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label
 from shardtool.storage.open_file import open_plain
 from shardtool.storage.places import file_stat, identity, is_url, source_root
-from shardtool.storage.staging import Folder, check_target
+from shardtool.storage.staging import Folder, check_local, check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
 from shardtool.values import (
@@ -266,8 +266,7 @@ def write_plan(
             "divides": divides is not None,
         }
     )
-    if is_url(path):
-        raise InvalidRequest(option("plan_only"), path, expected="a file of this machine, or of a shared file system")
+    check_local(path, "plan.parquet")
     folder = Folder(os.path.dirname(path))
     folder.ready()
     cure = option("if_exists", "overwrite")

@@ -493,6 +493,16 @@ def _refuse(path: str, special: str) -> None:
         raise OutputExists(path, special, expected="a file, or nothing", remedy=_MOVE)
 
 
+def check_local(path: str, such_as: str) -> None:
+    """Refuse what is no name of a file of this machine: an address, a folder, standard input and output.
+
+    Raises:
+        InvalidRequest: It is such.
+    """
+    if is_url(path) or not os.path.basename(path) or path == "-":
+        raise InvalidRequest(path or "''", "no name of a file here", expected=f"one such as {such_as}")
+
+
 def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cure: str) -> None:
     """Refuse the path of a file that a user names where something is that may not be replaced.
 
@@ -520,6 +530,17 @@ def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cur
         raise OutputExists(path, f"cannot be read: {reason(error)}", remedy=_MOVE) from None
     if not is_ours:
         raise OutputExists(path, "a file of another kind", expected=f"one that {cure} may replace", remedy=_MOVE)
+
+
+def write_target(path: str, data: bytes) -> None:
+    """Make a file appear at `path`, whole.
+
+    Raises:
+        OutputFailed: It cannot be written.
+    """
+    folder = Folder(os.path.dirname(path))
+    folder.ready()
+    folder.publish(folder.stage_whole(os.path.basename(path), data))
 
 
 def _special(path: str | bytes, mode: int, folder: int | None = None) -> str:

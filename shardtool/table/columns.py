@@ -16,7 +16,7 @@ from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
-from shardtool.values import NAME_LIMIT, counted
+from shardtool.values import NAME_LIMIT, counted, is_utf8, to_bytes
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ PATH_NAMES = (
     "image", "img",
 )  # fmt: skip
 BAD_FIELD = re.compile(r"[/\x00-\x1f\x7f]|^\.|\.$|^$")
+_NOT_SAID = re.compile(r"[=,]|^-|^\s|\s$")
 NAME_APART = "Name them apart."
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of an index without a name
 
@@ -105,6 +106,17 @@ def check_sidecar_names(where: str, columns: list[str], *, remedy: str) -> None:
         raise InvalidRequest(where, found, remedy=f"Rename them, or {remedy}.")
 
 
+def check_field(where: str, found: str, name: str) -> None:
+    """Refuse a new name that no field can have, or that `--fields` could not say of one.
+
+    Raises:
+        InvalidRequest: It is such.
+    """
+    if BAD_FIELD.search(name) or _NOT_SAID.search(name) or not is_utf8(to_bytes(name)):
+        expected = "an ending, such as jpg, cls or seg.png, without =, a comma, and a - or blank at its ends"
+        raise InvalidRequest(where, found, expected=expected)
+
+
 def check_fields(where: str, names: Sequence[str], *, remedy: str = NAME_APART) -> None:
     """Refuse names that no field can have, and one that several columns give to theirs.
 
@@ -112,9 +124,7 @@ def check_fields(where: str, names: Sequence[str], *, remedy: str = NAME_APART) 
         InvalidRequest: There are such names.
     """
     for name in names:
-        if BAD_FIELD.search(name):
-            found = "no name for a field"
-            raise InvalidRequest(f"field {name!r}", found, expected="an ending, such as jpg, cls or seg.png")
+        check_field(f"field {name!r}", "no name for a field", name)
     twice = sorted({repr(name) for name in names if names.count(name) > 1})
     if twice:
         raise InvalidRequest(where, f"several columns become the field {listing(twice)}", remedy=remedy)

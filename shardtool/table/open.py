@@ -20,6 +20,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ from shardtool.values import counted, is_utf8
 from shardtool.wording import create_again, either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
     from typing import Any, BinaryIO, Literal
 
     import pandas as pd
@@ -1029,8 +1030,11 @@ def _in_memory(source: object) -> MemoryTable:
             table = _from_pandas(name, source)
         elif hasattr(source, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(source).read_all()
-        else:
+        elif isinstance(source, Mapping) or hasattr(source, "__arrow_c_array__"):
             table = pa.Table.from_batches([pa.record_batch(source)])
+        else:
+            expected = "a path, a DataFrame, an Arrow table, or a dict of columns"
+            raise InvalidRequest(f"{source!r:.80}", "neither a path nor a table", expected=expected)
     found = MemoryTable(name, ".", table)
     found.classes = classes_of(table.schema)
     return found

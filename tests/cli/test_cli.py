@@ -70,7 +70,6 @@ USAGE: dict[str, tuple[list[str], str]] = {
     "unknown verb": (["pack", "s"], "pack"),
     "no output": (["create", "s"], "OUTPUT"),
     "bad choice": (["create", "s", PATTERN, "--oversize", "eat"], "eat"),
-    "both": (["create", "s", PATTERN, "--append", "--overwrite"], "choose one"),
 }
 
 

@@ -141,6 +141,10 @@ def test_a_job_written_by_hand(tmp_path: Path) -> None:
         ("max-size = 1979-05-27", "{path}: max-size: a value of the type date; expected a text or a number"),
         ("[max-size]\na = 1", "{path}: max-size: a table; expected one value"),
         ("[field.cls]\na = 1", "{path}: field: a value of the type dict; expected a text or a number"),
+        (
+            "overwrite = true\nappend = true",
+            "--append: used with --overwrite, which replaces what is there; expected one",
+        ),
         ("workers = 'many'", "--workers: 'many'; expected a whole number"),
         ("resize-mode = 'x'", "{path}: resize-mode: 'x' is not one of 'shorter', 'longer', "),
         ("max-size", "{path}: no TOML: "),

@@ -93,8 +93,8 @@ def test_a_folder_under_a_temporary_name_is_an_error(source: Path, tmp_path: Pat
         {"oversize": "Alone"},
         {"dots": "both"},
         {"start_method": "thread"},
-        {"include": "*.jpg"},
-        {"exclude": "*.jpg"},
+        {"include": 5},
+        {"exclude": b"*.jpg"},
     ],
 )
 def test_options_are_checked(asked: dict[str, Any]) -> None:

@@ -43,7 +43,6 @@ USAGE: dict[str, tuple[list[str], list[str]]] = {
     "an option of create": (["in", OUTPUT, "--label-from-folder"], ["--label-from-folder"]),
     "bad method": (["in", OUTPUT, "--method", "magic"], ["--method", "'scatter'"]),
     "bad rule": (["in", OUTPUT, "--on-duplicate", "both"], ["--on-duplicate", "'rename'"]),
-    "two ways": (["in", OUTPUT, "--append", "--overwrite"], ["--append", "--overwrite", "choose one"]),
 }
 
 

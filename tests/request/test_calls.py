@@ -140,13 +140,19 @@ def test_python_knows_all_names_of_the_command_line(kind: type[Any]) -> None:
         ({"overwrite": True, "if_exists": "resume"}, "overwrite: used with if_exists; expected one of them"),
         (
             {"overwrite": True, "append": True},
-            "if_exists: 'append-overwrite'; expected one of error, resume, overwrite, ",
+            "append=True: used with overwrite=True, which replaces what is there; expected one of them",
         ),
         (
             {"overwrite": True, "update": True},
-            "if_exists: 'overwrite-update'; expected one of error, resume, overwrite",
+            "update=True: used with overwrite=True, which replaces what is there; expected one of them",
         ),
-        ({"include": "*.jpg"}, "include: '*.jpg'; expected several texts, such as ('*.jpg',)"),
+        ({"include": 5}, "include: 5; expected a text, or several"),
+        ({"include": (b"*.jpg",)}, "include: (b'*.jpg',); expected a text, or several"),
+        ({"values": (None,)}, "values: (None,); expected a text, or several"),
+        ({"classes": {"cls": 1}}, "classes: {'cls': 1}; expected a text, or several"),
+        ({"split": 0.5}, "split: 0.5; expected shares such as train=0.8"),
+        ({"seed": None}, "seed: None; expected a whole number from"),
+        ({"dry_run": True}, "create: no option 'dry_run'. shardtool.dry_run is a function of its own."),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], message: str, source: Path, tmp_path: Path) -> None:
@@ -155,6 +161,23 @@ def test_what_is_refused(given: dict[str, Any], message: str, source: Path, tmp_
         create(source, f"{tmp_path}/o/x-{{0..}}.tar", **given)
     assert str(caught.value).startswith(message)
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ({"include": "*.jpg"}, {"include": ("*.jpg",)}),
+        ({"url": "jpg=a,b"}, {"urls": ("jpg=a,b",)}),
+        ({"target": "dali,webdataset"}, {"target": ("dali", "webdataset")}),
+        ({"rename_fields": "a=b,c=d"}, {"rename_fields": ("a=b", "c=d")}),
+        ({"select_fields": "jpg"}, {"select_fields": ["jpg"]}),
+        ({"include": None, "values": None, "shuffle": None, "overwrite": None}, {}),
+    ],
+)
+def test_one_text_is_a_list_of_one(one: dict[str, Any], same: dict[str, Any]) -> None:
+    """Where several texts may be given, one may stand alone, and None is none: as messages show options."""
+    assert CreateOptions(**one) == CreateOptions(**same)
+    assert CreateOptions(**one).recorded() == CreateOptions(**same).recorded()
 
 
 def test_a_writer_says_the_same(tmp_path: Path) -> None:

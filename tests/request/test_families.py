@@ -33,6 +33,10 @@ _FETCHING = [name for name, one in facts(CreateOptions).items() if one.within_fa
         ({"fields": {"JPEG": "jpg"}}, {"rename_fields": ("JPEG=jpg",)}),
         ({"fields": "cls,JPEG=jpg"}, {"select_fields": ("cls", "JPEG"), "rename_fields": ("JPEG=jpg",)}),
         ({"fields": "-json,JPEG=jpg"}, {"drop_fields": ("json",), "rename_fields": ("JPEG=jpg",)}),
+        (
+            {"fields": " jpg, cls ,-json, a = b"},
+            {"select_fields": ("jpg", "cls", "a"), "drop_fields": ("json",), "rename_fields": ("a=b",)},
+        ),
         ({"split_by": "bi"}, {"split_column": "bi"}),
         ({"split_by": "folder"}, {"split_from_folder": True}),
         ({"sort_by": "-width"}, {"sort_by": "width", "descending": True}),

@@ -73,7 +73,7 @@ def test_a_function_of_the_script_itself_is_refused(monkeypatch: pytest.MonkeyPa
     [
         ({"values": {"a=b": "c"}}, "values: 'a=b': 'c'; expected two texts, the first without an equals sign"),
         ({"files": {"jpg": 1}}, "files: 'jpg': 1; expected two texts"),
-        ({"values": "cls=bi"}, "values: 'cls=bi'; expected several texts"),
+        ({"values": "cls"}, "values: 'cls'; expected FIELD=COLUMN"),
         ({"split": {"a": 0.5}}, "split: shares that are 0.5 in all"),
         ({"split": {"a b": 1}}, "split: names that no split can have"),
         ({"resize": (1, 2, 3)}, "resize: '1x2x3'"),

@@ -140,6 +140,7 @@ def test_a_name_can_follow_a_field_that_goes() -> None:
         ({"rename": (("cls", "a\0"),)}, "rename_fields", "no name for a field"),
         ({"rename": (("cls", "a\n"),)}, "rename_fields", "no name for a field"),
         ({"rename": (("cls", "a\udcff"),)}, "rename_fields", "no name for a field"),
+        *[({"rename": (("cls", name),)}, "rename_fields", "no name") for name in ("a=b", "-a", "a,b", " a", "a ")],
         ({"select": ("jpg", "json")}, "select_fields", "no sample keeps a field"),
         ({"drop": ("cls",)}, "drop_fields", "no sample keeps a field"),
     ],

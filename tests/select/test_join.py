@@ -651,6 +651,8 @@ _NO_VALUE = "column 'label': no value (null or NaN) in 2 samples, such as 'b', '
         ("cls", "labels", "no column 'labels'; expected one of label, n, f, "),
         ("cls", "labels", "Did you mean 'label'"),
         ("a/b", "n", "field 'a/b': no name for a field; "),
+        ("-a", "n", "field '-a': no name for a field; "),
+        ("a,b", "n", "field 'a,b': no name for a field; "),
     ],
 )
 def test_fields_that_cannot_be(name: str, column: str, said: str) -> None:

@@ -167,11 +167,18 @@ def test_folders_that_make_no_samples(names: list[str], said: str, folders: list
     assert not [*tmp_path.glob("out*")]
 
 
+@pytest.mark.parametrize("source", [None, 5, b"x", [], [None], [{"path": "a.jpg"}], object()])
+def test_what_is_no_source(source: Any, tmp_path: Path) -> None:
+    """An object that is neither paths nor a table is refused in words of ours, with what could stand there."""
+    with pytest.raises(InvalidRequest, match=r"neither a path nor a table|none given|no folder.* Rows are a table: py"):
+        dry_run(source, tmp_path / "out-{0..}.tar")
+
+
 def test_one_folder_is_never_incomplete(folders: list[Path], tmp_path: Path) -> None:
     """`complete` is refused where there are no several folders, and a list of one is that one."""
     with pytest.raises(InvalidRequest, match="there is one source"):
         _pack(folders[0], tmp_path / "out", complete=True)
-    with pytest.raises(InvalidRequest, match="one of 0 sources"):
+    with pytest.raises(InvalidRequest, match="the source: none given"):
         _pack([], tmp_path / "out")
     assert _pack(folders[1:], tmp_path / "out") == _MASKS
 

@@ -524,6 +524,17 @@ def test_several_datasets_are_shown_one_after_the_other(photos: Path, tabled: Pa
     assert text.splitlines()[-1].startswith("2 datasets: 196 samples in ")
 
 
+@pytest.mark.parametrize(
+    "words", [("--html", "-"), ("--contact-sheet", "-"), ("--html", "s3://b/x.html"), ("--html", "x/")]
+)
+@pytest.mark.parametrize("ending", ["tar"], indirect=True)
+def test_a_report_is_a_file_here(words: tuple[str, str], photos: Path, tmp_path: Path) -> None:
+    """A page and a picture go to a file of this machine, not to standard output, and to no file called `-`."""
+    ran = typed("inspect", photos, *words, cwd=tmp_path)
+    assert (ran.code, ran.out, [*tmp_path.iterdir()]) == (2, "", [])
+    assert ran.err.startswith(f"shardtool: {words[1]}: no name of a file here; expected one such as report.")
+
+
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_samples_of_several_datasets_are_one_row(photos: Path, tabled: Path, tmp_path: Path) -> None:
     """Keys and numbers go on from dataset to dataset; a contact sheet is of one, and nothing is written beside it."""

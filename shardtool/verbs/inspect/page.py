@@ -25,11 +25,12 @@ from shardtool.dataset.find import StoredDataset, natural
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.results import command_line
 from shardtool.storage.places import base_name, file_stat
+from shardtool.storage.staging import write_target
 from shardtool.values import counted, output_text, show_size
 from shardtool.verbs.inspect.inspect import add_shards, together
 from shardtool.verbs.inspect.media import MediaRoom
 from shardtool.verbs.inspect.overview import Sizes
-from shardtool.verbs.inspect.table import check_report, write_target
+from shardtool.verbs.inspect.table import check_report
 from shardtool.verbs.inspect.thumbnails import (
     SPLIT,
     Budget,

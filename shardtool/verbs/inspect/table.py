@@ -15,7 +15,7 @@ from pyarrow import csv, parquet
 
 from shardtool.dataset.shard_index import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.storage.staging import Folder, check_target
+from shardtool.storage.staging import Folder, check_local, check_target
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import is_plain
 from shardtool.verbs.inspect.samples import pieces, plain, texts_of
@@ -52,27 +52,15 @@ def check_report(dataset: StoredDataset, path: str, *, overwrite: bool, ending: 
         ending: `.html`, `.png`, `.csv` or `.parquet`: what it is.
 
     Raises:
-        InvalidRequest: It is a URL, or one of the dataset's own files.
+        InvalidRequest: It is no name of a file here, or one of the dataset's own files.
         OutputExists: There is something already that is not to be replaced.
     """
-    if "://" in path or not os.path.basename(path):
-        raise InvalidRequest(path or "the report", "no name of a local file", expected="one such as report.html")
+    check_local(path, f"report{ending}")
     own = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if os.path.realpath(path) in {os.path.realpath(name) for name in own if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
     begins, holds = _FORMS[ending]
     check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag("overwrite"))
-
-
-def write_target(path: str, data: bytes) -> None:
-    """Make a file appear at `path`, whole.
-
-    Raises:
-        OutputFailed: It cannot be written.
-    """
-    folder = Folder(os.path.dirname(path))
-    folder.ready()
-    folder.publish(folder.stage_whole(os.path.basename(path), data))
 
 
 SHARD = "__shard__"

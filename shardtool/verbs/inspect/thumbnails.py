@@ -26,6 +26,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
+from shardtool.storage.staging import write_target
 from shardtool.transform.image import BadImage
 from shardtool.values import IMAGE_ENDINGS, counted
 from shardtool.verbs.inspect.inspect import summarize
@@ -42,7 +43,7 @@ from shardtool.verbs.inspect.media import (
 from shardtool.verbs.inspect.odd import OddSamples
 from shardtool.verbs.inspect.overview import SHORT, Overview, draw, found_samples, is_plain
 from shardtool.verbs.inspect.samples import text_of
-from shardtool.verbs.inspect.table import check_report, write_target
+from shardtool.verbs.inspect.table import check_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
