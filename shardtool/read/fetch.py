@@ -14,7 +14,7 @@ from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.read.catalog import IndexStore
 from shardtool.read.files import CopyingCache, OpenFiles
-from shardtool.read.samples import LATE, OpenShard, ShardRows, number_reader
+from shardtool.read.samples import LATE, OpenShard, ShardRows, each_sample, number_reader
 from shardtool.storage.places import called
 from shardtool.storage.shared import ForkLock
 
@@ -199,10 +199,11 @@ class Fetcher:
             return [self.one(int(numbers[0]))]
         groups = [*self.catalog.by_shard(numbers)]
         found: list[Sample | ShardError] = [{}] * len(numbers)
-        if self._plain and len(numbers) < len(groups) * _FEW and self._is_indexed(groups[0][0]):
+        alone = len(numbers) < len(groups) * _FEW or self.mean_size >= LATE
+        if groups and self._plain and alone and self._is_indexed(groups[0][0]):
             order = np.argsort(numbers, kind="stable")
-            for place, number in zip(order.tolist(), numbers[order].tolist(), strict=True):
-                found[place] = self.one(number)
+            for place, sample in zip(order.tolist(), self._each(groups, numbers[order]), strict=True):
+                found[place] = sample
             return found
         parts = (called if self.catalog.is_remote else map)(lambda group: self._part(*group[:2]), groups)
         for (*_, places), part in zip(groups, parts, strict=True):
@@ -241,6 +242,14 @@ class Fetcher:
             return self.read(numbers)
         for shard, starts, ends in spans:
             self._opened(shard).file.expect(starts, ends)
+        return self._each(groups, numbers)
+
+    def _each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
+        """Return samples of shards whose samples need no parsing, each read when it is asked for."""
+        if len(numbers) >= len(groups) * _FEW:
+            with suppress(CorruptShard):  # each sample raises it
+                parts = [(self._opened(shard), rows) for shard, rows, _ in groups]
+                return each_sample(parts, numbers, self._fields, self.one)
         return map(self.one, numbers.tolist())
 
     def one(self, number: int) -> Sample | ShardError:

@@ -8,7 +8,7 @@ field, as long as all samples have the same fields; a sample that could not be r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -213,6 +213,19 @@ class OpenShard:
         crcs = None if index.crcs is None else index.crcs[flat]
         return Layout(counts, index.codes[flat], index.offsets[flat], index.lengths[flat], crcs)
 
+    def edges(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[list[str], Numbers] | None:
+        """Return the fields of samples, and where each field starts and ends.
+
+        Returns:
+            Names, and int64 [samples, 2 * fields]; None where samples differ in their fields, or these lie in no order.
+        """
+        counts, codes, offsets, lengths, _ = self.layout(rows, wanted)
+        width = int(counts[0])
+        if not width or (counts != width).any() or (codes.reshape(-1, width) != codes[:width]).any():
+            return None
+        edges = np.stack((offsets, offsets + lengths), axis=-1).reshape(-1, 2 * width)
+        return None if (np.diff(edges) < 0).any() else ([self.index.names[code] for code in codes[:width]], edges)
+
     def spans(self, rows: Numbers, wanted: frozenset[str] | None) -> tuple[Numbers, Numbers]:
         """Return where what is wanted of samples starts, and where it ends: records, or payloads of some fields."""
         if wanted is None:
@@ -220,6 +233,70 @@ class OpenShard:
             return starts, starts + self.index.sizes[rows]
         layout = self.layout(rows, wanted)
         return layout.offsets, layout.offsets + layout.lengths
+
+
+def each_sample(
+    parts: Sequence[tuple[OpenShard, Numbers]], numbers: Numbers, wanted: frozenset[str] | None,
+    one: Callable[[int], Sample | ShardError],
+) -> Samples:  # fmt: skip
+    """Return samples that need no parsing, each read when it is asked for: all arithmetic is done now, on columns.
+
+    Args:
+        parts: Each shard, and the rows of its samples: those of `numbers`, ascending.
+        numbers: int64 [n]: which samples.
+        wanted: The fields that are wanted; None: all.
+        one: Returns a sample by its number, or its error: those that cannot be read here.
+    """
+    found = [opened.edges(rows, wanted) for opened, rows in parts]
+    names, readers = found[0][0] if found[0] else [], parts[0][0].readers or {}
+    alike = [edges[1] for edges, (opened, _) in zip(found, parts, strict=True)
+             if edges and edges[0] == names and opened.readers == readers]  # fmt: skip
+    if len(alike) < len(parts):
+        return map(one, numbers.tolist())
+    keys = [key for opened, rows in parts for key in opened.keys(rows)]
+    files = [opened.file for opened, rows in parts for _ in range(len(rows))]
+    edges = np.concatenate(alike)
+    if (np.diff(numbers) < 0).any():
+        places = np.argsort(np.argsort(numbers, kind="stable"))
+        keys, files, edges = [keys[at] for at in places.tolist()], [files[at] for at in places.tolist()], edges[places]
+    reads = [(name, read) for name, read in readers.items() if name in names]
+    return _each(keys, files, names, edges, reads, lambda at: one(int(numbers[at])))
+
+
+def _each(
+    keys: list[str], files: list[OpenFile], names: list[str], edges: Numbers,
+    reads: list[tuple[str, Callable[[bytes], object]]], one: Callable[[int], Sample | ShardError],
+) -> Samples:  # fmt: skip
+    """Yield samples. A hot path: 1 us beside the reading.
+
+    Args:
+        keys: Theirs.
+        files: In which each lies.
+        names: The fields, which all have.
+        edges: int64 [n, 2 * fields]: where each field starts, and where it ends.
+        reads: What reads the fields that are numbers.
+        one: Returns a sample by its place, or its error.
+    """
+    starts, sizes = edges[:, 0].tolist(), (edges[:, -1] - edges[:, 0]).tolist()
+    columns = (edges - edges[:, :1]).T.tolist()
+    cuts = zip(*map(zip, map(repeat, names), map(map, repeat(slice), columns[::2], columns[1::2])), strict=True)
+    together = _TOGETHER if len(names) > 1 else max(sizes)
+    for at, (key, file, start, size, fields) in enumerate(zip(keys, files, starts, sizes, cuts, strict=True)):
+        sample: dict[str, Any] = {"__key__": key}
+        try:
+            if size > together:
+                for name, cut in fields:
+                    sample[name] = read_at(file.fd, cut.stop - cut.start, start + cut.start)
+            else:
+                block = read_at(file.fd, size, start)
+                for name, cut in fields:
+                    sample[name] = block[cut]
+            for name, read in reads:
+                sample[name] = read(sample[name])
+        except (OSError, EOFError, ValueError, IndexError):
+            yield one(at)  # read again, for the error that names all
+        else:
+            yield sample
 
 
 @dataclass

@@ -16,6 +16,7 @@ from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read.chain import Chain
 from shardtool.read.fetch import Reader, SkippedSamples
 from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others
+from shardtool.read.samples import LATE
 from shardtool.values import counted
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def read_ahead(
 
 
 _TOGETHER = 2**23  # bytes that are read at once where nothing asks for more: they stay in a processor's cache
+_LATER = 2**25  # bytes of large samples, of which only the places are looked up at once
 _MOST_TOGETHER = 2**12  # samples
 _STEPS_AHEAD = 2
 _ROUNDS_AT_ONCE = 2  # reads of shuffled samples where shards lie elsewhere: none waits for the last requests of another
@@ -288,7 +290,8 @@ class Stream(Chain):
         """Positions that are read together where samples are not shuffled among themselves; None: a round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        share, most = self._share, min(_MOST_TOGETHER, _TOGETHER // self.reader.mean_size)
+        share, mean = self._share, self.reader.mean_size
+        most = min(_MOST_TOGETHER, (_LATER if mean >= LATE else _TOGETHER) // mean)
         return max(1, most) * share.world_size * share.workers
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Samples]:
