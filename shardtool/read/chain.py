@@ -200,7 +200,10 @@ def _failed(sample: Mapping[str, object], name: str, error: Exception) -> Sample
 
 def _rgb(data: bytes, images: str, reduce: tuple[int, int] | None, max_bytes: int) -> NDArray[Any] | Image:
     from shardtool.transform.image import as_rgb
+    from shardtool.transform.jpeg import decoded
 
+    if images == "numpy" and (array := decoded(data, least=reduce, max_bytes=max_bytes)) is not None:
+        return array
     image = _pixels(data, least=reduce, max_bytes=max_bytes)
     return as_rgb(image) if images == "pil" else _values(image, as_rgb)
 

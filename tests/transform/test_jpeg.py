@@ -1,0 +1,171 @@
+"""JPEGs by libjpeg-turbo: what it decodes has Pillow's pixels, and all else is left to Pillow."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardtool.read.chain import Decode
+from shardtool.transform import jpeg
+from shardtool.transform.image import BadImage, as_rgb, pixels
+
+
+def _picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    noise = np.random.default_rng(width * 1000 + height).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(noise // 2 + np.arange(width, dtype=np.uint8)[None, :, None]).convert(mode)
+
+
+def _bytes(image: Image.Image, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def _oriented(orientation: int, order: str = "big") -> bytes:
+    exif = Image.Exif()
+    exif.endian = ">" if order == "big" else "<"
+    exif[0x0112] = orientation
+    return _bytes(_picture(40, 30), exif=exif.tobytes())
+
+
+def _decoded(data: bytes) -> Any:
+    return Decode()({"__key__": "a", "jpg": data})["jpg"]
+
+
+def _of_pillow(data: bytes, **how: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(as_rgb(pixels(data, **how)))
+
+
+_SIZES = st.tuples(st.integers(1, 80), st.integers(1, 80))
+_WRITTEN = st.fixed_dictionaries(
+    {"progressive": st.booleans(), "restart_marker_rows": st.integers(0, 3), "quality": st.integers(1, 100)}
+)
+
+
+@given(_SIZES, st.sampled_from(["4:4:4", "4:2:2", "4:2:0", None]), _WRITTEN, _SIZES | st.none())
+def test_the_pixels_of_pillow(
+    size: tuple[int, int], sampling: str | None, written: dict[str, Any], least: tuple[int, int] | None
+) -> None:
+    """Of any size, sampling of colours, order of scans and fraction, the pixels are Pillow's, in memory of its own."""
+    image = _picture(*size, "L" if sampling is None else "RGB")
+    more = {} if sampling is None else {"subsampling": sampling}
+    data = _bytes(image, **written, **more)
+    found = jpeg.decoded(data, least=least)
+    assert found is not None
+    assert np.array_equal(found, _of_pillow(data, least=least))
+    assert (found.flags.writeable, found.flags.c_contiguous) == (True, True)
+
+
+@pytest.mark.parametrize("sampling", ["444", "422", "420", "440", "411", "Gray"])
+def test_samplings_that_pillow_does_not_write(sampling: str) -> None:
+    """Those of video cameras (4:1:1) and of turned photographs (4:4:0) have Pillow's pixels, too, at any fraction."""
+    for size in ((33, 65), (70, 31)):
+        given = np.asarray(_picture(*size, "L" if sampling == "Gray" else "RGB"))
+        made = given[..., None] if sampling == "Gray" else given
+        colours = "Gray" if sampling == "Gray" else "rgb"
+        data = simplejpeg.encode_jpeg(np.ascontiguousarray(made), 80, colours, sampling)
+        for least in (None, (16, 15), (4, 3)):
+            found = jpeg.decoded(data, least=least)
+            assert found is not None
+            assert np.array_equal(found, _of_pillow(data, least=least))
+
+
+@given(st.binary(max_size=40), st.integers(0, 2000), st.sampled_from([True, False]))
+def test_damage_is_judged_by_pillow(noise: bytes, at: int, cut: object) -> None:
+    """Of bytes that were changed or cut, it gives what Pillow gives, or leaves them to Pillow."""
+    whole = _bytes(_picture(64, 48), quality=60)
+    data = whole[: at % len(whole)] + noise + (b"" if cut else whole[at % len(whole) + len(noise) :])
+    found = jpeg.decoded(data)
+    if found is not None:
+        assert np.array_equal(found, _of_pillow(data))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_one_that_ends_too_early_is_refused(progressive: object) -> None:
+    """A JPEG that is cut anywhere is left to Pillow, which refuses it; bytes behind its end do no harm."""
+    data = _bytes(_picture(64, 48), progressive=progressive)
+    for end in range(len(data) - 1, 0, -7):
+        assert jpeg.decoded(data[:end]) is None
+        with pytest.raises(BadImage):
+            pixels(data[:end])
+    for more in (b"\0" * 9, b"trailer", data):
+        found = jpeg.decoded(data + more)
+        assert found is not None
+        assert np.array_equal(found, _of_pillow(data))
+
+
+@pytest.mark.parametrize("order", ["big", "little"])
+def test_what_must_be_turned(order: str) -> None:
+    """Only an upright JPEG is taken, whatever says so; `Decode` gives each as a viewer shows it."""
+    for orientation in range(10):
+        data = _oriented(orientation, order)
+        upright = orientation not in range(2, 9)
+        assert (jpeg.read_head(data) is not None) == (jpeg.decoded(data) is not None) == (orientation == 1)
+        shown = _decoded(data)
+        assert np.array_equal(shown, _of_pillow(data))
+        assert (shown.shape == (30, 40, 3)) == (upright or orientation < 5)
+    noted = _bytes(_picture(40, 30), xmp=b'<x:xmpmeta tiff:Orientation="6"/>')
+    assert jpeg.decoded(noted) is None
+    assert _decoded(noted).shape == (40, 30, 3)
+
+
+def test_what_is_left_to_pillow() -> None:
+    """Four colours, twelve bits, arithmetic coding, other frames, no JPEG: none is decoded, or by no other rule."""
+    plain = _bytes(_picture(40, 30))
+    head = jpeg.read_head(plain)
+    assert head is not None
+    kind = head.at - 4  # of the frame: ff c0, its length, its bits, its height
+    assert jpeg.decoded(_bytes(_picture(40, 30, "CMYK"))) is None
+    assert jpeg.decoded(plain[: head.at - 1] + b"\x0c" + plain[head.at :]) is None
+    for marker in (0xC3, 0xC5, 0xC9, 0xCA, 0xCB, 0xFF, 0xD0, 0x01):
+        assert jpeg.decoded(plain[:kind] + bytes([marker]) + plain[kind + 1 :]) is None
+    stream = io.BytesIO()
+    _picture(4, 4).save(stream, "PNG")
+    for data in (b"", b"\xff\xd8", plain[:20], stream.getvalue()):
+        assert jpeg.decoded(data) is None
+
+
+def test_its_memory_is_bounded_by_the_header() -> None:
+    """What may take more than it may is not begun: Pillow's rule says whether it is refused."""
+    data = _bytes(_picture(64, 48))
+    assert jpeg.decoded(data, max_bytes=2**20) is not None
+    assert jpeg.decoded(data, max_bytes=2**14) is None
+    head = jpeg.read_head(data)
+    assert head is not None
+    huge = data[: head.at] + b"\xff\xff\xff\xff" + data[head.at + 4 :]
+    assert jpeg.decoded(huge) is None
+    with pytest.raises(BadImage, match="pixels"):
+        pixels(huge)
+
+
+def test_a_smaller_height_decodes_less() -> None:
+    """The first rows alone are those of the whole image, down to what the rows below are mixed with."""
+    for sampling in ("4:4:4", "4:2:0"):
+        data = _bytes(_picture(50, 90), subsampling=sampling)
+        head = jpeg.read_head(data)
+        assert head is not None
+        assert head.rows == (8 if sampling == "4:4:4" else 16)
+        found = jpeg.decoded(*jpeg.cut(data, head, 48))
+        assert found is not None
+        assert np.array_equal(found[:46], _of_pillow(data)[:46])
+        whole, less = jpeg.cut(data, head, 48)
+        assert jpeg.decoded(whole[:-20], less) is None  # what is missing may be missing in these rows
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is not installed, Pillow decodes: the same arrays."""
+    data = _bytes(_picture(64, 48))
+    there = _decoded(data)
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert jpeg.decoder.__wrapped__() is None
+    monkeypatch.setattr(jpeg, "decoder", lambda: None)
+    assert jpeg.decoded(data) is None
+    assert np.array_equal(_decoded(data), there)
