@@ -427,18 +427,28 @@ _OWN = ("__key__", "__padding__")  # what every sample keeps
 
 @dataclass(frozen=True)
 class Map:
-    """Calls a function with each sample, or whatever the stage before it gives."""
+    """Calls a function with each sample, or whatever the stage before it gives; None: the sample is left out."""
 
     function: Callable[..., object]
     leaves_out = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise InvalidRequest("map", repr(self.function), expected="a function of a sample")
+            raise InvalidRequest(_call(self), repr(self.function), expected="a function of a sample")
 
     def __call__(self, sample: object) -> object:
         """Return what the function makes of a sample."""
         return self.function(sample)
+
+
+class Filter(Map):
+    """Leaves out samples for which a function is false."""
+
+    leaves_out = True
+
+    def __call__(self, sample: object) -> object:
+        """Return the sample, or None."""
+        return sample if self.function(sample) else None
 
 
 @dataclass(frozen=True)
@@ -457,7 +467,9 @@ class _FieldStage:
 
     def __post_init__(self) -> None:
         if not self.names or not all(isinstance(name, str) and name for name in self.names):
-            raise InvalidRequest(_call(self), repr(self.names), expected="names of fields, such as 'jpg', 'cls'")
+            remedy = "filter(function) chooses samples." if any(map(callable, self.names)) else ""
+            expected = "names of fields, such as 'jpg', 'cls'"
+            raise InvalidRequest(_call(self), repr(self.names), expected=expected, remedy=remedy)
         check_choice("missing", self.missing, Missing)
         object.__setattr__(self, "_get", itemgetter(*self.names))
 
@@ -601,7 +613,7 @@ class Stages:
         each: list[Each] = []
         for stage in self.stages:
             if isinstance(stage, Batch):
-                samples, each = stage.over(_each(each, samples, on_skip)), []
+                samples, each, on_skip = stage.over(_each(each, samples, on_skip)), [], _refuse_batch
             else:
                 each.append(stage)
         return _each(each, samples, on_skip)
@@ -617,16 +629,40 @@ class Stages:
         if get_spawning_popen() is not None:  # other picklers, such as cloudpickle, may well be able to
             for stage in self.stages:
                 if isinstance(stage, Map):
-                    _check_travels("the function of map", stage.function)
+                    _check_travels(f"the function of {_call(stage)}", stage.function)
                 for name, given in stage.own if isinstance(stage, Decode) else ():
                     _check_travels(f"the decoder of {name}", given)
         return vars(self)
+
+
+_WORDS = {  # of webdataset, wids, torchvision and datasets: what says the same here
+    "add_transform": "map(function)",
+    "batched": "batch(32)",
+    "listed": "batch(32)",
+    "map_dict": "map(lambda sample: {**sample, 'jpg': function(sample['jpg'])})",
+    "map_tuple": "tuple('jpg', 'cls').map(lambda two: (function(two[0]), two[1]))",
+    "rename": "map(lambda sample: {'image': sample['jpg'], 'label': sample['cls']})",
+    "repeat": "stream() as often as there are epochs: each iteration is the next one",
+    "shuffle": "stream(shuffle=True, seed=0)",
+    "slice": "dataset[:1000], or dataset.take(numbers)",
+    "to_tuple": "tuple('jpg', 'cls')",
+    "transform": "map(function)",
+    "with_epoch": "stream(): its epochs have a length, which is the same for all ranks",
+    "with_length": "stream(): its epochs have a length, which is the same for all ranks",
+}
 
 
 class Chain:
     """What has samples, and does something to them: each method returns a copy that does one thing more."""
 
     stages: Stages = Stages()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what the word of another reader is here."""
+            here = f". Here it is {_WORDS[name]}" if name in _WORDS else ""
+            raise AttributeError(f"{type(self).__name__} has no {name}{here}", name=name, obj=self)
 
     def with_stages(self, stages: Stages) -> Self:
         """Return a copy with other stages."""
@@ -663,8 +699,18 @@ class Chain:
         return self.with_stages(self.stages.then(Decode(own_decoders(own), images, reduce, on_error, max_bytes)))
 
     def map(self, function: Callable[..., object]) -> Self:
-        """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample."""
+        """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample.
+
+        A sample of which it makes None is left out, as by `filter`.
+        """
         return self.with_stages(self.stages.then(Map(function)))
+
+    def filter(self, function: Callable[..., object]) -> Self:
+        """Leave out samples for which `function` is false: a stream counts them, and gives their places to others.
+
+        What leaves out most samples is better asked of columns, before any is read: see `Dataset.where`.
+        """
+        return self.with_stages(self.stages.then(Filter(function)))
 
     def select(self, *fields: str, missing: Missing = "error") -> Self:
         """Keep these fields.
@@ -704,25 +750,40 @@ def _through(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip)
         sample: object = own
         while sample is not None:
             value = sample
+            left_out = None
             try:
                 for stage in stages:
                     value = stage(value)  # type: ignore[arg-type]
+                    if value is None:
+                        left_out = SampleFailed(_named(sample), f"left out by {_call(stage)}")
+                        break
             except SampleFailed as error:
-                if not stage.leaves_out:
+                if isinstance(stage, Map) or not stage.leaves_out:
                     raise
-                sample = on_skip(error)
-                continue
+                left_out = error
             except Exception as error:
                 _name_sample(error, sample)
                 raise
-            yield value
-            break
+            if left_out is None:
+                yield value
+                break
+            sample = on_skip(left_out)
 
 
 def _refuse(error: SampleFailed) -> NoReturn:
     """Raise the error of one sample that was asked for; that a stream leaves it out is no help here."""
     remedy = "A stream leaves such samples out."
     raise SampleFailed(error.where, error.found, expected=error.expected, remedy=remedy) from error.__cause__
+
+
+def _refuse_batch(error: SampleFailed) -> NoReturn:
+    """Refuse to leave out a batch: not all ranks would."""
+    expected = "a batch: leave out samples before batch"
+    raise InvalidRequest("map", "None for a batch", expected=expected) from error
+
+
+def _named(sample: object) -> str:
+    return f"sample {sample.get('__key__')}" if isinstance(sample, dict) else "a sample"
 
 
 def _name_sample(error: Exception, sample: object) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Streamable(Chain):
 
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
-        world_size: int | None = None, buffer: int | None = None, parts: int | None = None, ends: Ends = "drop",
+        world_size: int | None = None, buffer: int | None = None, parts: int | None = None, ends: Ends | None = None,
     ) -> Stream:  # fmt: skip
         """Return a stream of the samples.
 
@@ -121,14 +121,15 @@ class Streamable(Chain):
             buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank.
             parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
             ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
-                has as many; those read for it have `__padding__`), or `uneven`.
+                has as many; `__padding__` says of each sample whether it was read for that), or `uneven`. None: `drop`
+                with a shuffle, `pad` without.
 
         Raises:
             InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        share = Share(*default_share(rank, world_size), ends)
+        share = Share(*default_share(rank, world_size), ends or ("drop" if shuffle else "pad"))
         reader, ranks = self.fetcher, share.world_size
         cut = cut_for(self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies)
         options = OrderOptions(shuffle, seed, epoch, *cut)
@@ -143,8 +144,9 @@ class Streamable(Chain):
 class Stream(Chain):
     """Samples in an exact order: iterate over it for one epoch, for what its stages make of them.
 
-    It goes on where the iterator that was started last has got to: after a `break`, too. Of two iterators at once,
-    the state is that of the one started last. At its end, a stream is at the start of the next epoch.
+    An iteration begins at the start of the current epoch: of the next one when the last iteration gave all, of the same
+    one after a `break`. Where a state was loaded, one iteration goes on from there. Of two iterators at once, the state
+    is that of the one started last.
 
     A sample that is left out gives its place to another of the epoch, which thus comes twice: every rank gives as many
     as `len` says. With `ends="pad"` that one has `__padding__`; with `"uneven"` nothing takes the place.
@@ -156,7 +158,7 @@ class Stream(Chain):
     def __init__(self, fetcher: Reader, source: OrderedSamples, options: OrderOptions, share: Share) -> None:
         self.reader, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = SkippedSamples()
-        self._pass = _Pass(0)
+        self._pass, self._begun = _Pass(0, options, share), False
         self._most = options.round * _MOST_OF_OWN  # positions read together, whatever states are loaded
 
     def with_stages(self, stages: Stages) -> Self:
@@ -165,13 +167,29 @@ class Stream(Chain):
         vars(found)["reader"] = self.reader.reading_only(stages.wanted)
         return found
 
+    def __getitem__(self, _: object) -> NoReturn:
+        """Refuse a number, which PyTorch's DataLoader asks for where it is given a stream."""
+        raise no_number("a stream")
+
     def __len__(self) -> int:
         """Return how many samples, or batches, this reader's rank takes of an epoch."""
         return self.stages.count(self._samples_of_rank)
 
     def __iter__(self) -> Iterator[Any]:
-        current = _Pass(0)
+        self.rewind()
+        current = self._pass = _Pass(self._pass.start, self._options, self._share)
+        self._begun = True
         return self.stages.run(self._samples(current), lambda error: self._place(current).left_out(error))
+
+    def rewind(self) -> None:
+        """Go to where the next iteration begins: to the start of an epoch, but for a state that was loaded."""
+        if self._begun:
+            self._go_to(replace(self._options, epoch=self.next_epoch(self.stages)), 0)
+
+    def next_epoch(self, stages: Stages) -> int:
+        """Return the epoch of the next iteration: this one, while enough is left that stages make something of it."""
+        left = -(-(self.end - self._position - self._share.rank) // self.world_size)
+        return self._options.epoch + (self._begun and stages.count(max(0, left)) == 0)
 
     def __repr__(self) -> str:
         options, share = self._options, self._share
@@ -190,9 +208,8 @@ class Stream(Chain):
         return current.place
 
     def _samples(self, current: _Pass) -> Iterator[Sample]:
-        order, share, options = self._source.order(self._options), self._share, self._options
-        current.start, current.order, current.options = self._position, order, options
-        self._pass = current
+        share, options = current.share, current.options
+        current.order = order = self._source.order(options)
         at_once = self.reader.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self.reader.reads_at_once)
         together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
         if options.ranks:  # of whose rounds each holds more than one of all parts
@@ -215,8 +232,7 @@ class Stream(Chain):
                 del batch, read  # not to hold it while the next one is waited for
                 if len(positions):
                     current.start, current.positions = share.after(int(positions[-1])), positions[:0]
-        if self._pass is current:
-            self.set_epoch(options.epoch + 1)
+        current.start = share.end(order.length)
 
     @property
     def ends(self) -> Ends:
@@ -234,8 +250,8 @@ class Stream(Chain):
         return self._share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; where the stream is in it, because of a state or a `break`, it stays there."""
-        if epoch != self._options.epoch:
+        """Go to the start of an epoch; in that of a state that was loaded, or of the next iteration, it stays."""
+        if epoch != self.next_epoch(self.stages):
             self._go_to(replace(self._options, epoch=epoch), 0)
 
     def state_dict(self) -> dict[str, object]:
@@ -267,12 +283,12 @@ class Stream(Chain):
         """
         share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self.reader, self._source, self._options, share)
-        divided._pass, divided._most = _Pass(position), self._most
+        divided._pass, divided._most = _Pass(position, self._options, share), self._most
         return divided.with_stages(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
-        self._options, self._pass = options, _Pass(position)
-        self._share = replace(self._share, origin=position)
+        self._options, self._share = options, replace(self._share, origin=position)
+        self._pass, self._begun = _Pass(position, options, self._share), False
 
     @property
     def _samples_of_rank(self) -> int:
@@ -324,6 +340,12 @@ class Stream(Chain):
         except ShardError:
             current.taken -= 1
             raise
+
+
+def no_number(what: str) -> InvalidRequest:
+    """Return the error of what has an order, and was asked for a sample by number."""
+    remedy = "Give a DataLoader StreamDataset(dataset, batch_size), or MapDataset(dataset) for samples by number."
+    return InvalidRequest(what, "asked for a sample by its number", expected="a loop over it", remedy=remedy)
 
 
 def _jobs(share: Share, start: int, length: int, step: int) -> Iterator[Numbers]:
@@ -385,7 +407,7 @@ class StreamPosition:
                 yield sample
         tried = counted(min(MOST_OTHERS, order.length), "sample")
         why = f"{tried} in a row are left out, first {error.where}: {error.found}"
-        raise SampleFailed("the stream", why, remedy="Choose those that can be read with where(...).") from error
+        raise SampleFailed("the stream", why, remedy="Choose other samples with where(...).") from error
 
 
 class _Pass:
@@ -398,12 +420,12 @@ class _Pass:
         taken: How many of these were given out.
         order: In which the epoch takes its samples.
         options: What the order depends on.
+        share: What it takes of them.
     """
 
     order: Order
-    options: OrderOptions
 
-    def __init__(self, start: int) -> None:
-        self.start, self.taken = start, 0
+    def __init__(self, start: int, options: OrderOptions, share: Share) -> None:
+        self.start, self.taken, self.options, self.share = start, 0, options, share
         self.positions = self.numbers = np.zeros(0, np.int64)
         self.place: StreamPosition | None = None  # of the sample that was given out last, where it was asked for

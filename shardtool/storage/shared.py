@@ -339,7 +339,8 @@ class SharedBlocks:
 
     def _reserve(self, size: int) -> int | None:
         """Return where a block of such a size may stand; None where that would be too much."""
-        with self._alone() as fd:
+        fd = self._fd
+        with self.alone():
             (start,) = _END.unpack(os.pread(fd, _END.size, 0) or bytes(_END.size))
             start = max(int(start), self._entry(self._count))
             start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -352,13 +353,17 @@ class SharedBlocks:
             return start
 
     @contextmanager
-    def _alone(self) -> Iterator[int]:
+    def alone(self) -> Iterator[None]:
+        """Keep out other threads and, where there is a file, other processes."""
         with self._lock:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            locks = self._is_open()
+            if locks:
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
-                yield self._fd
+                yield
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                if locks:
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
 class JoinedBlocks:

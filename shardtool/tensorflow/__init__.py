@@ -20,6 +20,7 @@ from shardtool.dataset.shard_index import walked_index
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import InvalidRequest, listing
 from shardtool.read.order import OrderOptions
+from shardtool.read.stream import Stream
 from shardtool.request.settings import check_least
 from shardtool.values import Kind
 
@@ -150,7 +151,7 @@ def keras_sequence(
     Raises:
         InvalidRequest: Keras is missing, or a number is too small.
     """
-    if not hasattr(dataset, "__getitem__") or isinstance(dataset, str | PathLike):
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, str | PathLike | Stream):
         raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="what shardtool.open returned")
     check_least("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)

@@ -13,7 +13,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.read.order import OrderOptions, order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,6 +59,19 @@ class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no
         numbers = order.numbers(np.arange(first, min(first + self._batch_size, count)))
         return stacked(self._samples[numbers])
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch; with the last one, the next epoch is current."""
+        epoch, count = self._options.epoch, len(self)
+        for number in range(count):
+            batch = self[number]
+            if number == count - 1 and self._options.epoch == epoch:
+                self.set_epoch(epoch + 1)
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order of an epoch."""
+        self._options = replace(self._options, epoch=epoch)
+
     def on_epoch_begin(self) -> None:
         """Note that an epoch begins."""
         self._begun = True
@@ -66,7 +79,7 @@ class BatchSequence(keras.utils.PyDataset):  # type: ignore[misc] # Keras has no
     def on_epoch_end(self) -> None:
         """Go on to the order of the next epoch, unless none has begun."""
         if self._begun:
-            self._options = replace(self._options, epoch=self._options.epoch + 1)
+            self.set_epoch(self._options.epoch + 1)
             self._begun = not _TELLS_OF_BEGIN
 
 

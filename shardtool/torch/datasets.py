@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 import torch.distributed
@@ -24,13 +24,15 @@ from shardtool.errors import InvalidRequest, PlainError, SampleFailed
 from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders
 from shardtool.read.dataset import Dataset
 from shardtool.read.fetch import SkippedSamples
-from shardtool.read.stream import Stream, Streamable
+from shardtool.read.stream import Stream, Streamable, no_number
 from shardtool.request.settings import check_least
 from shardtool.storage.shared import SharedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
+
+    from typing_extensions import Self
 
     from shardtool.errors import ShardError
     from shardtool.read.chain import Decoder
@@ -89,6 +91,17 @@ def chained(stages: Stages, decode: Decoders, labels: Mapping[str, Any] | None, 
     return stages if transform is None else stages.then(Map(transform))
 
 
+_OF_WORKERS = "Give it to DataLoader(StreamDataset(dataset, batch_size), batch_size, ...); loader(...) has threads=."
+_OF_SAMPLER = "Give it to DataLoader(MapDataset(dataset), ...); a stream has shuffle= and seed=."
+_OF_DATALOADER = {
+    "batch_sampler": _OF_SAMPLER,
+    "collate_fn": "loader(...) has collate=; of a StreamDataset it belongs to the DataLoader.",
+    "generator": "The order depends on seed= and the epoch alone.",
+    "num_workers": _OF_WORKERS,
+    "persistent_workers": _OF_WORKERS,
+    "prefetch_factor": "loader(...) has depth=, batches under way; of a StreamDataset it belongs to the DataLoader.",
+    "sampler": _OF_SAMPLER,
+}
 _OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size")
 
 
@@ -122,7 +135,7 @@ class Streaming:
     seed: int = 0
     buffer: int | None = None
     parts: int | None = None
-    ends: Ends = "drop"
+    ends: Ends | None = None
     rank: int | None = None
     world_size: int | None = None
     _stream: Stream = field(init=False, repr=False)
@@ -140,6 +153,16 @@ class Streaming:
             rank, world_size = _rank_and_world_size(self.rank, self.world_size)
             options = {name: getattr(self, name) for name in _OF_STREAM}
             self._stream = bare.stream(**options | {"rank": rank, "world_size": world_size})
+
+    def __new__(cls, *_: object, **options: object) -> Self:
+        """Say what an option of a DataLoader is here."""
+        for name in options.keys() & _OF_DATALOADER.keys() - {one.name for one in fields(cls)}:
+            raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_OF_DATALOADER[name])
+        return super().__new__(cls)
+
+    def __getitem__(self, _: object) -> NoReturn:
+        """Refuse a number, which a DataLoader asks for where it is given a loader."""
+        raise no_number(f"a {type(self).__name__}")
 
     def _checked_epoch(self, epoch: int) -> int:
         """Return the number of an epoch.
@@ -160,6 +183,7 @@ class Streaming:
         if world_size not in (None, stream.world_size):
             found = f"{stream.world_size} of the stream, but torch.distributed has {world_size}"
             raise InvalidRequest("world_size", found, remedy="Give the dataset itself.")
+        stream.rewind()
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
@@ -306,6 +330,76 @@ class SkipTally(SkippedSamples):
                 self.reasons.update(reasons)
 
 
+# Where a pass begins: one answer for all workers of a DataLoader, whose process calls none of our code.
+
+
+_MOST_WORKERS = 1024
+_BEGUN, _THROUGH = 1, 2  # how far a worker is in the pass
+
+
+class SharedStart:
+    """Where the pass begins that runs now, or comes next, in memory that processes share.
+
+    The workers of one pass have a seed that the DataLoader drew for them, and have begun as many passes each. The first
+    of them to begin says where: in the next epoch, if all workers of the last pass came to the end of their shares.
+
+    Args:
+        blocks: What keeps other processes out meanwhile.
+    """
+
+    def __init__(self, blocks: SharedBlocks) -> None:
+        self._blocks = blocks
+        self._now = torch.zeros(5, dtype=torch.int64).share_memory_()  # epoch, position, and of whom
+        self._workers = torch.zeros(_MOST_WORKERS, dtype=torch.uint8).share_memory_()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch, and the position in it."""
+        epoch, position = self._now[:2].tolist()
+        return epoch, position
+
+    def go_to(self, epoch: int, position: int, group: Sequence[int] = (0, 0, 0)) -> None:
+        """Let a pass begin somewhere: that of a group of workers, or of whoever comes first."""
+        self._now.copy_(torch.tensor([epoch, position, *group]))
+        self._workers.zero_()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass read an epoch from its start; nothing changes in the epoch of a pass that is not over."""
+        with self._blocks.alone():
+            if self._is_over or epoch != self.place[0]:
+                self.go_to(epoch, 0)
+
+    def begin(self, worker: int, group: Sequence[int], resumed: Mapping[str, int] | None) -> None:
+        """Note that a worker begins a pass, and where that is, if it is the first.
+
+        Args:
+            worker: Its number.
+            group: The seed, how many passes the worker has begun, and how many workers there are.
+            resumed: The state that the pass goes on from.
+        """
+        with self._blocks.alone():
+            if self._now[2:].tolist() != [*group] or self._workers[worker]:
+                epoch, position = self.place
+                if self._now[-1]:  # no longer where a state said
+                    epoch, position = epoch + self._is_over, 0
+                if resumed is not None:
+                    epoch, position = resumed["epoch"], resumed["position"]
+                self.go_to(epoch, position, group)
+            self._workers[worker] = _BEGUN
+
+    def end(self, worker: int, group: Sequence[int]) -> None:
+        """Note that a worker came to the end of its share, unless another pass has begun."""
+        with self._blocks.alone():
+            if self._now[2:].tolist() == [*group]:
+                self._workers[worker] = _THROUGH
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all workers of the pass came to the end."""
+        workers = int(self._now[-1])
+        return workers > 0 and bool((self._workers[:workers] == _THROUGH).all())
+
+
 _DIVIDERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # of accelerate, and the first of transformers, too
 
 
@@ -376,13 +470,17 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignore[misc]
     """Samples as a stream, for a `DataLoader` with the same `batch_size` and any number of workers.
 
-    Each pass reads the epoch that `set_epoch` says: call it before each pass, as for a DistributedSampler. It reaches
-    workers that persist, too. A state (`state_at`, or a StatefulDataLoader's) goes on with any number of ranks and
-    workers.
+    Each pass begins at the start of the current epoch, as that of a stream does: of the next one after a pass that came
+    to its end. Workers read ahead: a `break` among the last batches, those that they hold ready, counts as the end.
+    `set_epoch` says which epoch it is, in workers that persist, too. A state (`state_at`, or a StatefulDataLoader's)
+    goes on with any number of ranks and workers.
     """
 
     _tallies: SharedBlocks = field(init=False, repr=False, default_factory=partial(SharedBlocks, WORKERS))
-    _at: torch.Tensor = field(init=False, repr=False)  # epoch and position, in memory that workers share
+    _start: SharedStart = field(init=False, repr=False)
+    _passes: int = field(init=False, repr=False, default=0)  # that this process began
+    _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # of the last one's workers
+    _drop_last: bool = field(init=False, repr=False, default=False)  # of the DataLoader
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)  # where the pass of this process began
     _reading: Stream | None = field(init=False, repr=False, default=None)
@@ -390,7 +488,8 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
     def __post_init__(self) -> None:
         super().__post_init__()
         now: dict[str, Any] = self._stream.state_dict()
-        self._at = torch.tensor([now["epoch"], now["position"]]).share_memory_()
+        self._start = SharedStart(self._tallies)
+        self._start.go_to(now["epoch"], now["position"])
 
     def __len__(self) -> int:
         return len(self._stream)
@@ -401,8 +500,12 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
 
     @_whole_errors()
     def _begun(self) -> Iterator[Any]:
-        worker, workers = _worker()
+        self._note_end()
+        (worker, workers), info = _worker(), torch.utils.data.get_worker_info()
         resumed, self._resumed = self._resumed, None
+        self._passes += 1
+        self._group = (info.seed - worker if info else -1, self._passes, workers)
+        self._start.begin(worker, self._group, resumed.start if resumed else None)
         stream = self._next_pass()
         if resumed:
             stream.load_state_dict(resumed.start)
@@ -412,6 +515,13 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         self._pass = WorkerState(start, stream.end, stream.world_size, worker, workers, self.batch_size, position)
         self._reading.skipped = tally = SkipTally(self._tallies, worker)
         return self._checked_batches(iter(self._reading), workers, tally)
+
+    def _note_end(self) -> None:
+        """Note that a pass without workers is over, where nobody asked for more than its last batch."""
+        if self._reading and self._pass and self._pass.workers == 1:
+            counts = Stages((Batch(self.batch_size, self._drop_last),))
+            if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
+                self._start.end(0, self._group)
 
     @property
     def skipped(self) -> SkippedSamples:
@@ -425,7 +535,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         Raises:
             InvalidRequest: It is another one, so that workers and states would count other batches.
         """
-        frame = inspect.currentframe()
+        (worker, _), group, frame = _worker(), self._group, inspect.currentframe()
         with _whole_errors():
             self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {}, workers)
             del frame  # and the cycle that it is
@@ -433,11 +543,13 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
                 yield from samples
             finally:
                 tally.tell()
+            self._start.end(worker, group)
 
     def _check_batch_size(self, caller: Mapping[str, Any], workers: int) -> None:
         if "possibly_batched_index" in caller:  # PyTorch's fetcher
             wanted = caller["possibly_batched_index"]
             size = len(wanted) if isinstance(wanted, list) else 1
+            self._drop_last = getattr(caller.get("self"), "drop_last", False)
             if size != self.batch_size and (wanted is not None or workers > 1):
                 found = f"{self.batch_size} of the StreamDataset, {size} of the DataLoader"
                 raise InvalidRequest("batch_size", found, expected="the same: workers and states count batches by it")
@@ -452,14 +564,13 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             raise InvalidRequest("StreamDataset", found, remedy=remedy)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass read an epoch from its start; from where a state said, if it is the epoch of that state."""
+        """Let the next pass read an epoch from its start; in that of a state that was loaded, from the state."""
         self._check_undivided(inspect.currentframe())
-        epoch = self._checked_epoch(epoch)
-        if epoch != int(self._at[0]):
-            self._at.copy_(torch.tensor([epoch, 0]))
+        self._note_end()
+        self._start.set_epoch(self._checked_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state when each rank was handed so many batches of the pass that runs now, or comes next; JSON."""
+        """Return the state when each rank was handed so many batches of the pass begun last, or coming first; JSON."""
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
         return self._next_pass().state_after(batches * self.batch_size)
@@ -489,12 +600,12 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             self._resumed = found
             return
         self._stream.load_state_dict(dict(stream_state(state)))
-        now = self._stream.state_dict()
-        self._at.copy_(torch.tensor([now["epoch"], now["position"]]))
+        now: dict[str, Any] = self._stream.state_dict()
+        self._start.go_to(now["epoch"], now["position"])
 
     def _next_pass(self) -> Stream:
-        """Return the stream of all workers of this rank, where the next pass begins."""
-        epoch, position = self._at.tolist()
+        """Return the stream of all workers of this rank, where the pass begins."""
+        epoch, position = self._start.place
         stream = copy(self._stream)
         stream.load_state_dict({**stream.state_dict(), "epoch": epoch, "position": position})
         return stream

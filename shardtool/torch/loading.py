@@ -20,14 +20,14 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
 from shardtool.errors import SampleFailed, listing
 from shardtool.execute.local import cores
-from shardtool.read.chain import Batch
+from shardtool.read.chain import Batch, Stages
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
     from shardtool.read.fetch import SkippedSamples
-    from shardtool.read.stream import StreamPosition
+    from shardtool.read.stream import Stream, StreamPosition
 
     Samples = list[Any]
     State = dict[str, object]
@@ -50,8 +50,8 @@ class Loader(Streaming):
     Threads need no interpreter lock while they read files and while Pillow or NumPy work; a `transform` in pure Python
     holds it, and is faster in the worker processes of a DataLoader.
 
-    An iteration goes on where the last one ended: after a whole epoch with the next, in another order; after an early
-    stop with the batch that comes then. `set_epoch` goes to the start of an epoch.
+    Each iteration begins at the start of the current epoch, as that of a stream does: after a whole epoch that is the
+    next one, in another order. Where a state was loaded, one iteration goes on from there.
 
     A batch has the form of a sample: a dict of fields, or a tuple. Arrays and images of one shape become a tensor
     [samples, ...], in pinned memory where there is a GPU, and of several shapes a list of tensors; numbers a tensor of
@@ -70,7 +70,9 @@ class Loader(Streaming):
     collate: Callable[[list[Any]], Any] | None = None
     pin_memory: bool | None = None
     depth: int = 3
-    _state: dict[str, object] = field(init=False, repr=False)
+    _state: State = field(init=False, repr=False)
+    _next: int | None = field(init=False, repr=False, default=None)  # epoch to begin; None: goes on from the state
+    _pass: object = field(init=False, repr=False, default=None)  # that runs
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,19 +86,35 @@ class Loader(Streaming):
         return Batch(self.batch_size, self.drop_last).count(len(self._stream))
 
     def __iter__(self) -> Iterator[Any]:
-        stream = copy(self._stream)
+        stream, self._pass = copy(self._stream), (now := object())
+        if self._next is not None:
+            self._state = {**self._state, "epoch": self._next, "position": 0}
         stream.load_state_dict(self._state)
+        self._next = cast("int", self._state["epoch"])
+        return self._batches(stream, now)
+
+    def _batches(self, stream: Stream, now: object) -> Iterator[Any]:
+        counts = Stages((Batch(self.batch_size, self.drop_last),))
+
+        def state() -> tuple[State, int]:
+            return stream.state_dict(), stream.next_epoch(counts)
+
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
         work = SampleWork(self._changed, self.batch_size, self.drop_last, self.collate, pin)
         samples = ((sample, stream.place()) for sample in stream)
-        passing = batches(samples, stream.state_dict, work, self.threads or cores(), self.depth)
+        passing = batches(samples, state, work, self.threads or cores(), self.depth)
         try:
             for handed in passing:
-                self._state = handed.pop()
+                self._note(now, handed.pop())
                 yield handed.pop()
         finally:
             passing.close()
-        self._state = stream.state_dict()
+        self._note(now, state())
+
+    def _note(self, now: object, state: tuple[State, int]) -> None:
+        """Note the state of a pass, and the epoch of the next, unless another pass or epoch came after it."""
+        if self._pass is now:
+            self._state, self._next = state
 
     @property
     def skipped(self) -> SkippedSamples:
@@ -104,10 +122,10 @@ class Loader(Streaming):
         return self._stream.skipped
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration read another epoch from its start; in the epoch that it is in, it goes on."""
+        """Let the next iteration read an epoch from its start; in that of a state that was loaded, from the state."""
         epoch = self._checked_epoch(epoch)
-        if epoch != self._state["epoch"]:
-            self._state = {**self._state, "epoch": epoch, "position": 0}
+        if epoch != (self._state["epoch"] if self._next is None else self._next):
+            self._state, self._next, self._pass = {**self._state, "epoch": epoch, "position": 0}, None, None
 
     def state_dict(self) -> dict[str, object]:
         """Return the state after the last batch that was handed out: the same for all ranks at the same step; JSON."""
@@ -120,7 +138,7 @@ class Loader(Streaming):
             InvalidRequest: It is no such state, or one of other samples.
         """
         self._stream.load_state_dict(dict(stream_state(state)))
-        self._state = self._stream.state_dict()
+        self._state, self._next, self._pass = self._stream.state_dict(), None, None
 
     def _changed(self, given: tuple[object, StreamPosition]) -> object:
         sample, place = given
@@ -291,7 +309,7 @@ class SampleWork:
 
 
 def batches(
-    samples: Generator[Any], state_of: Callable[[], State], work: SampleWork, threads: int, depth: int
+    samples: Generator[Any], state_of: Callable[[], Any], work: SampleWork, threads: int, depth: int
 ) -> Generator[list[Any]]:
     """Yield each batch, and the samples' state after it, as a list: who empties it holds the only reference.
 
@@ -338,7 +356,7 @@ class _Batch:
         done: The batch; None: all of its samples were left out.
     """
 
-    def __init__(self, samples: Samples, state: State, work: SampleWork, stop: Event) -> None:
+    def __init__(self, samples: Samples, state: Any, work: SampleWork, stop: Event) -> None:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
         self._keys = [sample["__key__"] for sample, _ in samples]

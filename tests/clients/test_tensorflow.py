@@ -173,6 +173,13 @@ def test_batches_of_a_sequence(photos: Packed) -> None:
         orders.append([*found])
         sequence.on_epoch_end()
     assert orders[0] != orders[1]
+    looped = keras_sequence(dataset, 40)
+    next(iter(looped))
+    assert [[key for batch in looped for key in batch["__key__"]] for _ in range(2)] == orders
+    looped.set_epoch(0)
+    assert [*looped[0]["__key__"]] == orders[0][:40]
+    with pytest.raises(InvalidRequest, match=r"expected what shardtool\.open returned"):
+        keras_sequence(dataset.stream(), 40)
     plain = keras_sequence(dataset, 98, shuffle=False)
     assert [*plain[0]["__key__"]] == [*photos.samples]
     with pytest.raises(IndexError, match="batch 1 of 1"):

@@ -105,11 +105,13 @@ def test_loader_in_order(dataset: Any, photos: Packed) -> None:
 
 
 def test_a_stream_of_the_dataset(dataset: Any) -> None:
-    """A stream that is given keeps its order and its place, and takes no options of a stream."""
+    """A stream that is given keeps its order and epoch, and a state that it loaded; it takes no options of a stream."""
     stream = dataset.stream(seed=7, epoch=2)
-    first = next(iter(stream))["__key__"]
     whole = keys(loader(dataset.stream(seed=7, epoch=2), 8))
-    assert [first, *flat(keys(loader(stream, 8)))] == flat(whole)
+    next(iter(stream))
+    assert keys(loader(stream, 8)) == _passes(StreamDataset(stream, 8), 0) == whole
+    stream.load_state_dict({**stream.state_dict(), "position": 16})
+    assert keys(loader(stream, 8)) == _passes(StreamDataset(stream, 8), 0) == whole[2:]
     assert _passes(StreamDataset(dataset.stream(seed=7, epoch=2), 8), 2) == whole
     with pytest.raises(InvalidRequest, match=r"^seed: given for a stream"):
         loader(stream, 8, seed=1)
@@ -129,7 +131,7 @@ def test_own_collate(dataset: Any) -> None:
 
 
 def test_loader_goes_on_where_it_was(dataset: Any) -> None:
-    """After an early stop, and in another loader from its state, the batches are those that come then."""
+    """After an early stop, the epoch begins anew; in a loader that loads the state, the batches are those that come."""
     whole = keys(loader(dataset, 8, seed=5))
     batches = loader(dataset, 8, seed=5, depth=5)
     taken = []
@@ -140,7 +142,7 @@ def test_loader_goes_on_where_it_was(dataset: Any) -> None:
     state = json.loads(json.dumps(batches.state_dict()))
     names = [one.name for one in threading.enumerate() if one.name.startswith("shardtool-")]
     assert not [name for name in names if "callers" not in name]  # those stay, for stores
-    assert taken + keys(batches) == whole
+    assert keys(batches) == whole
     other = loader(dataset, 8, seed=99)
     other.load_state_dict(state)
     other.set_epoch(0)  # the epoch of the state: it goes on
@@ -355,8 +357,115 @@ def test_stream_dataset_in_workers(dataset: Any, workers: int) -> None:
     """Any number of workers gives the same batches, those of `loader`."""
     expected = keys(loader(dataset, 8, seed=2))
     samples = StreamDataset(dataset, 8, seed=2)
-    assert _passes(samples, 0) == _passes(samples, workers) == expected
+    assert _passes(samples, workers) == expected
+    samples.set_epoch(0)
+    assert _passes(samples, 0) == expected
     assert (len(samples), len(DataLoader(samples, 8))) == (98, 13)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_one_rule_of_epochs(dataset: Any, workers: int, persistent: bool) -> None:  # noqa: FBT001
+    """Passes are the epochs one after the other; a look at some batches costs none; a state holds for one pass."""
+    if persistent and not workers:
+        pytest.skip("no workers")
+    plain = loader(dataset, 2, seed=2, decode={"jpg": None})
+    epochs = [keys(plain) for _ in range(4)]
+    samples = StreamDataset(dataset, 2, seed=2, decode={"jpg": None})
+    batches = DataLoader(samples, 2, num_workers=workers, persistent_workers=persistent, collate_fn=as_list)
+    for epoch in range(2):
+        for _ in range(2):
+            assert next(iter(batches)) == next(iter(batches)) == epochs[epoch][0]
+        if epoch:
+            torch.manual_seed(0)  # the workers of each pass get the same seed
+        assert list(batches) == epochs[epoch]
+    torch.manual_seed(0)
+    assert list(batches) == epochs[2]
+    samples.load_state_dict(samples.state_at(9))
+    assert next(iter(batches)) == epochs[2][9]
+    assert list(batches) == epochs[2]
+    samples.load_state_dict({**samples.state_at(0), "position": 20})
+    samples.set_epoch(2)
+    assert list(batches) == epochs[2][10:]
+    assert list(batches) == epochs[3]
+
+
+@pytest.mark.parametrize("kind", ["loader", "StreamDataset"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_who_takes_all_batches_is_through(dataset: Any, kind: str, drop_last: bool) -> None:  # noqa: FBT001
+    """An epoch of which `len` batches were taken is over, though nobody asked for more: so Lightning's Trainer does."""
+    plain = loader(dataset, 8, drop_last=drop_last)
+    epochs = [keys(plain) for _ in range(2)]
+    batches = (
+        loader(dataset, 8, drop_last=drop_last)
+        if kind == "loader"
+        else DataLoader(StreamDataset(dataset, 8), 8, drop_last=drop_last, collate_fn=dict_of_lists)
+    )
+    for epoch in epochs:
+        assert [batch["__key__"] for _, batch in zip(range(len(batches)), batches, strict=False)] == epoch
+
+
+def dict_of_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a batch with its fields as lists."""
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
+
+
+def test_an_epoch_that_is_set_in_a_pass_holds(dataset: Any) -> None:
+    """A pass ends as it began, and leaves alone what was set meanwhile."""
+    batches = loader(dataset, 8)
+    passing = iter(batches)
+    next(passing)
+    batches.set_epoch(5)
+    assert len([*passing]) == 12
+    assert (batches.state_dict()["epoch"], batches.state_dict()["position"]) == (5, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_no_dataset_of_pytorch(dataset: Any, workers: int) -> None:
+    """A DataLoader of a stream or a loader is refused in words that name what to give it."""
+    for wrong in (dataset.stream(), loader(dataset, 8)):
+        with pytest.raises(InvalidRequest, match=r"Give a DataLoader StreamDataset\(dataset, batch_size\), or MapDat"):
+            next(iter(DataLoader(wrong, 32, num_workers=workers)))
+    for name, remedy in (
+        ("num_workers", "loader.* has threads="),
+        ("sampler", "MapDataset"),
+        ("collate_fn", "collate="),
+    ):
+        with pytest.raises(InvalidRequest, match=rf"^{name}: an option of PyTorch's DataLoader\. .*{remedy}"):
+            loader(dataset, 8, **{name: None})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        loader(dataset, 8, no_such=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_equal_steps_whatever_a_filter_leaves_out(dataset: Any, world_size: int) -> None:
+    """Every rank makes as many steps as `len` says, by loader and by workers: with the same samples as one rank.
+
+    In an evaluation, what is no padding is every sample that the filter wants, once.
+    """
+    chain = dataset.decode({"jpg": None}).filter(wanted)
+    expected = {sample["__key__"] for sample in chain}
+    choices: tuple[dict[str, Any], ...] = ({"parts": 64}, {"shuffle": False})
+    for options in choices:
+        whole = [sample["__key__"] for sample in chain.stream(rank=0, world_size=1, **options)]
+        real = []
+        for rank in range(world_size):
+            share: dict[str, Any] = {"rank": rank, "world_size": world_size, **options}
+            batches = loader(chain, 4, **share)
+            mine = [*batches]
+            samples = StreamDataset(chain, 4, **share)
+            assert _passes(samples, rank % 3) == keys(mine)
+            assert (len(mine), len(flat(keys(mine)))) == (len(batches), len(samples))
+            assert set(flat(keys(mine))) <= expected
+            assert flat(keys(mine))[: len(whole) // world_size] == whole[rank::world_size][: len(whole) // world_size]
+            for batch in mine if "shuffle" in options else ():
+                real += [key for key, extra in zip(batch["__key__"], batch["__padding__"], strict=True) if not extra]
+        assert sorted(real) == (sorted(expected) if "shuffle" in options else [])
+
+
+def wanted(sample: dict[str, Any]) -> bool:
+    """Say which samples are wanted: one in three is not."""
+    return bool(sum(sample["__key__"].encode()) % 3)
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (1, "spawn"), (2, "fork")])
@@ -474,7 +583,8 @@ def test_workers_started_anew(dataset: Any, method: str) -> None:
     """Workers that are started anew get the dataset with its functions, and the epoch."""
     samples = StreamDataset(dataset, 8, transform=as_it_is)
     samples.set_epoch(1)
-    assert _passes(samples, 1, multiprocessing_context=method) == _passes(samples, 0)
+    first, second = (_passes(samples, 1, multiprocessing_context=method) for _ in range(2))
+    assert [first, second] == [keys(one) for one in [loader(dataset.stream(epoch=1), 8)] * 2]
 
 
 def as_it_is(sample: Any) -> Any:

@@ -121,6 +121,45 @@ def test_a_missing_field_is_named(call: Callable[..., Listed]) -> None:
     assert "missing='skip'" in raised.value.remedy
 
 
+def test_filter_and_none_leave_out() -> None:
+    """What `filter` refuses, and what `map` makes None of, is left out and counted, wherever it stands before batch."""
+    chain = _listed().filter(lambda sample: b"c" not in sample.get("jpg", b"")).map(_unless_b).tuple("__key__")
+    assert list(chain) == [("a",), ("d",)]
+    assert [str(error) for error in chain.skipped] == ["sample b: left out by map", "sample c: left out by filter"]
+    with pytest.raises(SampleFailed, match=r"^sample b: left out by map\. A stream leaves such samples out\.$"):
+        chain.stages.apply(_SAMPLES[1])
+    assert [len(batch) for batch in _listed().tuple("cls").filter(lambda one: one[0] != b"1").batch(2)] == [1, 1]
+    with pytest.raises(InvalidRequest, match=r"^filter: leaves out batches; expected samples"):
+        _listed().batch(2).filter(len)
+    with pytest.raises(
+        InvalidRequest, match=r"^map: None for a batch; expected a batch: leave out samples before batch$"
+    ):
+        list(_listed(0, 2).select("cls").batch(2).map(lambda _: None))
+
+
+def _unless_b(sample: dict[str, object]) -> dict[str, object] | None:
+    return None if sample["__key__"] == "b" else sample
+
+
+def test_an_error_of_a_function_leaves_nothing_out() -> None:
+    """What a function of `filter` or `map` raises passes, be it an error that a stage would leave out."""
+    error = SampleFailed("sample a", "lost")
+    for chain in (_listed().filter(_raises(error)), _listed().map(_raises(error))):
+        with pytest.raises(SampleFailed, match=r"^sample a: lost$"):
+            list(chain)
+
+
+@pytest.mark.parametrize("word", ["to_tuple", "shuffle", "batched", "rename", "map_tuple", "with_epoch"])
+def test_words_of_other_readers(word: str) -> None:
+    """A method of another reader is an AttributeError that says what it is here; any other one stays as it was."""
+    with pytest.raises(AttributeError, match=rf"^Listed has no {word}\. Here it is \w+\("):
+        getattr(_listed(), word)
+    with pytest.raises(AttributeError, match=r"^Listed has no others$"):
+        _ = _listed().others  # type: ignore[attr-defined]
+    with pytest.raises(InvalidRequest, match=r"^select: .*filter\(function\) chooses samples\.$"):
+        _listed().select(len)  # type: ignore[arg-type]
+
+
 def test_what_is_left_out_is_counted() -> None:
     """Each sample that a stream leaves out is handed over with its error, whichever stage it was."""
     chain = _listed().decode({"jpg": None}, on_error="skip").tuple("jpg", "cls", missing="skip")

@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,9 @@ from hypothesis import strategies as st
 from shardtool.errors import InvalidRequest
 from tests.helpers import ENVIRONMENT
 from tests.read.made_data import SAMPLES, Made, make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def _descriptors() -> set[str]:
 @pytest.mark.parametrize("buffer", [None, 1, 7, 1000])
 def test_an_epoch_gives_each_sample_once(made: Made, *, shuffle: bool, buffer: int | None) -> None:
     """Whatever the buffer: in the dataset's order, or all of them in another one."""
-    got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1))
+    got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1, ends="drop"))
     if shuffle:
         assert [one["__key__"] for one in got] != [one["__key__"] for one in made.samples]
         got.sort(key=lambda one: str(one["__key__"]).encode())
@@ -54,8 +58,7 @@ def test_a_state_goes_on_at_the_exact_sample(made: Made, *, taken: int, shuffle:
     other.load_state_dict(stream.state_dict())
     rest = list(samples)
     assert list(other) == (rest or list(stream))
-    if rest:
-        assert next(iter(other)) == next(iter(stream))
+    assert next(iter(other)) == next(iter(stream))
 
 
 def test_fewer_samples_than_ranks(made: Made) -> None:
@@ -68,24 +71,63 @@ def test_fewer_samples_than_ranks(made: Made) -> None:
         assert sum(len([*stream]) for stream in streams) == count
 
 
-def test_a_stream_goes_on_after_a_break(made: Made) -> None:
-    """A second iterator, or a copy through pickle, goes on where the first has got to."""
-    stream = made.open().stream(shuffle=False, rank=0, world_size=1)
-    list(islice(stream, 10))
+def _keys(samples: Iterable[dict[str, object]]) -> list[object]:
+    return [one["__key__"] for one in samples]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 10, SAMPLES - 1])
+def test_an_iteration_begins_anew(made: Made, taken: int) -> None:
+    """After a `break` the same epoch begins again, in a copy through pickle, too; the state is kept until then."""
+    stream = made.open().stream(seed=3, rank=0, world_size=1)
+    whole = _keys(made.open().stream(seed=3, rank=0, world_size=1))
+    assert _keys(islice(stream, taken)) == whole[:taken]
+    assert (stream.state_dict()["epoch"], stream.state_dict()["position"]) == (0, taken)
     copy = pickle.loads(pickle.dumps(stream))  # noqa: S301 - our own
-    assert list(stream) == list(copy) == made.samples[10:]
+    again = iter(stream)
+    assert stream.state_dict()["position"] == 0
+    assert _keys(again) == _keys(copy) == whole
+    assert sorted(map(str, _keys(stream))) == sorted(map(str, whole)) != whole
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_who_takes_all_is_through(made: Made, size: int) -> None:
+    """An epoch is over when all its batches were given, whether or not a loop asked for one more."""
+    stream = made.open().stream(rank=0, world_size=1).select("__key__").batch(size, drop_last=True)
+    whole = [
+        _keys(islice(made.open().stream(epoch=epoch, rank=0, world_size=1), len(stream) * size)) for epoch in (0, 1)
+    ]
+    for epoch in whole:
+        gave = [key for _, batch in zip(range(len(stream)), stream, strict=False) for key in batch["__key__"]]
+        assert gave == epoch
+
+
+def test_a_state_that_was_loaded_holds_once(made: Made) -> None:
+    """One iteration goes on from a state; after a `break` in it, its epoch begins at the start."""
+    stream = made.open().stream(rank=0, world_size=1)
+    whole = _keys(stream)
+    state = {**stream.state_dict(), "epoch": 0, "position": 30}
+    for epoch in (0, 1):
+        stream.load_state_dict(state)
+        stream.set_epoch(0)
+        assert _keys(islice(stream, 5)) == whole[30:35]
+        stream.set_epoch(0)
+        assert _keys(stream) == whole
+        assert stream.state_dict()["epoch"] == 1
+        stream.load_state_dict(state)
+        stream.set_epoch(epoch)
+        assert _keys(islice(stream, 5)) == (whole[30:35] if epoch == 0 else _keys(made.open().stream(epoch=1))[:5])
 
 
 def test_of_two_iterators_the_last_one_has_the_state(made: Made) -> None:
     """Two iterators of a stream do not disturb each other; the state is that of the one started last."""
-    stream = made.open().stream(shuffle=False, rank=0, world_size=1)
+    stream = made.open().stream(shuffle=False, rank=0, world_size=1, ends="drop")
     first = iter(stream)
     list(islice(first, 5))
     second = iter(stream)
-    assert next(second) == made.samples[5]
+    assert next(second) == made.samples[0]
     assert list(islice(first, 40)) == made.samples[5:45]
-    assert stream.state_dict()["position"] == 6
-    assert list(second) == made.samples[6:]
+    assert stream.state_dict()["position"] == 1
+    assert list(second) == made.samples[1:]
     assert list(first) == made.samples[45:]
     assert stream.state_dict()["epoch"] == 1
 
@@ -164,7 +206,7 @@ def test_a_forked_process_reads_on(made: Made) -> None:
             child = os.fork()
             if not child:
                 signal.alarm(20)
-                right = list(data.stream(shuffle=False, rank=0, world_size=1)) == made.samples
+                right = list(data.stream(shuffle=False, rank=0, world_size=1, ends="drop")) == made.samples
                 os._exit(0 if right else 1)
             assert os.waitpid(child, 0)[1] == 0
     finally:

@@ -76,7 +76,7 @@ def test_a_lock_that_was_held_at_the_fork() -> None:
     _put(made, 0, b"before")
 
     def hold() -> None:
-        with made._alone():  # noqa: SLF001 - both locks, as a thread that writes has them
+        with made.alone():  # both locks, as a thread that writes has them
             held.set()
             assert not _in_child(lambda: False)
             done.wait(10)
