@@ -20,7 +20,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
-from itertools import islice
+from itertools import chain, islice
 from numbers import Integral
 from operator import itemgetter
 from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
@@ -422,7 +422,7 @@ def _unlike(first: dict[str, object], sample: object) -> ShardError:
 Missing = Literal["error", "skip", "none"]
 Size = tuple[int, int]
 OnSkip: TypeAlias = "Callable[[SampleFailed], object]"
-_OWN = ("__key__", "__padding__")  # what every sample keeps
+_OWN = ("__key__", "__dataset__", "__padding__")  # what every sample keeps
 
 
 @dataclass(frozen=True)
@@ -539,7 +539,20 @@ class Tuple(_FieldStage):
         return self._lacking(sample, names.replace(";", " or "))
 
 
-Each = Decode | Map | Select | Tuple
+@dataclass(frozen=True)
+class Chains:
+    """What is done first to the samples of a mix: the stages of each dataset, by the `__dataset__` of its samples."""
+
+    each: tuple[tuple[Each, ...], ...]
+
+
+Each = Decode | Map | Select | Tuple | Chains
+
+
+def _stages_of(stages: Sequence[Each], sample: Any) -> Sequence[Any]:
+    """Return the stages of a sample: of one of a mix, those of its dataset, and then those of the mix."""
+    first = stages[0]
+    return (*first.each[sample["__dataset__"]], *stages[1:]) if isinstance(first, Chains) else stages
 
 
 @dataclass(frozen=True)
@@ -627,7 +640,8 @@ class Stages:
         from multiprocessing.context import get_spawning_popen
 
         if get_spawning_popen() is not None:  # other picklers, such as cloudpickle, may well be able to
-            for stage in self.stages:
+            chains = [stage.each if isinstance(stage, Chains) else ((stage,),) for stage in self.stages]
+            for stage in chain.from_iterable(chain.from_iterable(chains)):
                 if isinstance(stage, Map):
                     _check_travels(f"the function of {_call(stage)}", stage.function)
                 for name, given in stage.own if isinstance(stage, Decode) else ():
@@ -752,8 +766,8 @@ def _through(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip)
             value = sample
             left_out = None
             try:
-                for stage in stages:
-                    value = stage(value)  # type: ignore[arg-type]
+                for stage in _stages_of(stages, sample):
+                    value = stage(value)
                     if value is None:
                         left_out = SampleFailed(_named(sample), f"left out by {_call(stage)}")
                         break

@@ -19,10 +19,10 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
 from shardtool.read.catalog import joined, matching_rows, open_catalog, schema_of, table_of
-from shardtool.read.chain import Stages
+from shardtool.read.chain import Batch, Chains, Stages
 from shardtool.read.fetch import Fetcher, MixedReader
 from shardtool.read.files import GrowingCache, ReadOptions, TakenShards
-from shardtool.read.order import MixedSamples, SampleView
+from shardtool.read.order import MixedSamples, OrderOptions, SampleView
 from shardtool.read.stream import Streamable
 from shardtool.values import agreed_type, counted
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.read.catalog import Catalog, IndexStore
+    from shardtool.read.chain import Each
     from shardtool.read.fetch import SkippedSamples
     from shardtool.read.files import ShardCache
     from shardtool.read.order import Stop
@@ -186,10 +187,7 @@ class Dataset(Streamable):
 
     def _numbers(self, places: Numbers) -> Numbers:
         """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""
-        bad = places[(places < -self._count) | (places >= self._count)]
-        if len(bad):
-            raise IndexError(f"sample {bad[0]} of {self._count:,}")
-        places = np.where(places < 0, places + self._count, places)
+        places = _in_range(places, self._count)
         return places if self._chosen is None else self._chosen[places]
 
     def _with_keys(self, keys: Iterable[str]) -> Numbers:
@@ -266,6 +264,14 @@ class Dataset(Streamable):
         return table_of(self.fetcher.catalog, self._chosen)
 
 
+def _in_range(places: Numbers, count: int) -> Numbers:
+    """Return places of so many samples; those below 0 count from the end."""
+    bad = places[(places < -count) | (places >= count)]
+    if len(bad):
+        raise IndexError(f"sample {bad[0]} of {count:,}")
+    return np.where(places < 0, places + count, places)
+
+
 # `shardtool.open`: a dataset for training code, given in any way that the commands take.
 
 
@@ -300,42 +306,94 @@ def open(  # noqa: A001 - its public name
     return Dataset(Fetcher(open_catalog(given), ReadOptions(check, cache, on_error, metadata)))
 
 
-_AFTER = "samples as they are read: mix first, then decode, map or select"
-
-
 class Mixture(Streamable):
-    """Samples of several datasets, by weights: what `mix` returns."""
+    """Samples of several datasets: what `mix` returns. Each says which it is of by its number, as `__dataset__`."""
+
+    source: MixedSamples
+    fetcher: MixedReader
 
     def __repr__(self) -> str:
         return f"<Mixture: {counted(self.source.length, 'sample')} an epoch{self.stages}>"
 
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+    @overload
+    def __getitem__(self, which: Sequence[int] | Numbers) -> list[Any]: ...
 
-def mix(datasets: Sequence[Streamable], weights: Sequence[float], *, stop: Stop = "first") -> Mixture:
+    def __getitem__(self, which: int | Sequence[int] | Numbers) -> Any:
+        """Return the sample at a place of an epoch that is not shuffled, or a list of those at several.
+
+        Raises:
+            IndexError: There is no such place.
+            CorruptShard: A shard is missing or damaged.
+            SampleFailed: A stage cannot do its work, or would leave the sample out.
+        """
+        places = np.asarray(which)
+        if isinstance(which, slice) or places.ndim > 1 or not (places.dtype.kind in "iu" or not places.size):
+            expected = "a number, or several: views are taken of datasets, before they are mixed"
+            raise InvalidRequest("the mix", f"asked for {which!r:.80}", expected=expected)
+        places = _in_range(places.reshape(-1).astype(np.int64), self.source.length)
+        numbers = self.source.order(OrderOptions(shuffle=False)).numbers(places)
+        if np.ndim(which):
+            return [self.stages.apply(sample) for sample in self.fetcher.fetch(numbers)]
+        (found,) = self.fetcher.read(numbers)
+        if isinstance(found, ShardError):
+            raise found
+        return self.stages.apply(found)
+
+
+def mix(
+    datasets: Sequence[Streamable], weights: Sequence[float] | None = None, *, choose: Sequence[int] | None = None,
+    repeat: Sequence[float] | None = None, stop: Stop | None = None,
+) -> Mixture:  # fmt: skip
     """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
 
     Which dataset comes next is random in blocks of 64 samples, in which shares are exact; without `shuffle`, too, where
     each dataset keeps its own order. A dataset that is exhausted before the epoch ends goes on with its next epoch, in
-    another order; and in the next epoch of the mix, each goes on where it was.
+    another order; and in the next epoch of the mix, each goes on where it was. With datasets alone, an epoch has each
+    of their samples once.
 
     Args:
-        datasets: Datasets, views of them, or other mixes.
-        weights: Of each, above 0: with 3 and 1, three of four samples are of the first.
-        stop: When an epoch ends: with the last sample of the dataset that is exhausted first (`first`), when each
-            was seen as a whole (`all`), or after a number of samples.
+        datasets: Datasets, views of them, or other mixes. What is done to the samples of each comes before what is done
+            to those of the mix.
+        weights: Of each, above 0: with 3 and 1, three of four samples are of the first; None: their lengths.
+        choose: How many samples of each an epoch has, in place of weights.
+        repeat: How many times an epoch has each: 2 twice, 0.5 one half of it, in the next epoch the other.
+        stop: When an epoch by weights ends: with the last sample of the dataset that is exhausted first (`first`), when
+            each was seen as a whole (`all`), or after a number of samples.
 
     Raises:
-        InvalidRequest: A dataset has no samples, or weights or `stop` are none of their values.
+        InvalidRequest: A dataset has no samples, or makes batches, or weights and the like are none of their values.
     """
     for at, one in enumerate(datasets):
         if not isinstance(one, Streamable):
             found = f"a {type(one).__name__}"
             raise InvalidRequest(f"dataset {at} of the mix", found, expected="what shardtool.open returned")
-        if one.stages.stages:
-            raise InvalidRequest(f"dataset {at} of the mix", "something is done to its samples", expected=_AFTER)
-    source = MixedSamples.of([one.source for one in datasets], weights, stop)
-    found = Mixture(MixedReader([one.fetcher for one in datasets], source), source)
+        if any(isinstance(stage, Batch) for stage in one.stages.stages):
+            raise InvalidRequest(f"dataset {at} of the mix", "batches", expected="samples: mix first, then batch")
+    given = [name for name, one in (("weights", weights), ("choose", choose), ("repeat", repeat)) if one is not None]
+    if len(given) > 1 or (stop is not None and {*given} - {"weights"}):
+        found = f"given with {listing([*given[1:], *(['stop'] if stop is not None else [])])}"
+        raise InvalidRequest(given[0], found, expected="weights and stop, choose, or repeat")
+    sources = [one.source for one in datasets]
+    if weights is None and stop is None:
+        source = MixedSamples.of_counts(sources, choose, repeat)
+    else:
+        weights = [one.length for one in sources] if weights is None else weights
+        source = MixedSamples.of(sources, weights, "first" if stop is None else stop)
+    mixed = Mixture(MixedReader([one.fetcher for one in datasets], source), source)
     agreed = {name: agreed_type(one.stages.types.get(name) for one in datasets) for name in datasets[0].stages.types}
-    return found.with_stages(Stages(types={name: kind for name, kind in agreed.items() if kind}))
+    chains = tuple(chain for one in datasets for chain in _chains(one))
+    stages = (Chains(chains),) if any(chains) else ()
+    return mixed.with_stages(Stages(stages, {name: kind for name, kind in agreed.items() if kind}))
+
+
+def _chains(one: Streamable) -> list[tuple[Each, ...]]:
+    """Return what is done to the samples of a dataset, or of each that a mix has."""
+    own = tuple(stage for stage in one.stages.stages if not isinstance(stage, Batch))
+    if own and isinstance(own[0], Chains):
+        return [(*before, *own[1:]) for before in own[0].each]
+    return [own] * (sum(one.source.datasets) if isinstance(one, Mixture) else 1)
 
 
 # Samples by their keys: a lazy sequence of all keys, and where each lies.

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,7 +68,34 @@ class SkippedSamples:
                 self.reasons[str(error)] += 1
 
 
-class Fetcher:
+class _SampleReader:
+    """What reads samples by their numbers."""
+
+    read: Callable[[Numbers], Samples]
+    refuse: Callable[..., None]
+
+    def fetch(self, numbers: Numbers) -> list[Sample]:
+        """Return samples, in the order of their numbers in the argument.
+
+        Args:
+            numbers: int64 [n].
+
+        Returns:
+            n of them, or fewer where damaged ones are skipped.
+
+        Raises:
+            CorruptShard: A shard is missing or damaged.
+        """
+        found = []
+        for at, sample in enumerate(self.read(numbers)):
+            if isinstance(sample, ShardError):
+                self.refuse(sample, int(numbers[at]))
+            else:
+                found.append(sample)
+        return found
+
+
+class Fetcher(_SampleReader):
     """Reads samples of a catalog; safe in threads, picklable, and without open files in a process that gets it.
 
     Attributes:
@@ -143,26 +171,6 @@ class Fetcher:
         if any(catalog.fields.get(name) != len(catalog) for name in wanted):
             return self
         return self.selecting(frozenset(wanted))
-
-    def fetch(self, numbers: Numbers) -> list[Sample]:
-        """Return samples, in the order of their numbers in the argument.
-
-        Args:
-            numbers: int64 [n].
-
-        Returns:
-            n of them, or fewer where damaged ones are skipped.
-
-        Raises:
-            CorruptShard: A shard is missing or damaged.
-        """
-        found = []
-        for at, sample in enumerate(self.read(numbers)):
-            if isinstance(sample, ShardError):
-                self.refuse(sample, int(numbers[at]))
-            else:
-                found.append(sample)
-        return found
 
     def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
         """Raise the error of a sample, or count it where damaged samples are skipped.
@@ -303,13 +311,14 @@ class Fetcher:
         return ShardRows(self.catalog, self.options, self._opened(shard), shard, rows, metadata)
 
 
-class MixedReader:
-    """Reads samples of several datasets; their numbers follow each other."""
+class MixedReader(_SampleReader):
+    """Reads samples of several datasets; their numbers follow each other, and `__dataset__` says which it is of."""
 
     def __init__(self, readers: Sequence[Reader], source: MixedSamples) -> None:
         self._readers, self._source = readers, source
         spans = [one.span for one in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
+        self._datasets = [0, *accumulate(source.datasets)]  # the number of the first dataset of each source
 
     @property
     def mean_size(self) -> int:
@@ -358,7 +367,7 @@ class MixedReader:
     def _joined(self, numbers: Numbers, read: Callable[[Reader, Numbers], Samples]) -> Samples:
         which = np.searchsorted(self._ends, numbers, side="right")
         found = [iter(read(one, part)) for one, part in self._divided(numbers, which)]
-        return (next(found[at]) for at in which.tolist())
+        return (_of_dataset(self._datasets[at], next(found[at])) for at in which.tolist())
 
     def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[Reader, Numbers]]:
         """Yield each reader, and its samples among `numbers`, as it numbers them."""
@@ -369,6 +378,13 @@ class MixedReader:
         """Return the reader of a sample, and its number there."""
         at = int(np.searchsorted(self._ends, number, side="right"))
         return self._readers[at], number - int(self._firsts[at])
+
+
+def _of_dataset(number: int, sample: Sample | ShardError) -> Sample | ShardError:
+    """Return a sample that says which dataset it is of, of those from `number` on."""
+    if isinstance(sample, dict):
+        sample["__dataset__"] = number + sample.get("__dataset__", 0)  # type: ignore[operator]
+    return sample
 
 
 Reader = Fetcher | MixedReader

@@ -332,6 +332,7 @@ Position = TypeVar("Position", int, "Numbers")
 _BLOCK = 64  # positions that are shuffled among themselves
 _MOST_WEIGHT = 2**20  # of a dataset, so that no product of a weight and a position is beyond 2^63:
 _MOST_POSITIONS = 2**40
+_MOST_PRODUCT = 2**61
 
 
 @dataclass(frozen=True)
@@ -360,6 +361,36 @@ class MixedSamples:
             if not source.length:
                 raise InvalidRequest(f"dataset {at} of the mix", "no samples")
         return cls(tuple(sources), whole, _length(whole, [source.length for source in sources], stop))
+
+    @classmethod
+    def of_counts(
+        cls, sources: Sequence[OrderedSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
+    ) -> MixedSamples:
+        """Return a mix by how many samples of each an epoch has, to one in 2^20 where they are more than a billion.
+
+        Args:
+            sources: What is mixed.
+            choose: How many of each.
+            repeat: How many times each; with neither, once.
+
+        Raises:
+            InvalidRequest: There is nothing to mix, or these are no positive numbers.
+        """
+        name, times = ("repeat", repeat) if choose is None else ("choose", choose)
+        name, times = ("the mix", [1] * len(sources)) if times is None else (name, times)
+        _check_each(name, times, len(sources))
+        lengths = [source.length if choose is None else 1 for source in sources]
+        counts = [max(1, round(one * length)) for one, length in zip(times, lengths, strict=True)]
+        if choose is not None and counts != [*choose]:
+            raise InvalidRequest("choose", repr(choose), expected="whole numbers")
+        length, divisor = sum(counts), math.gcd(*counts)
+        found, exact = cls.of(sources, counts, length), tuple(count // divisor for count in counts)
+        return replace(found, weights=exact) if length * max(exact) < _MOST_PRODUCT else found
+
+    @property
+    def datasets(self) -> list[int]:
+        """How many datasets each of the sources is: one, or all that it mixes."""
+        return [sum(one.datasets) if isinstance(one, MixedSamples) else 1 for one in self.sources]
 
     @property
     def span(self) -> int:
@@ -475,15 +506,19 @@ def _length(weights: Sequence[int], lengths: Sequence[int], stop: Stop) -> int:
     return high
 
 
+def _check_each(name: str, numbers: Sequence[float], count: int) -> None:
+    if not isinstance(numbers, Sized):
+        raise InvalidRequest(name, repr(numbers), expected="one for each dataset")
+    if len(numbers) != count or not count:
+        raise InvalidRequest(name, f"{len(numbers)} for {count} datasets", expected="one for each, and a dataset")
+    for one in numbers:
+        if isinstance(one, bool) or not isinstance(one, Real) or not 0 < one < math.inf:
+            raise InvalidRequest(name, repr(one), expected="numbers above 0")
+
+
 def _whole_weights(weights: Sequence[float], count: int) -> tuple[int, ...]:
     """Return weights as whole numbers: exact where these are not large, else to one part in 2^20 of the largest."""
-    if not isinstance(weights, Sized):
-        raise InvalidRequest("weights", repr(weights), expected="one for each dataset")
-    if len(weights) != count or not count:
-        raise InvalidRequest("weights", f"{len(weights)} for {count} datasets", expected="one for each, and a dataset")
-    for weight in weights:
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < weight < math.inf:
-            raise InvalidRequest("weights", repr(weight), expected="numbers above 0")
+    _check_each("weights", weights, count)
     exact = [Fraction(str(weight)) for weight in weights]
     scale = math.lcm(*(one.denominator for one in exact))
     divisor = math.gcd(*(int(one * scale) for one in exact))

@@ -22,7 +22,7 @@ import torch.utils.data
 
 from shardtool.errors import InvalidRequest, PlainError, SampleFailed
 from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders
-from shardtool.read.dataset import Dataset
+from shardtool.read.dataset import Dataset, Mixture
 from shardtool.read.fetch import SkippedSamples
 from shardtool.read.stream import Stream, Streamable, no_number
 from shardtool.request.settings import check_least
@@ -425,21 +425,22 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     """Samples by number, for a `DataLoader` with any sampler. A batch is read in file order, with few system calls.
 
     Attributes:
-        dataset: What is read. Its own chain (`decode`, `map`, `select`, `tuple`) comes before `decode`.
+        dataset: What is read, by numbers; of a mix, by places of an epoch that is not shuffled. Its own chain
+            (`decode`, `map`, `select`, `tuple`) comes before `decode`.
         decode: True: all fields by their names, as `Dataset.decode` does; or field to decoder; None: as the chain does.
         transform: Called with each sample, after all else.
         labels: Key to label, which becomes the field `label`.
     """
 
-    dataset: Dataset
+    dataset: Dataset | Mixture
     decode: Decoders = None
     transform: Transform | None = None
     labels: Mapping[str, Any] | None = field(default=None, repr=False)
-    _bare: Dataset = field(init=False, repr=False)
+    _bare: Dataset | Mixture = field(init=False, repr=False)
     _stages: Stages = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._bare, stages = unchained(self.dataset, (Dataset,))
+        self._bare, stages = unchained(self.dataset, (Dataset, Mixture))
         self._stages = chained(stages, self.decode, self.labels, self.transform)
 
     def __len__(self) -> int:

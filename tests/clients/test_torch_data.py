@@ -294,6 +294,23 @@ def test_labels(dataset: Any, photos: Packed) -> None:
     assert sample["label"] == labels[sample["__key__"]]
 
 
+def _negative(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "cls": -1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mix_by_numbers_and_as_a_stream(dataset: Any, workers: int) -> None:
+    """A mix of datasets with chains of their own is read by number, in worker processes, and by the loader."""
+    mixed = shardtool.mix([dataset[:40].decode().select("cls"), dataset[40:].select("cls").map(_negative)])
+    by_number = list(DataLoader(MapDataset(mixed), 7, num_workers=workers))
+    as_stream = list(loader(mixed, 7, shuffle=False, ends="uneven"))
+    for batches in (by_number, as_stream):
+        assert sorted(flat(batch["__key__"] for batch in batches)) == sorted(str(one["__key__"]) for one in dataset)
+        for batch in batches:
+            assert ((batch["cls"] < 0) == (batch["__dataset__"] == 1)).all()
+    assert [one["__key__"] for one in by_number] == [one["__key__"] for one in as_stream]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_map_dataset(dataset: Any, photos: Packed, workers: int) -> None:
     """A stock DataLoader gets every sample by number, shuffled by its own sampler, in batches of tensors."""
@@ -595,7 +612,9 @@ def as_it_is(sample: Any) -> Any:
 def test_functions_that_cannot_travel(dataset: Any) -> None:
     """With spawn, a function that cannot be pickled is refused in one line that says what to do."""
     unnamed = lambda data: data  # noqa: E731 - what cannot be pickled
-    for samples in (MapDataset(dataset, transform=unnamed), StreamDataset(dataset, 8, decode={"a": unnamed})):
+    mixed = shardtool.mix([dataset, dataset.map(unnamed)])
+    streams = StreamDataset(dataset, 8, decode={"a": unnamed}), StreamDataset(mixed, 8)
+    for samples in (MapDataset(dataset, transform=unnamed), *streams):
         batches = DataLoader(samples, 8, num_workers=1, multiprocessing_context="spawn")
         with pytest.raises(InvalidRequest, match=r"the (function of map|decoder of a): .*"):
             next(iter(batches))

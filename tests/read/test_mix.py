@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import shardtool
-from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shardtool.read.dataset import Mixture
 
 
 @pytest.fixture(scope="module")
@@ -105,5 +107,90 @@ def test_stages_of_a_mix(folder: Path) -> None:
             shardtool.mix(wrong, weights=[1, 1])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="weights: 3; expected one for each dataset"):
         shardtool.mix([data, data], weights=3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="mix first"):
-        shardtool.mix([data, data.decode()], [1, 1])
+    with pytest.raises(InvalidRequest, match="dataset 1 of the mix: batches; expected samples: mix first, then batch"):
+        shardtool.mix([data, data.select("txt").batch(2)], [1, 1])
+
+
+def _shout(sample: dict[str, object]) -> dict[str, object]:
+    return {**sample, "txt": f"{sample['txt']}!"}
+
+
+def test_each_dataset_has_a_chain_of_its_own(folder: Path) -> None:
+    """What is done to each dataset comes first, then what is done to the mix: by number, as a stream, and of mixes."""
+    big, few = _open(folder)
+    inner = shardtool.mix([big.decode().map(_shout), few.select("none", missing="none")]).map(lambda one: (*one,))
+    outer = shardtool.mix([few.decode().tuple("txt", "__dataset__"), inner, big], choose=[20, 80, 60]).map(type)
+    for samples in (outer, outer.stream(rank=0, world_size=1), outer[range(160)], [outer[at] for at in range(160)]):
+        assert Counter(samples) == {tuple: 100, dict: 60}
+    both = shardtool.mix([big.decode().map(_shout), few.decode()])
+    for sample in both:
+        key = str(sample["__key__"])
+        assert sample["txt"] == str(int(key[3:])) + "!" * key.startswith("big")
+        assert sample["__dataset__"] == key.startswith("few")
+    assert pickle.loads(pickle.dumps(both))[5] == both[5]  # noqa: S301 - ours
+
+
+def test_what_one_chain_leaves_out(folder: Path) -> None:
+    """A dataset that leaves out samples does so in a mix, and another one's errors stay errors."""
+    big, few = _open(folder)
+    skipping = shardtool.mix([big.select("none", missing="skip"), few])
+    stream = skipping.stream(rank=0, world_size=1)
+    found = [str(sample["__key__"]) for sample in stream]
+    assert (len(found), {key[:3] for key in found}) == (80, {"few"})
+    assert stream.skipped.samples == 60
+    with pytest.raises(SampleFailed, match="no field none"):
+        list(shardtool.mix([big.select("none"), few.select("none", missing="skip")]))
+
+
+def test_how_much_of_each(folder: Path) -> None:
+    """By size, each sample comes once; `choose` and `repeat` say how many, and the rest comes in epochs to come."""
+    big, few = _open(folder)
+
+    def epochs(mixed: Mixture, count: int) -> list[Counter[str]]:
+        streams = (mixed.stream(rank=0, world_size=1, epoch=epoch) for epoch in range(count))
+        return [Counter(str(sample["__key__"]) for sample in stream) for stream in streams]
+
+    (once,) = epochs(shardtool.mix([big, few]), 1)
+    assert (len(once), set(once.values())) == (80, {1})
+    chosen = epochs(shardtool.mix([big, few], choose=[15, 7]), 4)
+    assert [sum(one.values()) for one in chosen] == [22] * 4
+    assert {key for one in chosen for key in one if key[:3] == "big"} == {f"big{at:02}" for at in range(60)}
+    halves = epochs(shardtool.mix([big, few], repeat=[0.5, 2]), 2)
+    assert [sum(one[f"few{at:02}"] for at in range(20)) for one in halves] == [40, 40]
+    assert not {key for key in halves[0] if key[:3] == "big"} & {*halves[1]}
+    assert len(shardtool.mix([big, few], stop="first")) <= 80 == len(shardtool.mix([big, few], stop="all"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"choose": [1, 2], "stop": "all"}, "choose: given with stop; expected weights and stop, choose, or repeat"),
+        ({"weights": [1, 2], "repeat": [1, 2]}, "weights: given with repeat"),
+        ({"choose": [1, 2.5]}, r"choose: \[1, 2.5\]; expected whole numbers"),
+        ({"choose": [1]}, "choose: 1 for 2 datasets"),
+        ({"repeat": [1, 0]}, "repeat: 0; expected numbers above 0"),
+        ({"repeat": 2}, "repeat: 2; expected one for each dataset"),
+        ({"stop": 0}, "stop: 0"),
+    ],
+)
+def test_shares_that_cannot_be(folder: Path, asked: dict[str, object], found: str) -> None:
+    """What says how much of each dataset is wanted is one thing, with a number above 0 for each."""
+    with pytest.raises(InvalidRequest, match=found):
+        shardtool.mix(_open(folder), **asked)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="the mix: 0 for 0 datasets"):
+        shardtool.mix([])
+
+
+def test_places_of_a_mix(folder: Path) -> None:
+    """A mix is read by places, which are those of an epoch that is not shuffled."""
+    mixed = shardtool.mix(_open(folder))
+    keys = [sample["__key__"] for sample in mixed]
+    assert [mixed[at]["__key__"] for at in (0, 3, -1)] == [keys[at] for at in (0, 3, -1)]
+    assert [one["__key__"] for one in mixed[[79, 0, -2]]] == [keys[at] for at in (79, 0, -2)]
+    assert mixed[[]] == []
+    for wrong in (80, -81, [3, 80]):
+        with pytest.raises(IndexError, match="of 80"):
+            mixed[wrong]
+    for other in ("big00", slice(0, 3), 1.0, [[1]], None):
+        with pytest.raises(InvalidRequest, match=r"the mix: asked for .*; expected a number, or several"):
+            mixed[other]  # type: ignore[index]
