@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import accumulate, groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +26,14 @@ import pyarrow.compute as pc
 from shardtool.dataset.dataset_file import agreed_types, numbers_in
 from shardtool.dataset.find import StoredShard, find_dataset, given_datasets, open_dataset, recorded_dots
 from shardtool.dataset.shard_index import UNREAD, ShardIndex, ends_of, with_shard
-from shardtool.entries.arrow import string_array
+from shardtool.entries.arrow import python_values, string_array
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, without_secrets
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.select.query import matching
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
 from shardtool.storage.shared import ForkLock, JoinedBlocks, SharedBlocks
 from shardtool.values import counted
-from shardtool.wording import made_again
+from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -357,6 +357,28 @@ def matching_rows(catalog: Catalog, chosen: Numbers | None, query: str) -> Numbe
         found.append(matching(table, query, catalog.classes) + catalog.firsts[shard])
     taken = np.concatenate(found)
     return taken if chosen is None else chosen[np.isin(chosen, taken)]
+
+
+def column_of(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
+    """Return a column of metadata, a value a sample, None where a sample has none; a shard at a time.
+
+    Raises:
+        InvalidRequest: No sidecar has it.
+        CorruptShard: A shard has no sound sidecar, and is damaged.
+    """
+    numbers = np.arange(len(catalog)) if chosen is None else chosen
+    found: list[Any] = [None] * len(numbers)
+    there = metadata_schema(catalog).names
+    if name not in there:
+        remedy = f"Of a field of numbers or short texts, reshard makes a column: {option('columns_from', name)}."
+        problem = f"no such column of the sidecars, which have {listing(there)}"
+        raise InvalidRequest(f"column {name!r}", problem, remedy=remedy)
+    for shard, rows, which in catalog.by_shard(numbers):
+        part = _part(catalog.shards[shard]).metadata
+        values = python_values(part.column(name).take(pa.array(rows))) if name in part.column_names else ()
+        for at, value in zip(which.tolist(), values, strict=False):
+            found[at] = value
+    return found
 
 
 def table_of(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:

@@ -8,9 +8,10 @@ import os
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import cached_property
 from itertools import pairwise
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, cast, overload
@@ -18,17 +19,18 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import numpy as np
 
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
-from shardtool.read.catalog import joined, matching_rows, open_catalog, schema_of, table_of
+from shardtool.names import Names
+from shardtool.read.catalog import column_of, joined, matching_rows, open_catalog, schema_of, table_of
 from shardtool.read.chain import Batch, Chains, Stages
 from shardtool.read.fetch import Fetcher, MixedReader
 from shardtool.read.files import GrowingCache, ReadOptions, TakenShards
 from shardtool.read.order import MixedSamples, OrderOptions, SampleView
 from shardtool.read.stream import Streamable
+from shardtool.request.texts import SplitOptions, parse_shares
+from shardtool.select.splits import divide
 from shardtool.values import agreed_type, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pyarrow as pa
     import pyarrow.dataset as pads
     from numpy.typing import NDArray
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from shardtool.read.fetch import SkippedSamples
     from shardtool.read.files import ShardCache
     from shardtool.read.order import Stop
+    from shardtool.select.splits import Splits
     from shardtool.values import Given, OnBadSample
 
     Numbers = NDArray[np.int64]
@@ -56,10 +59,10 @@ class Dataset(Streamable):
     fetcher: Fetcher
     source: SampleView
 
-    def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None) -> None:
+    def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None, shares: SplitOptions | None = None) -> None:
         super().__init__(fetcher, SampleView(fetcher.catalog, chosen))
         self.stages = Stages(types=fetcher.catalog.types)
-        self._chosen = chosen
+        self._chosen, self._shares = chosen, shares
         self._count = len(fetcher.catalog) if chosen is None else len(chosen)
         self._finder = KeyFinder(fetcher.store, fetcher.catalog)
 
@@ -88,11 +91,19 @@ class Dataset(Streamable):
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """How many samples each split has, by its name: of several datasets, each is one."""
+        """How many samples each split has, by its name: of `open(splits=)`, or of several datasets, each is one."""
         splits = self.fetcher.catalog.splits
-        if self._chosen is None:
+        if self._chosen is None and self._divided is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
-        return {name: len(self.partition(name)) for name in splits}
+        return {name: len(self.partition(name)) for name in (self._divided.names if self._divided else splits)}
+
+    @cached_property
+    def _divided(self) -> Splits | None:
+        """The split of each sample of the whole dataset, where shares are asked for; None where they are not."""
+        if self._shares is None:
+            return None
+        store, shards = self.fetcher.store, range(len(self.fetcher.catalog.shards))
+        return divide(Names.of(key for shard in shards for key in store.index(shard).all_keys()), self._shares)
 
     @property
     def fingerprint(self) -> str:
@@ -233,10 +244,15 @@ class Dataset(Streamable):
         """
         if not isinstance(which, str):
             return self._with_chosen(self._with_keys(which))
-        catalog, chosen = self.fetcher.catalog, self._chosen
-        if which not in (splits := catalog.splits):
-            expected = f"one of {listing([*splits])}, or keys"
+        catalog, chosen, divided = self.fetcher.catalog, self._chosen, self._divided
+        splits = catalog.splits
+        if which not in (names := [*splits] if divided is None else divided.names):
+            expected = f"one of {listing([*names])}, or keys"
             raise InvalidRequest("partition", f"no split {which!r}", expected=expected)
+        if divided is not None:
+            split = names.index(which)
+            whole = divided.samples(split)
+            return self._with_chosen(whole if chosen is None else chosen[divided.number[chosen] == split])
         if chosen is None:
             return Dataset(Fetcher(joined(splits[which]), self.fetcher.options)).with_stages(self.stages)
         inside = [(chosen >= first) & (chosen < last) for first, last in catalog.bounds(which)]
@@ -254,6 +270,16 @@ class Dataset(Streamable):
         if not isinstance(query, str):
             raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"bi == 'dog'\"")
         return self._with_chosen(matching_rows(self.fetcher.catalog, self._chosen, query))
+
+    def column(self, name: str) -> list[Any]:
+        """Return a column of the sidecars, such as that of labels, a value a sample; no payload is read.
+
+        None stands where a sample has no value.
+
+        Raises:
+            InvalidRequest: There is no such column.
+        """
+        return column_of(self.fetcher.catalog, self._chosen, name)
 
     def table(self) -> pads.Dataset:
         """Return the sidecars as one table that pandas, DuckDB and polars can query: a `pyarrow.dataset.Dataset`.
@@ -276,9 +302,10 @@ def _in_range(places: Numbers, count: int) -> Numbers:
 
 
 @current_folder()
-def open(  # noqa: A001 - its public name
+def open(  # noqa: A001, PLR0913 - its public name and options
     given: Given | GrowingCache | TakenShards, *, check: bool = False, cache: ShardCache | None = None,
-    on_error: OnBadSample = "raise", metadata: bool = False,
+    on_error: OnBadSample = "raise", metadata: bool = False, splits: Mapping[str, float | str] | str | None = None,
+    seed: int = 0,
 ) -> Dataset:  # fmt: skip
     """Return a dataset for reading.
 
@@ -292,6 +319,9 @@ def open(  # noqa: A001 - its public name
         on_error: `skip`: a damaged sample is left out, and counted, instead of being an error.
         metadata: Whether samples have the metadata of their sidecar, under the names of its columns; None where a shard
             lacks one. Where a field has the same name, the field stays.
+        splits: Splits and their shares, such as `{"train": 0.9, "val": 0.1}`, for `partition`: in place of those that
+            the datasets are. A hash of a sample's key decides, as for `create --split`: into the same ones.
+        seed: Of `splits`: another one divides otherwise.
 
     Raises:
         InvalidRequest: There is no such dataset.
@@ -303,7 +333,18 @@ def open(  # noqa: A001 - its public name
         if not given:
             remedy = "Wait for its writers: `refresh()` says how many shards there are."
             raise InvalidRequest("the cache", "no finished shards yet", remedy=remedy)
-    return Dataset(Fetcher(open_catalog(given), ReadOptions(check, cache, on_error, metadata)))
+    shares = None
+    if splits is not None:
+        shares = SplitOptions(parse_shares(splits if isinstance(splits, str) else _shown(splits)), seed=seed)
+    return Dataset(Fetcher(open_catalog(given), ReadOptions(check, cache, on_error, metadata)), shares=shares)
+
+
+def _shown(shares: Mapping[str, float | str]) -> str:
+    """Return shares as `create --split` takes them; of floats, 1 - 0.9 is 0.1."""
+    if not isinstance(shares, Mapping):
+        raise InvalidRequest("splits", repr(shares), expected="shares such as {'train': 0.9, 'val': 0.1}")
+    plain = {name: f"{share:.8f}" if isinstance(share, float) else share for name, share in shares.items()}
+    return ",".join(f"{name}={share}" for name, share in plain.items())
 
 
 class Mixture(Streamable):

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 import torch.distributed
 import torch.utils.data
 
-from shardtool.errors import InvalidRequest, PlainError, SampleFailed
+from shardtool.errors import InvalidRequest, PlainError, SampleFailed, listing
 from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders
 from shardtool.read.dataset import Dataset, Mixture
 from shardtool.read.fetch import SkippedSamples
@@ -446,12 +446,44 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self._bare)
 
+    @property
+    def _label(self) -> str:
+        """The field of class numbers."""
+        names = [*self._bare.classes] or ["cls"]
+        if "cls" not in names and len(names) > 1:
+            remedy = "Take dataset.classes and dataset.column of the one that is meant."
+            raise InvalidRequest("targets", f"several fields of labels: {listing(names)}", remedy=remedy)
+        return "cls" if "cls" in names else names[0]
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, as torchvision's datasets have them; empty where the dataset file has none."""
+        return [*self._bare.classes.get(self._label, ())]
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The number of each class, as torchvision's datasets have it."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @cached_property
+    def targets(self) -> list[Any]:
+        """The label of each sample: of `labels`, or the number of its class as the sidecars have it; None: it has none.
+
+        Raises:
+            InvalidRequest: The sidecars have no column of labels, or there are several.
+            KeyError: `labels` has none for a key.
+        """
+        if self.labels is not None:
+            return [self.labels[key] for key in self._bare.keys]
+        return self._bare.column(self._label)
+
     @_whole_errors()
     def __getitem__(self, which: int) -> Any:
         return self._stages.apply(self._bare[which])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_stages": self._stages, **vars(self)}  # first: it says which function cannot be pickled
+        kept = {name: value for name, value in vars(self).items() if name != "targets"}
+        return {"_stages": self._stages, **kept}  # first: it says which function cannot be pickled
 
     @_whole_errors()
     def __getitems__(self, which: Sequence[int]) -> list[Any]:
