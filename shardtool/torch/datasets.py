@@ -457,8 +457,8 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes, as torchvision's datasets have them; empty where the dataset file has none."""
-        return [*self._bare.classes.get(self._label, ())]
+        """The names of the classes, as torchvision's datasets have them; none are known of `labels`."""
+        return [] if self.labels is not None else [*self._bare.classes.get(self._label, ())]
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -513,7 +513,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
     _start: SharedStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)  # that this process began
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # of the last one's workers
-    _drop_last: bool = field(init=False, repr=False, default=False)  # of the DataLoader
+    _drop_last: torch.Tensor = field(init=False, repr=False, default_factory=lambda: torch.zeros(1).share_memory_())
     _resumed: WorkerState | None = field(init=False, repr=False, default=None)
     _pass: WorkerState | None = field(init=False, repr=False, default=None)  # where the pass of this process began
     _reading: Stream | None = field(init=False, repr=False, default=None)
@@ -547,12 +547,12 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         self._reading = stream.divided(worker, workers, self.batch_size, position).with_stages(self._stages)
         self._pass = WorkerState(start, stream.end, stream.world_size, worker, workers, self.batch_size, position)
         self._reading.skipped = tally = SkipTally(self._tallies, worker)
-        return self._checked_batches(iter(self._reading), workers, tally)
+        return self._checked_batches(iter(self._reading), tally)
 
     def _note_end(self) -> None:
         """Note that a pass without workers is over, where nobody asked for more than its last batch."""
         if self._reading and self._pass and self._pass.workers == 1:
-            counts = Stages((Batch(self.batch_size, self._drop_last),))
+            counts = Stages((Batch(self.batch_size, bool(self._drop_last)),))
             if self._reading.next_epoch(counts) > self._pass.start["epoch"]:
                 self._start.end(0, self._group)
 
@@ -562,7 +562,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         told = SkipTally.total(self._tallies)
         return max(told, self._reading.skipped if self._reading else told, key=lambda one: one.samples)
 
-    def _checked_batches(self, samples: Iterator[Any], workers: int, tally: SkipTally) -> Iterator[Any]:
+    def _checked_batches(self, samples: Iterator[Any], tally: SkipTally) -> Iterator[Any]:
         """Yield samples, after a look at how many the DataLoader wants at a time: nothing else tells its batch size.
 
         Raises:
@@ -570,7 +570,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         """
         (worker, _), group, frame = _worker(), self._group, inspect.currentframe()
         with _whole_errors():
-            self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {}, workers)
+            self._check_batch_size(frame.f_back.f_locals if frame and frame.f_back else {})
             del frame  # and the cycle that it is
             try:
                 yield from samples
@@ -578,12 +578,12 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
                 tally.tell()
             self._start.end(worker, group)
 
-    def _check_batch_size(self, caller: Mapping[str, Any], workers: int) -> None:
+    def _check_batch_size(self, caller: Mapping[str, Any]) -> None:
         if "possibly_batched_index" in caller:  # PyTorch's fetcher
             wanted = caller["possibly_batched_index"]
             size = len(wanted) if isinstance(wanted, list) else 1
-            self._drop_last = getattr(caller.get("self"), "drop_last", False)
-            if size != self.batch_size and (wanted is not None or workers > 1):
+            self._drop_last[0] = getattr(caller.get("self"), "drop_last", False)
+            if size != self.batch_size:  # one, where the DataLoader is to make no batches
                 found = f"{self.batch_size} of the StreamDataset, {size} of the DataLoader"
                 raise InvalidRequest("batch_size", found, expected="the same: workers and states count batches by it")
 
@@ -606,7 +606,10 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         """Return the state when each rank was handed so many batches of the pass begun last, or coming first; JSON."""
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
-        return self._next_pass().state_after(batches * self.batch_size)
+        stream, together = self._next_pass(), self.batch_size * self._stream.world_size
+        left = stream.end - self._start.place[1] - batches * together
+        is_over = bool(self._drop_last) and left < together  # the DataLoader hands out no smaller batch
+        return stream.state_after(stream.end if is_over else batches * self.batch_size)
 
     def state_dict(self) -> dict[str, object]:
         """Return how far this process is in its pass: what a StatefulDataLoader asks its workers for.

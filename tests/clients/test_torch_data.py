@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from shardtool import CorruptShard, InvalidRequest, SampleFailed
 from shardtool.execute import local
 from shardtool.read.chain import Decode
 from shardtool.torch import MapDataset, StreamDataset, loader
+from tests.clients.packed import PHOTOS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -510,11 +512,8 @@ def test_another_batch_size_is_refused(dataset: Any, workers: int) -> None:
     one = DataLoader(StreamDataset(dataset, 1), None, num_workers=workers)
     assert [sample["__key__"] for sample in one] == flat(keys(loader(dataset, 8)))
     single = DataLoader(StreamDataset(dataset, 8), None, num_workers=workers)
-    if workers:  # which would give single samples in turn
-        with pytest.raises(InvalidRequest, match=r"^batch_size: 8 of the StreamDataset, 1 of the DataLoader"):
-            next(iter(single))
-    else:
-        assert [sample["__key__"] for sample in single] == flat(keys(loader(dataset, 8)))
+    with pytest.raises(InvalidRequest, match=r"^batch_size: 8 of the StreamDataset, 1 of the DataLoader"):
+        next(iter(single))  # of which `state_at` would count each sample as a batch
 
 
 @pytest.mark.parametrize("dispatch", [False, True])
@@ -593,6 +592,54 @@ def test_state_of_a_stream_dataset(dataset: Any) -> None:
     assert samples.state_at(13) == samples.state_at(99) == {**state, "epoch": 3, "position": 0}
     with pytest.raises(InvalidRequest, match=r"^state_dict: this process has read nothing"):
         samples.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_state_after_a_smaller_batch_was_dropped(dataset: Any, workers: int) -> None:
+    """After the last full batch of a DataLoader that drops a smaller one, the state is the start of the next epoch."""
+    samples = StreamDataset(dataset, 10)
+    batches = DataLoader(samples, 10, num_workers=workers, drop_last=True, collate_fn=as_list)
+    assert len([*batches]) == 9
+    state = samples.state_at(9)
+    assert (state["epoch"], state["position"]) == (1, 0)
+    assert samples.state_at(8)["position"] == 80
+    again = StreamDataset(dataset, 16)  # other batches, from there on
+    again.load_state_dict(samples.state_at(8))
+    assert [len(one) for one in DataLoader(again, 16, collate_fn=as_list)] == [16, 2]
+    assert again.state_at(1)["position"] == 96
+
+
+def test_targets(tmp_path: Path) -> None:
+    """`targets` are the labels of the samples in their order, of a view, too; they go to no worker."""
+    shardtool.create(PHOTOS, tmp_path / "out-{0..}.tar", label_from_folder=True, max_count=20)
+    dataset = shardtool.open(tmp_path / "out.json")
+    view = dataset.take([*range(90, 3, -7)])
+    samples = MapDataset(view, decode=True)
+    assert samples.targets == [sample["cls"] for sample in view.select("cls").decode()]
+    assert samples.targets[2] == samples[2]["cls"]
+    assert samples.class_to_idx == {name: at for at, name in enumerate(dataset.classes["cls"])}
+    assert "targets" in vars(samples)
+    assert "targets" not in vars(pickle.loads(pickle.dumps(samples)))  # noqa: S301 - our own
+    labels = {key: at for at, key in enumerate(dataset.keys)}
+    assert MapDataset(view, labels=labels).targets == [labels[key] for key in view.keys]
+
+
+def test_pixels_of_tensors(tmp_path: Path) -> None:
+    """A writer takes tensors: pixels with their channels first or last, arrays, and single numbers."""
+    pixels = torch.arange(90, dtype=torch.uint8).reshape(3, 6, 5)
+    arrays = {"x.npy": torch.ones(2, requires_grad=True), "n": torch.tensor(3), "f": torch.tensor(0.25)}
+    with shardtool.ShardWriter(tmp_path / "out-{0..}.tar") as writer:
+        writer.write({"__key__": "a", "png": pixels, "last.png": pixels.permute(1, 2, 0), "webp": pixels[:1], **arrays})
+        for bad, said in (
+            (torch.zeros(3, 4, 5), "float32; expected uint8"),
+            (torch.zeros(2).bfloat16(), "becomes no array"),
+        ):
+            with pytest.raises(InvalidRequest, match=said):
+                writer.write({"__key__": "b", "png": bad})
+    found = shardtool.open(tmp_path / "out.json").decode()[0]
+    assert np.array_equal(found["png"], pixels.permute(1, 2, 0).numpy())
+    assert np.array_equal(found["png"], found["last.png"])
+    assert (found["webp"].shape, found["x.npy"].tolist(), found["n"], found["f"]) == ((6, 5, 3), [1, 1], 3, 0.25)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

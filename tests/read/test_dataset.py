@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.errors import InvalidRequest, UnknownKey
+from shardtool.names import Names
+from shardtool.request.texts import SplitOptions, parse_shares
+from shardtool.select.splits import divide
 from tests.read.packed import COUNT, SHARDS, key_of, packed, sample_of
 
 if TYPE_CHECKING:
@@ -156,6 +159,45 @@ def test_partition(dataset: Dataset) -> None:
         dataset.partition([*keys, *(f"x/{at}" for at in range(1, 8))])
     with pytest.raises(InvalidRequest, match="partition: no split 'train'; expected one of out, or keys"):
         dataset.partition("train")
+
+
+@given(seed=st.integers(0, 99), share=st.integers(1, 99))
+def test_splits_by_shares(dataset: Dataset, seed: int, share: int) -> None:
+    """Splits by shares are a partition in the dataset's order, by the hash of `create --split`; of a view, too."""
+    shares = {"train": share / 100, "val": 1 - share / 100}
+    divided = shardtool.open([*map(str, dataset.fetcher.catalog.name.split(", "))], splits=shares, seed=seed)
+    options = SplitOptions(parse_shares(f"train={share}%,val={100 - share}%"), seed=seed)
+    number = divide(Names.of(map(str.encode, KEYS)), options).number
+    for split, name in enumerate(shares):
+        there = [key for key, one in zip(KEYS, number, strict=True) if one == split]
+        assert [*divided.partition(name).keys] == there
+        assert [*divided[::-2].partition(name).keys] == [key for key in KEYS[::-2] if key in there]
+    assert divided.splits == {name: int((number == at).sum()) for at, name in enumerate(shares)}
+    assert pickle.loads(pickle.dumps(divided)).splits == divided.splits  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize(
+    ("splits", "said"),
+    [
+        ({"a": 0.5}, "0.5 in all"), ({"a/b": 1}, "names that no split can have"), (5, "expected shares such as"),
+        ({}, "expected shares"), ("a=0.5;b=0.5", "expected shares"), ({"a": None}, "a=None"), (["a"], "splits:"),
+    ],
+)  # fmt: skip
+def test_splits_that_are_none(dataset: Dataset, splits: Any, said: str) -> None:
+    """Shares that are none are refused before anything is read; so is a split that there is not."""
+    with pytest.raises(InvalidRequest, match=said):
+        shardtool.open(dataset.fetcher.catalog.name, splits=splits)
+    with pytest.raises(InvalidRequest, match="no split 'test'; expected one of train, val, or keys"):
+        shardtool.open(dataset.fetcher.catalog.name, splits="train=90,val=10").partition("test")
+
+
+def test_columns(dataset: Dataset) -> None:
+    """A column of the sidecars is a list in the order of the samples, or of a view; one that there is not is named."""
+    assert dataset.column("number") == [*range(COUNT)]
+    assert dataset.take([20, 1, 2, 1]).column("bi") == [None, "dog", None, "dog"]
+    assert dataset[:0].column("bi") == []
+    with pytest.raises(InvalidRequest, match=r"column 'cls': no such column .* number, bi.*columns_from='cls'"):
+        dataset.column("cls")
 
 
 def test_table(dataset: Dataset) -> None:
