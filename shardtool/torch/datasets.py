@@ -447,9 +447,16 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
         return len(self._bare)
 
     @property
+    def _one(self) -> Dataset:
+        """What is read, if it is no mix: the datasets of one may number their classes each in its own way."""
+        if isinstance(self._bare, Mixture):
+            raise InvalidRequest("targets", "asked of a mix", expected="those of each of its datasets")
+        return self._bare
+
+    @property
     def _label(self) -> str:
         """The field of class numbers."""
-        names = [*self._bare.classes] or ["cls"]
+        names = [*self._one.classes] or ["cls"]
         if "cls" not in names and len(names) > 1:
             remedy = "Take dataset.classes and dataset.column of the one that is meant."
             raise InvalidRequest("targets", f"several fields of labels: {listing(names)}", remedy=remedy)
@@ -458,7 +465,7 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
     @property
     def classes(self) -> list[str]:
         """The names of the classes, as torchvision's datasets have them; none are known of `labels`."""
-        return [] if self.labels is not None else [*self._bare.classes.get(self._label, ())]
+        return [] if self.labels is not None else [*self._one.classes.get(self._label, ())]
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -474,8 +481,8 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
             KeyError: `labels` has none for a key.
         """
         if self.labels is not None:
-            return [self.labels[key] for key in self._bare.keys]
-        return self._bare.column(self._label)
+            return [self.labels[key] for key in self._one.keys]
+        return self._one.column(self._label)
 
     @_whole_errors()
     def __getitem__(self, which: int) -> Any:
