@@ -487,6 +487,8 @@ class _FieldStage:
         """Return what stands for a field that a sample lacks."""
         if not isinstance(sample, dict):
             raise InvalidRequest(_call(self), f"a {type(sample).__name__}", expected="a sample with fields")
+        if name == "__padding__":  # of a sample that was read for its own sake
+            return False
         if self.missing != "none":
             there = listing([one for one in sample if one[:2] != "__"])
             remedy = "missing='skip' leaves such samples out, missing='none' gives None."

@@ -122,15 +122,16 @@ class Streamable(Chain):
             parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
             ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
                 has as many; `__padding__` says of each sample whether it was read for that), or `uneven`. None: `drop`
-                with a shuffle, `pad` without.
+                with a shuffle, `pad` without, where there are several ranks.
 
         Raises:
             InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
         """
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
-        share = Share(*default_share(rank, world_size), ends or ("drop" if shuffle else "pad"))
-        reader, ranks = self.fetcher, share.world_size
+        rank, ranks = default_share(rank, world_size)
+        share = Share(rank, ranks, ends or ("drop" if shuffle or ranks == 1 else "pad"))
+        reader = self.fetcher
         cut = cut_for(self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies)
         options = OrderOptions(shuffle, seed, epoch, *cut)
         length = self.source.length_in(options)

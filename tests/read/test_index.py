@@ -166,6 +166,6 @@ def test_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ] * 5
     expected = [{"txt": None, **column, **sample_of(at)} for at, column in enumerate(columns)]
     assert dataset[[*range(10)]] == expected
-    assert [*dataset.stream(shuffle=False, rank=0, world_size=1, ends="drop")] == expected
+    assert [*dataset.stream(shuffle=False, rank=0, world_size=1)] == expected
     assert dataset[2] == expected[2]
     assert dataset[2:4][1] == expected[3]

@@ -104,7 +104,8 @@ def test_fields(chain: Callable[[Chain], Listed], expected: list[object]) -> Non
 
 
 def test_select_keeps_what_tells_of_padding() -> None:
-    """A sample that fills up the last step says so whatever is selected."""
+    """A sample that fills up the last step says so whatever is selected; what says nothing of it is no padding."""
+    assert list(_listed(0).tuple("cls", "__padding__")) == [(b"0", False)]
     assert list(Listed([{"__key__": "a", "__padding__": True, "cls": 1, "x": 2}]).select("cls")) == [
         {"__key__": "a", "__padding__": True, "cls": 1}
     ]

@@ -39,7 +39,7 @@ def _descriptors() -> set[str]:
 @pytest.mark.parametrize("buffer", [None, 1, 7, 1000])
 def test_an_epoch_gives_each_sample_once(made: Made, *, shuffle: bool, buffer: int | None) -> None:
     """Whatever the buffer: in the dataset's order, or all of them in another one."""
-    got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1, ends="drop"))
+    got = list(made.open().stream(shuffle=shuffle, buffer=buffer, rank=0, world_size=1))
     if shuffle:
         assert [one["__key__"] for one in got] != [one["__key__"] for one in made.samples]
         got.sort(key=lambda one: str(one["__key__"]).encode())
@@ -120,7 +120,7 @@ def test_a_state_that_was_loaded_holds_once(made: Made) -> None:
 
 def test_of_two_iterators_the_last_one_has_the_state(made: Made) -> None:
     """Two iterators of a stream do not disturb each other; the state is that of the one started last."""
-    stream = made.open().stream(shuffle=False, rank=0, world_size=1, ends="drop")
+    stream = made.open().stream(shuffle=False, rank=0, world_size=1)
     first = iter(stream)
     list(islice(first, 5))
     second = iter(stream)
@@ -206,7 +206,7 @@ def test_a_forked_process_reads_on(made: Made) -> None:
             child = os.fork()
             if not child:
                 signal.alarm(20)
-                right = list(data.stream(shuffle=False, rank=0, world_size=1, ends="drop")) == made.samples
+                right = list(data.stream(shuffle=False, rank=0, world_size=1)) == made.samples
                 os._exit(0 if right else 1)
             assert os.waitpid(child, 0)[1] == 0
     finally:

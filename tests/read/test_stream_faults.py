@@ -147,7 +147,7 @@ def test_a_damaged_sidecar_is_said_once(own: Made, caplog: pytest.LogCaptureFixt
     """Where a sidecar is damaged, its shard is walked, which is said once, not once for each sample or round."""
     sidecar = own.shard(1).with_suffix(".index")
     flip(sidecar, len(sidecar.read_bytes()) // 2)
-    stream = own.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1, ends="drop")
+    stream = own.open(on_error="skip").stream(shuffle=False, buffer=64, rank=0, world_size=1)
     assert list(stream) == list(stream) == own.samples
     assert stream.skipped.samples == 0
     assert [sidecar.name in one.getMessage() for one in caplog.records] == [True]
