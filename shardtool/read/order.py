@@ -551,6 +551,7 @@ class Share:
         workers: How many there are.
         batch_size: Samples of a rank's batch: what a worker takes at a time.
         origin: The position where these ranks began to read: 0, or where a state was taken.
+        alike: How many processes each rank stands for, which all read the same.
     """
 
     rank: int = 0
@@ -560,6 +561,7 @@ class Share:
     workers: int = 1
     batch_size: int = 1
     origin: int = 0
+    alike: int = 1
 
     def __post_init__(self) -> None:
         for name in ("world_size", "workers", "batch_size"):
@@ -569,6 +571,21 @@ class Share:
                 raise InvalidRequest(name, f"{value!r} of {total}", expected=f"0 to {total - 1}")
         check_least("origin", self.origin, 0)
         check_choice("ends", self.ends, Ends)
+
+    def in_groups(self, groups: int | None) -> Share:
+        """Return the share of a rank's group, where neighbouring ranks are so many groups, and all of one read alike.
+
+        Raises:
+            InvalidRequest: The ranks are no multiple of the groups.
+        """
+        if groups is None:
+            return self
+        check_least("groups", groups)
+        alike, left = divmod(self.world_size, groups)
+        if left:
+            found = f"{groups:,}, of {self.world_size:,} ranks"
+            raise InvalidRequest("groups", found, expected="a number by which the ranks can be divided")
+        return replace(self, rank=self.rank // alike, world_size=groups, alike=alike)
 
     def end(self, length: int) -> int:
         """Return the position before which all ranks stop in an epoch of so many samples; `pad`: maybe past it."""

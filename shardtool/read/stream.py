@@ -106,6 +106,7 @@ class Streamable(Chain):
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
         world_size: int | None = None, buffer: int | None = None, parts: int | None = None, ends: Ends | None = None,
+        groups: int | None = None,
     ) -> Stream:  # fmt: skip
         """Return a stream of the samples.
 
@@ -123,6 +124,8 @@ class Streamable(Chain):
             ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
                 has as many; `__padding__` says of each sample whether it was read for that), or `uneven`. None: `drop`
                 with a shuffle, `pad` without, where there are several ranks.
+            groups: Into how many groups neighbouring ranks are put, all of one to get the same samples, as tensor and
+                sequence parallelism want it; None: each rank gets samples of its own.
 
         Raises:
             InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
@@ -130,8 +133,8 @@ class Streamable(Chain):
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
         rank, ranks = default_share(rank, world_size)
-        share = Share(rank, ranks, ends or ("drop" if shuffle or ranks == 1 else "pad"))
-        reader = self.fetcher
+        share = Share(rank, ranks, ends or ("drop" if shuffle or ranks == 1 else "pad")).in_groups(groups)
+        reader, ranks = self.fetcher, share.world_size
         cut = cut_for(self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies)
         options = OrderOptions(shuffle, seed, epoch, *cut)
         length = self.source.length_in(options)
@@ -195,7 +198,8 @@ class Stream(Chain):
     def __repr__(self) -> str:
         options, share = self._options, self._share
         order = f"shuffle={options.shuffle!r}, seed={options.seed}, epoch={options.epoch}"
-        rank = f", rank {share.rank} of {share.world_size}" if share.world_size > 1 else ""
+        name = "rank" if share.alike == 1 else "group"
+        rank = f", {name} {share.rank} of {share.world_size}" if share.world_size > 1 else ""
         return f"<Stream: {counted(self._samples_of_rank, 'sample')}, {order}{rank}{self.stages}>"
 
     def place(self) -> StreamPosition:
@@ -242,8 +246,13 @@ class Stream(Chain):
 
     @property
     def world_size(self) -> int:
-        """How many ranks divide the stream."""
+        """How many ranks, or groups of them, divide the stream."""
         return self._share.world_size
+
+    @property
+    def processes(self) -> int:
+        """How many ranks read the stream, those of a group counted apart."""
+        return self._share.world_size * self._share.alike
 
     @property
     def end(self) -> int:

@@ -102,7 +102,7 @@ _OF_DATALOADER = {
     "prefetch_factor": "loader(...) has depth=, batches under way; of a StreamDataset it belongs to the DataLoader.",
     "sampler": _OF_SAMPLER,
 }
-_OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size")
+_OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size", "groups")
 
 
 @dataclass(eq=False)
@@ -123,6 +123,8 @@ class Streaming:
         ends: What becomes of the last samples where they are no multiple of the ranks: see `Dataset.stream`.
         rank: None: as torch.distributed says, or else RANK and WORLD_SIZE of the environment, or else 0 of 1.
         world_size: As `rank`.
+        groups: Into how many groups neighbouring ranks are put, all of one to get the same samples: see
+            `Dataset.stream`.
     """
 
     source: Streamable | Stream
@@ -138,6 +140,7 @@ class Streaming:
     ends: Ends | None = None
     rank: int | None = None
     world_size: int | None = None
+    groups: int | None = None
     _stream: Stream = field(init=False, repr=False)
     _stages: Stages = field(init=False, repr=False)
 
@@ -180,8 +183,8 @@ class Streaming:
                 remedy = "Give it to stream(...), or the dataset here."
                 raise InvalidRequest(one.name, "given for a stream", remedy=remedy)
         _, world_size = _rank_and_world_size(None, None)
-        if world_size not in (None, stream.world_size):
-            found = f"{stream.world_size} of the stream, but torch.distributed has {world_size}"
+        if world_size not in (None, stream.processes):
+            found = f"{stream.processes} of the stream, but torch.distributed has {world_size}"
             raise InvalidRequest("world_size", found, remedy="Give the dataset itself.")
         stream.rewind()
         return stream

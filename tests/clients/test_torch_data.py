@@ -686,6 +686,38 @@ def test_ranks_of_torch_distributed(dataset: Any, tmp_path: Path, monkeypatch: p
             torch.distributed.destroy_process_group()
 
 
+_IN_GROUPS = """
+import json, sys, shardtool, torch.distributed
+from shardtool.torch import StreamDataset, loader
+torch.distributed.init_process_group("gloo")
+dataset = shardtool.open(sys.argv[1])
+batches = loader(dataset, 4, groups=2, drop_last=True)
+stream = dataset.stream(groups=2)
+ways = [batches, loader(stream, 4, drop_last=True), StreamDataset(dataset, 4, groups=2)]
+keys = [[sample["__key__"] for sample in one] for one in ways]
+print(json.dumps([torch.distributed.get_rank(), repr(stream), batches.state_dict(), keys[2], keys[:2]]), flush=True)
+torch.distributed.barrier()
+"""
+
+
+def test_ranks_of_a_group_get_the_same_samples(photos: Packed, tmp_path: Path) -> None:
+    """Of two groups of two ranks, which are real processes, each reads one half, both ranks of it the same samples."""
+    (tmp_path / "program.py").write_text(_IN_GROUPS)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    words += [str(tmp_path / "program.py"), str(photos.folder / "out.json")]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = [rest for _, *rest in sorted(map(json.loads, ran.stdout.splitlines()))]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert [found[rank][1] for rank in range(4)] == [found[0][1]] * 4
+    for at, (name, _, samples, batches) in enumerate(found[::2]):
+        assert f"group {at} of 2" in name
+        assert (len(samples), len(batches[0])) == (49, 12)
+        assert flat(batches[0]) == flat(batches[1]) == samples[:48]
+    assert {*found[0][2]} | {*found[2][2]} == {*photos.samples}
+
+
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 2), (2, 0), (2, 3)])
 def test_stateful_data_loader(dataset: Any, before: int, after: int) -> None:
     """A StatefulDataLoader's state goes on in it, and through `load_state_dict` in any number of workers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -111,6 +111,26 @@ def test_rounds_are_the_whole(length: int, world_size: int, ends: Ends, cuts: li
     assume(len(edges) > 1)
     pieces = [share.positions(start, stop, length).tolist() for start, stop in pairwise(edges)]
     assert [at for piece in pieces for at in piece] == _positions(share, length)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 6), st.integers(1, 6), ends_of_epochs)
+def test_ranks_of_a_group_are_alike(length: int, groups: int, each: int, ends: Ends) -> None:
+    """All ranks of a group take the same positions, and the groups divide an epoch as so many ranks do."""
+    ranks = [share.in_groups(groups) for share in _ranks(Share(0, groups * each, ends))]
+    taken = [_positions(share, length) for share in ranks]
+    assert taken == [_positions(rank, length) for rank in _ranks(Share(0, groups, ends)) for _ in range(each)]
+    assert {share.world_size * share.alike for share in ranks} == {groups * each}
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"), [(3, "groups: 3, of 4 ranks"), (8, "groups: 8"), (0, "groups: 0"), (2.0, "groups: 2.0")]
+)
+def test_groups_that_cannot_be(groups: Any, found: str) -> None:
+    """Groups of unequal size, or none, are refused."""
+    with pytest.raises(InvalidRequest, match=found):
+        Share(1, 4).in_groups(groups)
+    assert Share(1, 4).in_groups(None) == Share(1, 4)
 
 
 @pytest.mark.parametrize(
