@@ -654,12 +654,17 @@ class Tree:
         self._forget()
         os.close(self._root)
 
-    def write(self, path: bytes, blocks: Callable[[], Iterable[bytes | memoryview]], there: IfThere = "error") -> bool:
+    def write(
+        self,
+        path: bytes,
+        data: bytes | memoryview | Callable[[], Iterable[bytes | memoryview]],
+        there: IfThere = "error",
+    ) -> bool:
         """Write a file, whose folders are made on the way; of one that fails nothing stays.
 
         Args:
             path: Its path below the folder.
-            blocks: Gives its bytes, each time that it is called.
+            data: Its bytes; or what gives them block by block, each time that it is called.
             there: What becomes of a file that is there: an error; it is replaced; it is kept if it has these bytes; or
                 the latter, and what has only the first of them, as a killed process leaves it, is replaced.
 
@@ -674,6 +679,7 @@ class Tree:
         if (b"\0" in path or not are_plain(path, len(path))) and (problem := path_problem(path)):
             raise InvalidRequest(os.fsdecode(path), problem)
         folder, _, name = path.rpartition(b"/")
+        blocks = data if callable(data) else (data,).__iter__
         try:
             parent = self._parents.get(folder) or self._parent(folder)
             if there == "overwrite":
@@ -745,7 +751,8 @@ def _write(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> No
     file = os.open(name, _CREATE, 0o666, dir_fd=parent)
     try:
         for block in blocks:
-            write_all(file, block)
+            if (done := os.write(file, block)) < len(block):
+                write_all(file, memoryview(block)[done:])
     except BaseException:
         os.unlink(name, dir_fd=parent)
         raise

@@ -28,14 +28,14 @@ from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.staging import Folder, Tree, are_plain, local_folder, path_problem
-from shardtool.values import counted, source_text, to_text
+from shardtool.values import counted, is_utf8, source_text, to_text
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -54,7 +54,8 @@ _MARK = ".extract.unfinished"
 _OWN = {one.encode() for one in (MANIFEST, METADATA, _MARK, f".{_LOCK}.lock")}
 _LABEL = "cls"
 _PATHS = "source_paths"
-_SAMPLES, _BYTES = 2**12, 2**26  # of a task, at most
+_SAMPLES, _BYTES = 2**12, 2**26  # of a task, at most, of a few shards
+_SHARDS, _MORE = 3, 2**5  # shards for each worker, with which a task is a whole one, of at most so many times as much
 _AGAIN = ("dots", "hidden", "label_from_folder", "portable")  # recorded options of `create` that are about names
 _SHOWN = 5
 
@@ -212,8 +213,9 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
         check_names(names, folded=True)
     entries, observer = listed.entries, notes.observer
     entries = replace(entries, rows=replace(entries.rows, paths=names))
-    tasks, tables, kept = [*_tasks(listed, entries, place)], _tables(entries), 0
-    _check_there(place, names, entries.rows.size.tolist(), tables, options)
+    tasks, kept = [*_tasks(listed, entries, place, pool.most)], 0
+    tables: dict[str, bytes] = {}
+    _check_there(place, entries, names, options)
     with _unfinished(place, listed, names, overwrite=options.overwrite) as again:
         there: IfThere = "overwrite" if options.overwrite else "finish" if again else "keep"
         observer.start(len(entries), int(entries.rows.size.sum()), len(tasks))
@@ -223,6 +225,7 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
             observer.advance(samples, size, 0)
 
         for number, some in pool.map(unpack_samples, each, advance):
+            tables = tables or _tables(entries, names)  # while workers write
             kept += some
             observer.advance(0, 0, 1)
             observer.log(f"{tasks[number].name}: {counted(len(tasks[number].samples.kinds), 'file')}")
@@ -230,8 +233,11 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
     return kept
 
 
-def _tasks(listed: Listing, entries: Entries, place: Folder) -> Iterator[ShardTask]:
-    """Yield runs of samples that lie in one shard; all of a shard that is compressed, for that is read in sequence."""
+def _tasks(listed: Listing, entries: Entries, place: Folder, workers: int) -> Iterator[ShardTask]:
+    """Yield runs of samples that lie in one shard; all of a shard that is compressed, for that is read in sequence.
+
+    Workers that have whole shards seldom wait for each other to make files in one folder; few shards are shared out.
+    """
     import numpy as np
 
     from shardtool.plan.order import NO_LIMIT, Limits, running
@@ -240,20 +246,22 @@ def _tasks(listed: Listing, entries: Entries, place: Folder) -> Iterator[ShardTa
     sizes = np.add.reduceat(entries.rows.size, entries.first[:-1])
     total, file = running(sizes), entries.known_spans.file
     shard_ends = np.append(np.flatnonzero(np.diff(file)) + 1, len(entries))
-    ends = shard_ends
+    most = 1 if len(shard_ends) < _SHARDS * workers else _MORE
+    ends = np.zeros(len(entries) + 1, np.bool_)
+    ends[shard_ends] = True
     if not listed.compressed:
-        cut = np.flatnonzero(np.diff(total // _BYTES)) + 1
-        ends = np.unique(np.concatenate((shard_ends, np.arange(_SAMPLES, len(entries), _SAMPLES), cut)))
-        ends = ends[ends > 0]
-    plan = Plan(
-        "files", entries, None, None, total, ends, np.diff(total[np.append(0, ends)]), Limits(NO_LIMIT, 0, None)
-    )
+        ends[np.flatnonzero(np.diff(total // (most * _BYTES))) + 1] = True
+        ends[most * _SAMPLES :: most * _SAMPLES] = True
+    ends[0] = False
+    stops = np.flatnonzero(ends)
+    bounds, limits = np.diff(total[np.append(0, stops)]), Limits(NO_LIMIT, 0, None)
+    plan = Plan("files", entries, None, None, total, stops, bounds, limits)
     for number in range(plan.shards):
         name = listed.shards[int(file[plan.span(number)[0]])]
         yield ShardTask(number, name, plan.format, place, shard_samples(plan, number), "stop", 0)
 
 
-def _tables(entries: Entries) -> dict[str, bytes]:
+def _tables(entries: Entries, names: Names) -> dict[str, bytes]:
     """Return the Parquet tables that lie beside the files, by their names: one of files, and one of metadata, if any.
 
     In the first is a row for each file, its sample's key and its path: `create` takes it as a manifest. In the other
@@ -262,12 +270,14 @@ def _tables(entries: Entries) -> dict[str, bytes]:
     import numpy as np
     import pyarrow as pa
 
-    keys = pa.array([to_text(key) for _, some in entries.keys.chunks() for key in some], pa.string())
-    rows = np.arange(len(entries.rows.code))
-    paths = pa.array([source_text(path) for path in entries.paths(rows)], pa.string())
-    found = {MANIFEST: pa.table({"key": keys.take(pa.array(entries.owners(rows))), "path": paths})}
+    from shardtool.names import Names
+
+    if b"%" in names.data or not is_utf8(names.data):
+        names = Names.of(source_text(path).encode() for _, some in names.chunks() for path in some)
+    keys = entries.keys.take(entries.owners(np.arange(len(names))))  # `pa.Array.take` imports pyarrow.compute
+    found = {MANIFEST: pa.table({"key": _strings(keys), "path": _strings(names)})}
     if (metadata := _metadata(entries)) is not None:
-        found[METADATA] = metadata.append_column("key", keys)
+        found[METADATA] = metadata.append_column("key", _strings(entries.keys))
     return {name: _parquet(table) for name, table in found.items()}
 
 
@@ -278,6 +288,12 @@ def _metadata(entries: Entries) -> pa.Table | None:
     return entries.metadata.select(names) if names and entries.metadata is not None else None
 
 
+def _strings(names: Names) -> pa.StringArray:
+    from shardtool.entries.arrow import string_array
+
+    return string_array(names.data.replace(b"\0", b""), names.lengths())
+
+
 def _parquet(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
@@ -286,9 +302,7 @@ def _parquet(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _check_there(
-    place: Folder, names: Names, sizes: list[int], tables: Mapping[str, bytes], options: ExtractOptions
-) -> None:
+def _check_there(place: Folder, entries: Entries, names: Names, options: ExtractOptions) -> None:
     """Refuse to write where other files are, as far as that shows, before anything is written.
 
     Raises:
@@ -297,10 +311,11 @@ def _check_there(
     there = {*place.names()} - {f".{_LOCK}.lock"}
     if options.overwrite or _MARK in there or not there:
         return
+    sizes = entries.rows.size.tolist()
     with closing(Tree(place.path)) as tree:
         for first, some in names.chunks():
             tree.check_free(some, sizes[first : first + len(some)])
-    for name, table in tables.items():
+    for name, table in _tables(entries, names).items():
         if name in there and place.read(name) != table:
             remedy = f"Name all datasets in one command, choose another folder, or {flag('overwrite')}."
             raise OutputExists(place.full_path(name), "the table of other samples", remedy=remedy)

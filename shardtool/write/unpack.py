@@ -23,6 +23,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage.staging import Tree
 from shardtool.values import INLINE, to_text
 from shardtool.write.packer import Packer, no_report, unreadable
+from shardtool.write.spans import BUFFER_SIZE
 from shardtool.write.task import ShardTask, SourceFailed
 
 if TYPE_CHECKING:
@@ -99,19 +100,18 @@ class Unpacker(Packer):
 
     def run(self) -> None:
         """Write all files, in the order in which their payloads lie."""
-        paths, sizes, tree, limit = self.paths or [], self.sizes, self._tree, len(self.view)
+        paths, sizes, tree, there = self.paths or [], self.sizes, self._tree, self._there
         ends = [*accumulate(self.counts)]
         for done, row in enumerate(sorted(range(len(sizes)), key=self.offsets.__getitem__)):
             size, path = sizes[row], paths[row]
             try:
-                if size > limit:
+                if size > BUFFER_SIZE:
                     if self._packed is not None:
                         self._packed.hold(self.offsets[row], size)  # for it may be read twice
-                    written = tree.write(path, partial(self._blocks, path, row), self._there)
+                    written = tree.write(path, partial(self._blocks, path, row), there)
                 else:
-                    payload = self.view[:size]
-                    self._fill(path, row, payload)
-                    written = tree.write(path, partial(tuple, (payload,)), self._there)
+                    (payload,) = self._blocks(path, row)
+                    written = tree.write(path, payload, there)
             except SourceFailed as failed:
                 raise self._failure(bisect_right(ends, row), failed) from None
             self.kept += not written
@@ -120,41 +120,33 @@ class Unpacker(Packer):
                 self.report_progress(bisect_right(ends, row))
         self.report_progress(len(self.keys))
 
-    def _fill(self, path: bytes, row: int, payload: memoryview) -> None:
-        try:
-            self.read_payload(path, row, payload)
-        except OSError as error:
-            raise unreadable(self.path_of(row, path), error) from None
-        if self.expected:
-            self.check_crc(row, crc32c(payload))
-
-    def read_span(self, row: int, payload: memoryview, start: int = 0) -> None:
-        """Fill `payload` with a part of a row's bytes, of a compressed shard, too."""
-        offset = self.offsets[row] + start
-        if self._packed is None:
-            self.spans.fill(self.file_of_row[row], offset, payload)
-            return
-        found = self._packed.read(offset, len(payload))
-        if len(found) != len(payload):
-            raise OSError(errno.EIO, f"ends {len(payload) - len(found):,} bytes too early")
-        payload[:] = found
-
     def _blocks(self, path: bytes, row: int) -> Iterator[bytes | memoryview]:
-        """Yield a payload block by block, and compare its checksum at the end."""
-        size, crc = self.sizes[row], 0
+        """Yield a payload block by block, the last one once its checksum is seen to be right."""
         if self.kinds[row] == INLINE:
             yield self.inline[row]
             return
+        size, start, crc = self.sizes[row], 0, 0
         try:
-            for start in range(0, size, len(self.view)):
-                block = self.view[: min(len(self.view), size - start)]
-                self.read_span(row, block, start)
-                crc = crc32c(block, crc)
+            while start + BUFFER_SIZE < size:
+                block = self._span(row, start, BUFFER_SIZE)
+                crc, start = crc32c(block, crc), start + BUFFER_SIZE
                 yield block
+            block = self._span(row, start, size - start)
         except OSError as error:
             raise unreadable(self.path_of(row, path), error) from None
         if self.expected:
-            self.check_crc(row, crc)
+            self.check_crc(row, crc32c(block, crc))
+        yield block
+
+    def _span(self, row: int, start: int, size: int) -> bytes | memoryview:
+        """Return a part of a row's bytes, from `start` on."""
+        offset = self.offsets[row] + start
+        if self._packed is None:
+            return self.spans.view(self.file_of_row[row], offset, size)
+        found = self._packed.read(offset, size)
+        if len(found) != size:
+            raise OSError(errno.EIO, f"ends {size - len(found):,} bytes too early")
+        return found
 
     def _failure(self, sample: int, failed: SourceFailed) -> CorruptShard | SampleFailed:
         """Return the error of a sample whose payload cannot be had."""
