@@ -25,7 +25,7 @@ from shardtool.read.chain import Batch, Chains, Stages
 from shardtool.read.fetch import Fetcher, MixedReader
 from shardtool.read.files import GrowingCache, ReadOptions, TakenShards
 from shardtool.read.order import MixedSamples, OrderOptions, SampleView
-from shardtool.read.stream import Streamable
+from shardtool.read.stream import Bundled, Streamable
 from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import divide
 from shardtool.values import agreed_type, counted
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from shardtool.read.catalog import Catalog, IndexStore
     from shardtool.read.chain import Each
-    from shardtool.read.fetch import SkippedSamples
+    from shardtool.read.fetch import Reader, SkippedSamples
     from shardtool.read.files import ShardCache
     from shardtool.read.order import Stop
     from shardtool.select.splits import Splits
@@ -410,8 +410,9 @@ def mix(
         if not isinstance(one, Streamable):
             found = f"a {type(one).__name__}"
             raise InvalidRequest(f"dataset {at} of the mix", found, expected="what shardtool.open returned")
-        if any(isinstance(stage, Batch) for stage in one.stages.stages):
-            raise InvalidRequest(f"dataset {at} of the mix", "batches", expected="samples: mix first, then batch")
+        if any(isinstance(stage, Batch) for stage in one.stages.stages) or isinstance(one, Bundled):
+            expected = "samples: mix first, then batch or pack"
+            raise InvalidRequest(f"dataset {at} of the mix", "batches", expected=expected)
     given = [name for name, one in (("weights", weights), ("choose", choose), ("repeat", repeat)) if one is not None]
     if len(given) > 1 or (stop is not None and {*given} - {"weights"}):
         found = f"given with {listing([*given[1:], *(['stop'] if stop is not None else [])])}"
@@ -422,7 +423,7 @@ def mix(
     else:
         weights = [one.length for one in sources] if weights is None else weights
         source = MixedSamples.of(sources, weights, "first" if stop is None else stop)
-    mixed = Mixture(MixedReader([one.fetcher for one in datasets], source), source)
+    mixed = Mixture(MixedReader([cast("Reader", one.fetcher) for one in datasets], source), source)
     agreed = {name: agreed_type(one.stages.types.get(name) for one in datasets) for name in datasets[0].stages.types}
     chains = tuple(chain for one in datasets for chain in _chains(one))
     stages = (Chains(chains),) if any(chains) else ()

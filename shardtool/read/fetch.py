@@ -315,7 +315,7 @@ class MixedReader(_SampleReader):
     """Reads samples of several datasets; their numbers follow each other, and `__dataset__` says which it is of."""
 
     def __init__(self, readers: Sequence[Reader], source: MixedSamples) -> None:
-        self._readers, self._source = readers, source
+        self.readers, self._source = readers, source
         spans = [one.span for one in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
         self._datasets = [0, *accumulate(source.datasets)]  # the number of the first dataset of each source
@@ -324,18 +324,18 @@ class MixedReader(_SampleReader):
     def mean_size(self) -> int:
         """Bytes of a sample, with all around it, as often as each dataset comes."""
         weights = self._source.weights
-        total = sum(weight * reader.mean_size for weight, reader in zip(weights, self._readers, strict=True))
+        total = sum(weight * reader.mean_size for weight, reader in zip(weights, self.readers, strict=True))
         return total // sum(weights)
 
     @property
     def copies(self) -> bool:
         """Whether shards of any dataset are copied into a cache before they are read."""
-        return any(one.copies for one in self._readers)
+        return any(one.copies for one in self.readers)
 
     @property
     def reads_at_once(self) -> int:
         """How many calls of `read_late` are best made at the same time."""
-        return max(one.reads_at_once for one in self._readers)
+        return max(one.reads_at_once for one in self.readers)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
@@ -344,7 +344,7 @@ class MixedReader(_SampleReader):
 
     def reading_only(self, fields: frozenset[str] | None) -> MixedReader:
         """Return a reader of these fields, where every sample of a dataset has them."""
-        return MixedReader([one.reading_only(fields) for one in self._readers], self._source)
+        return MixedReader([one.reading_only(fields) for one in self.readers], self._source)
 
     def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
         """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
@@ -371,13 +371,13 @@ class MixedReader(_SampleReader):
 
     def _divided(self, numbers: Numbers, which: Numbers) -> Iterator[tuple[Reader, Numbers]]:
         """Yield each reader, and its samples among `numbers`, as it numbers them."""
-        for at, reader in enumerate(self._readers):
+        for at, reader in enumerate(self.readers):
             yield reader, numbers[which == at] - self._firsts[at]
 
     def _reader_of(self, number: int) -> tuple[Reader, int]:
         """Return the reader of a sample, and its number there."""
         at = int(np.searchsorted(self._ends, number, side="right"))
-        return self._readers[at], number - int(self._firsts[at])
+        return self.readers[at], number - int(self._firsts[at])
 
 
 def _of_dataset(number: int, sample: Sample | ShardError) -> Sample | ShardError:

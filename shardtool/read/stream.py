@@ -8,25 +8,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
-from shardtool.read.chain import Chain
-from shardtool.read.fetch import Reader, SkippedSamples
+from shardtool.read import bundles
+from shardtool.read.chain import Batch, Chain, Stages
+from shardtool.read.fetch import SkippedSamples
 from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others
 from shardtool.read.samples import LATE
+from shardtool.request.settings import check_choice, check_least
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
     from typing_extensions import Self
 
-    from shardtool.read.chain import Stages
+    from shardtool.read.bundles import AnyReader, Views
+    from shardtool.read.fetch import Reader
     from shardtool.read.order import Ends, Order, OrderedSamples, Shuffle
     from shardtool.read.samples import Sample, Samples
 
@@ -81,7 +84,7 @@ _MOST_EXPECTED = 2**8  # jobs
 class Streamable(Chain):
     """Samples that can be read as a stream, with what is done to them."""
 
-    def __init__(self, fetcher: Reader, source: OrderedSamples) -> None:
+    def __init__(self, fetcher: AnyReader, source: OrderedSamples) -> None:
         self.fetcher, self.source = fetcher, source
 
     def with_stages(self, stages: Stages) -> Self:
@@ -130,19 +133,120 @@ class Streamable(Chain):
         Raises:
             InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
         """
-        if not self.source.length:
-            raise InvalidRequest("the dataset", "no samples")
         rank, ranks = default_share(rank, world_size)
         share = Share(rank, ranks, ends or ("drop" if shuffle or ranks == 1 else "pad")).in_groups(groups)
         reader, ranks = self.fetcher, share.world_size
         cut = cut_for(self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies)
         options = OrderOptions(shuffle, seed, epoch, *cut)
         length = self.source.length_in(options)
+        if not length:
+            raise InvalidRequest("the dataset", "no samples")
         if not share.end(length):
             found = f"{counted(length, 'sample')} for {share.world_size:,} ranks, and ends='drop'"
             raise InvalidRequest("world_size", found, remedy="Give ends='pad' or ends='uneven'.")
         stream = Stream(self.fetcher, self.source, options, share)
         return stream.with_stages(self.stages)
+
+    def pack(
+        self, tokens: int, field: str | None = None, *, by: bundles.By = "first-fit", dtype: DTypeLike | None = None,
+        length: str | None = None, pad: int = 0,
+    ) -> Bundled:  # fmt: skip
+        """Return blocks that documents are packed into: an order of blocks, divided and resumed as one of samples.
+
+        A block is a dict: `tokens` [tokens], `positions` int32 [tokens], which count from 0 in each document,
+        `segments` int32 [tokens], which number its documents from 1 on, and are 0 behind the last one, and `__key__`,
+        the list of the documents' keys. How long these are, sidecars say: see `docs/training.md`.
+
+        Args:
+            tokens: Of a block.
+            field: Of the tokens: `.npy` of one dimension, plain bytes, or the list of a TFRecord; None: the only one.
+            by: `first-fit`: documents as a whole, the longest of some thousands first, each into the fullest block that
+                holds it; those longer than a block are cut. `concat`: one behind the other, cut where a block is full.
+            dtype: Of tokens in plain bytes, such as `uint16`.
+            length: The column of metadata that says how many tokens a document has; None: the size of its field.
+            pad: The token behind the last document.
+
+        Raises:
+            InvalidRequest: It is not known how long documents are, or something is done to them before.
+        """
+        check_least("tokens", tokens)
+        check_choice("by", by, bundles.By)
+        if self.stages.stages:
+            expected = "documents as they are stored: pack first, then map or select blocks"
+            raise InvalidRequest("pack", "something is done to samples before", expected=expected)
+        reader, views = self._unbundled()
+        source, sizes = bundles.lengths_of(field, dtype, length, reader, views)
+        if source.form == "bytes" and dtype is None:
+            found = f"not given, and field {source.name} holds plain bytes"
+            raise InvalidRequest("dtype", found, expected="that of its tokens, such as 'uint16', or 'uint8' for bytes")
+        rule, make = bundles.fitted if by == "first-fit" else bundles.concatenated, bundles.Block(tokens, source, pad)
+        reader = reader.reading_only(frozenset({source.name}))
+        return Bundled(bundles.bundled(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad))
+
+    def batch(  # noqa: PLR0913 - its public options
+        self, size: int | None = None, *, drop_last: bool = False, by: Literal["length", "aspect"] | None = None,
+        tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
+        length: str | None = None, aspects: Sequence[float] = bundles.ASPECTS,
+    ) -> Any:  # fmt: skip
+        """Make batches: of so many samples in a row; or in an order of batches, of samples of about one size.
+
+        Args:
+            size: Samples of a batch.
+            drop_last: Leave out a last batch that is smaller; not by size.
+            by: `length`: as many samples as take no more than `tokens`, padded to the longest. `aspect`: images of
+                about one aspect, by the columns `width` and `height`; each has it as `__aspect__`.
+            tokens: Of a batch by length.
+            field: What is long: `.npy` of any dimensions, by its first; else bytes, or values of `dtype`.
+            dtype: Of values in plain bytes.
+            length: The column of metadata that says how long samples are, in place of the field.
+            aspects: Widths per height: each image counts as the nearest.
+
+        Raises:
+            InvalidRequest: Sizes are not known, or a sample alone is longer than a batch.
+        """
+        if by is None:
+            return super().batch(cast("int", size), drop_last=drop_last)
+        check_choice("by", by, Literal["length", "aspect"])
+        asked, limit, unasked = ("tokens", tokens, size) if by == "length" else ("size", size, tokens)
+        if drop_last or unasked is not None:
+            raise InvalidRequest("batch", f"by {by}", expected=f"{asked} alone, and no drop_last")
+        check_least(asked, limit)
+        reader, views = self._unbundled()
+        if by == "length":
+            _, sizes = bundles.lengths_of(field, dtype, length, reader, views)
+            if (longest := int(sizes.max())) > cast("int", tokens):
+                remedy = f"Give tokens={longest}, or choose shorter samples with where(...) or take(...)."
+                raise InvalidRequest("tokens", f"{tokens}, and the longest sample has {longest}", remedy=remedy)
+            known = []
+        else:
+            known = sorted(aspects)
+            sizes = bundles.aspects_of(known, reader, views)
+        rule, make = bundles.of_one_kind if known else bundles.of_like_length, partial(bundles.together, known)
+        found = bundles.bundled(reader, views, sizes, rule, cast("int", limit), make, *known)
+        return Bundled(found).with_stages(Stages((bundles.Batches(self.stages),)))
+
+    def _unbundled(self) -> tuple[Reader, Views]:
+        """Return what reads samples, and which.
+
+        Raises:
+            InvalidRequest: There are none, or they are bundled.
+        """
+        batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
+        if batched or isinstance(self.fetcher, bundles.BundleReader):
+            raise InvalidRequest("the dataset", "packed or batched before", expected="samples")
+        if not self.source.length:
+            raise InvalidRequest("the dataset", "no samples")
+        return self.fetcher, cast("Views", self.source)
+
+
+class Bundled(Streamable):
+    """Blocks of tokens, or batches of samples of about one size: what `pack` and `batch(by=...)` return."""
+
+    def __init__(self, reader: bundles.BundleReader) -> None:
+        super().__init__(reader, reader.source)
+
+    def __repr__(self) -> str:
+        return f"<Bundled: {counted(self.source.length, 'bundle')} an epoch{self.stages}>"
 
 
 class Stream(Chain):
@@ -159,7 +263,7 @@ class Stream(Chain):
         skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
     """
 
-    def __init__(self, fetcher: Reader, source: OrderedSamples, options: OrderOptions, share: Share) -> None:
+    def __init__(self, fetcher: AnyReader, source: OrderedSamples, options: OrderOptions, share: Share) -> None:
         self.reader, self._source, self._options, self._share = fetcher, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._begun = _Pass(0, options, share), False

@@ -1,0 +1,274 @@
+"""Bundles of samples: blocks of tokens, and batches by size; an order of them is divided and resumed as any is."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import defaultdict
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardtool
+from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
+from shardtool.read import bundles
+from tests.helpers import write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of 0 to 300 tokens: as `.npy` and as plain bytes, with how many there are as a column."""
+    folder = tmp_path_factory.mktemp("bundles")
+    random = np.random.default_rng(0)
+    lengths = np.minimum(300, random.lognormal(3, 1.2, 150).astype(int))
+    files, rows = {}, ["key,count,width,height"]
+    for at, length in enumerate(lengths.tolist()):
+        np.save(folder / "one.npy", random.integers(1, 60_000, length).astype(np.uint16))
+        files[f"{at:03}.npy"] = (folder / "one.npy").read_bytes()
+        files[f"{at:03}.bin"] = files[f"{at:03}.npy"][128:]
+        rows.append(f"{at:03},{length},{(100, 200, 300)[at % 3]},{(200, 200, 190)[at % 3]}")
+    write_tree(folder / "in", files)
+    (folder / "rows.csv").write_text("\n".join(rows))
+    shardtool.create(
+        folder / "in", folder / "out-{000000..}.tar", join=folder / "rows.csv", on="key", max_count=40, workers=1
+    )
+    return folder
+
+
+def _open(folder: Path, **options: Any) -> shardtool.Dataset:
+    return shardtool.open(folder / "out.json", **options)
+
+
+def _texts(folder: Path) -> dict[str, NDArray[np.uint16]]:
+    return {str(one["__key__"]): np.frombuffer(one["bin"], np.uint16) for one in _open(folder)}
+
+
+def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
+    """Return the pieces of each document that lie in blocks, after a look at each block."""
+    found = defaultdict(list)
+    for block in blocks:
+        tokens, segments, positions = block["tokens"], block["segments"], block["positions"]
+        assert [one.shape for one in (tokens, segments, positions)] == [(TOKENS,)] * 3
+        assert (tokens.dtype, segments.dtype, positions.dtype) == (np.uint16, np.int32, np.int32)
+        for number, key in enumerate(block["__key__"], 1):
+            (places,) = np.nonzero(segments == number)
+            assert (np.diff(places) == 1).all()
+            assert positions[places].tolist() == [*range(len(places))]
+            found[key].append(tokens[places])
+        (padding,) = np.nonzero(segments == 0)
+        assert not tokens[padding].any()
+        assert positions[padding].tolist() == [*range(len(padding))]
+    return found
+
+
+@pytest.mark.parametrize("by", ["first-fit", "concat"])
+@pytest.mark.parametrize("shuffle", [True, False, "full"])
+@pytest.mark.parametrize(
+    "options", [{"field": "npy"}, {"field": "bin", "dtype": "u2"}, {"field": "npy", "length": "count"}]
+)
+def test_blocks_hold_all_tokens_once(folder: Path, by: Any, shuffle: Any, options: dict[str, Any]) -> None:
+    """An epoch has each token of each document once; whole documents where they fit, nearly all blocks full."""
+    packed = _open(folder).pack(TOKENS, by=by, **options)
+    stream = packed.stream(shuffle=shuffle, seed=3, rank=0, world_size=1)
+    blocks = [*stream]
+    assert len(blocks) == len(stream)
+    pieces, texts = _read(blocks), _texts(folder)
+    assert {*pieces} == {key for key, text in texts.items() if len(text)}
+    for key, some in pieces.items():
+        if by == "concat" and not shuffle:
+            assert np.array_equal(np.concatenate(some), texts[key])
+        if by == "first-fit":
+            assert len(some) == -(-len(texts[key]) // TOKENS)
+        assert np.array_equal(np.sort(np.concatenate(some)), np.sort(texts[key]))
+    total = sum(map(len, texts.values()))
+    assert len(blocks) <= 1 + total / TOKENS / 0.95
+
+
+@given(st.lists(st.integers(0, 60), min_size=1), st.integers(1, 20))
+def test_divided_windows_keep_every_token(lengths: list[int], tokens: int) -> None:
+    """However long documents are, each token is in one piece, and no block has more than it may."""
+    sizes = np.array(lengths, np.int64)
+    for rule in (bundles.fitted, bundles.concatenated) if any(lengths) else ():
+        block, places, starts, counts = rule(tokens, sizes)
+        pieces = zip(places.tolist(), starts.tolist(), counts.tolist(), strict=True)
+        found = [(place, start + at) for place, start, count in pieces for at in range(count)]
+        assert sorted(found) == [(place, at) for place, length in enumerate(lengths) for at in range(length)]
+        assert (np.diff(block) >= 0).all()
+        assert np.bincount(block, counts).max() <= tokens
+        assert np.bincount(block).min() > 0
+    block, places, _, counts = bundles.of_like_length(60, sizes)
+    assert sorted(places) == [*range(len(lengths))]
+    assert all((block == one).sum() * counts[block == one].max() <= 60 for one in range(block[-1] + 1))
+    kind, places, *_ = bundles.of_one_kind(tokens, sizes % 3)
+    assert sorted(places) == [*range(len(lengths))]
+    for one in range(kind[-1] + 1):
+        assert len({*(sizes % 3)[places[kind == one]].tolist()}) == 1
+        assert (kind == one).sum() <= tokens
+
+
+def test_best_fit_is_near_the_least() -> None:
+    """Of a few thousand documents of lengths as in texts, less than one token in a thousand is padding."""
+    lengths = np.maximum(1, np.random.default_rng(0).lognormal(6, 1, 20_000)).astype(np.int64)
+    block, *_ = bundles.fitted(4096, lengths)
+    assert lengths.sum() / (4096 * (block[-1] + 1)) > 0.999
+
+
+def _bundled(folder: Path, kind: Any) -> Any:
+    dataset = _open(folder)
+    if kind == "mix":
+        return shardtool.mix([dataset, dataset[:50]], [3, 1]).pack(TOKENS, "npy")
+    if kind == "view":
+        return dataset.where("count > 3").take(range(60)).pack(TOKENS, "npy", by="concat")
+    if kind == "length":
+        return dataset.batch(by="length", tokens=300, length="count", field="bin")
+    return dataset.batch(8, by="aspect") if kind == "aspect" else dataset.pack(TOKENS, "npy", by=kind)
+
+
+_KINDS = ["first-fit", "concat", "mix", "view", "length", "aspect"]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
+def test_killed_and_resumed_with_other_ranks(folder: Path, kind: str, ends: Any) -> None:
+    """Two ranks, then three, then one: the bundles of the epoch in their order, equal steps on all ranks."""
+
+    def ranks(count: int, state: Any) -> list[Any]:
+        found = [_bundled(folder, kind).stream(seed=5, rank=at, world_size=count, ends=ends) for at in range(count)]
+        for one in found if state else ():
+            one.load_state_dict(json.loads(json.dumps(state)))
+        return found
+
+    whole = [one["__key__"] for one in _bundled(folder, kind).stream(seed=5, rank=0, world_size=1)]
+    state, seen = None, []
+    for count, steps in ((2, 3), (3, 2), (2, None)):
+        streams = ranks(count, state)
+        readers = [iter(one) for one in streams]
+        if steps is None:
+            rest = [[one["__key__"] for one in reader] for reader in readers]
+            assert ends == "uneven" or len({*map(len, rest)}) == 1
+            seen += [one for step in zip(*rest, strict=False) for one in step]
+            seen += rest[0][len(rest[-1]) :]
+        else:
+            seen += [next(reader)["__key__"] for _ in range(steps) for reader in readers]
+            (state,) = {json.dumps(one.state_dict()): one.state_dict() for one in streams}.values()
+    left = len(whole) - 12
+    expected = {"uneven": whole, "drop": whole[: 12 + left // 2 * 2], "pad": whole + whole[: left % 2]}[ends]
+    assert seen == expected
+    for count in (2, 3):
+        assert len({len(one) for one in ranks(count, None)}) == 1 or ends == "uneven"
+
+
+@pytest.mark.parametrize("kind", ["first-fit", "length"])
+def test_epochs_and_processes(folder: Path, kind: str) -> None:
+    """Each epoch has other bundles of all samples; a pickled stream, as of a worker, goes on in the same order."""
+    stream = _bundled(folder, kind).stream(seed=5, rank=0, world_size=1)
+    epochs = [[tuple(one["__key__"]) for one in stream] for _ in range(2)]
+    assert {*epochs[0]} != {*epochs[1]}
+    assert {*chain(*epochs[0])} == {*chain(*epochs[1])}
+    again = pickle.loads(pickle.dumps(stream))  # noqa: S301 - our own
+    again.set_epoch(1)
+    assert [tuple(one["__key__"]) for one in again] == epochs[1]
+
+
+def test_a_damaged_document_takes_its_block_along(folder: Path, tmp_path: Path) -> None:
+    """It is an error where it comes; left out, another block comes in the place of its own, and it is counted."""
+    for path in folder.glob("out*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    document = max(_texts(folder).items(), key=lambda one: len(one[1]))
+    shard = next(path for path in tmp_path.glob("out*.tar") if document[1].tobytes() in path.read_bytes())
+    shard.write_bytes(shard.read_bytes().replace(document[1].tobytes(), document[1][::-1].tobytes()))
+    raising = shardtool.open(tmp_path / "out.json", check=True).pack(TOKENS, "npy")
+    with pytest.raises(CorruptShard, match=document[0]):
+        list(raising.stream())
+    dataset = shardtool.open(tmp_path / "out.json", check=True, on_error="skip")
+    stream = dataset.pack(TOKENS, "npy").stream(rank=0, world_size=1)
+    blocks = [*stream]
+    assert len(blocks) == len(stream)
+    assert document[0] not in chain(*(one["__key__"] for one in blocks))
+    assert stream.skipped.samples == dataset.skipped.samples > 0
+    assert {*stream.skipped.shards} == {str(shard)}
+
+
+def test_batches_by_length(folder: Path) -> None:
+    """Batches take no more tokens than were asked for, padded; samples go through their stages before."""
+    dataset = _open(folder).decode().map(lambda sample: {**sample, "count": len(sample["npy"])}).select("npy", "count")
+    batches = [*dataset.batch(by="length", tokens=1000, field="npy").stream(ends="uneven")]
+    assert sorted(chain(*(one["__key__"] for one in batches))) == sorted(_open(folder).keys)
+    assert all(one["count"].max() * len(one["count"]) <= 1000 for one in batches)
+    spread = sum(int(one["count"].max() * len(one["count"]) - one["count"].sum()) for one in batches)
+    assert spread < 0.3 * sum(int(one["count"].sum()) for one in batches)
+    with pytest.raises(InvalidRequest, match="the longest sample has 222"):
+        dataset.batch(by="length", tokens=100, field="npy")
+
+
+def test_batches_by_aspect(folder: Path) -> None:
+    """A batch has images of one aspect, and says which; all are full but the last of each."""
+    batches = [*_open(folder).batch(8, by="aspect", aspects=[1.5, 0.5, 1]).stream(seed=1, ends="uneven")]
+    assert sorted(chain(*(one["__key__"] for one in batches))) == sorted(_open(folder).keys)
+    nearest = {0: 0.5, 1: 1.0, 2: 1.5}
+    for one in batches:
+        assert {nearest[int(key) % 3] for key in one["__key__"]} == {*one["__aspect__"].tolist()}
+    assert sum(len(one["__key__"]) < 8 for one in batches) <= 3
+
+
+def test_batches_go_without_what_stages_leave_out(folder: Path) -> None:
+    """Steps stay as many as `len` says: a batch of which nothing is left gives its place to another."""
+    lengths = {key: len(text) for key, text in _texts(folder).items()}
+    long = {key for key, length in lengths.items() if length > 150}
+    for key in (min(lengths), max(lengths, key=lambda one: lengths[one])):
+        dataset = _open(folder).filter(lambda sample, key=key: sample["__key__"] != key).select("npy")
+        stream = dataset.batch(by="length", tokens=300, field="npy").stream(ends="pad", rank=0, world_size=1)
+        batches = [*stream]
+        assert len(batches) == len(stream)
+        found = [*chain(*(one["__key__"] for one in batches))]
+        assert {*found} == lengths.keys() - {key}
+        alone = key in long
+        assert stream.skipped.samples == alone
+        assert sum(all(one["__padding__"]) for one in batches) == alone
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (lambda one: one.pack(0), "tokens: 0"),
+        (lambda one: one.pack(TOKENS), "field: not given; expected the field of tokens, one of bin, npy"),
+        (lambda one: one.pack(TOKENS, "txt"), "no txt in the sample 000; expected one of bin, npy"),
+        (lambda one: one.pack(TOKENS, "bin"), "dtype: not given, and field bin holds plain bytes"),
+        (lambda one: one.pack(TOKENS, "npy", by="first"), "by: 'first'"),
+        (
+            lambda one: one.pack(TOKENS, "npy", length="tokens"),
+            "column: no tokens of whole numbers; expected one of count",
+        ),
+        (lambda one: one.decode().pack(TOKENS, "npy"), "pack: something is done to samples before"),
+        (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "packed or batched before"),
+        (lambda one: one.take([]).pack(TOKENS, "npy"), "no samples"),
+        (lambda one: one.batch(8, by="size"), "by: 'size'"),
+        (lambda one: one.batch(8, by="length"), "tokens alone"),
+        (lambda one: one.batch(by="aspect"), "size: None"),
+        (lambda one: one.batch(8, by="aspect", aspects=[]), "aspects"),
+        (lambda one: shardtool.mix([one.pack(TOKENS, "npy")], [1]), "mix first, then batch or pack"),
+    ],
+)
+def test_what_cannot_be_bundled(folder: Path, asked: Any, message: str) -> None:
+    """What is not known, or makes no sense, is said when it is asked for."""
+    with pytest.raises(InvalidRequest) as caught:
+        asked(_open(folder))
+    assert message in str(caught.value)
+
+
+def test_a_column_that_is_wrong_is_found(folder: Path) -> None:
+    """A document that is not as long as a column says is an error that names it, and no shifted tokens."""
+    stream = _open(folder).pack(TOKENS, "npy", length="width").stream()
+    with pytest.raises(SampleFailed, match=r"field npy: \d+ of uint16; expected \d+ of uint16"):
+        list(stream)
