@@ -7,7 +7,6 @@ held until they are published. Whoever publishes must hold the lock.
 from __future__ import annotations
 
 import hashlib
-import http.client
 import re
 import time
 from contextlib import AbstractContextManager, suppress
@@ -176,12 +175,14 @@ class Upload(AbstractContextManager["Upload"]):
 
     def _answered(self) -> _Answer:
         """Return what the server answers to the whole."""
+        from http.client import HTTPConnection, HTTPException  # here, for it takes 10 ms: most outputs are folders
+
         from urllib3 import HTTPHeaderDict
 
         try:
-            answer = http.client.HTTPConnection.getresponse(self._connection)
+            answer = HTTPConnection.getresponse(self._connection)
             body = answer.read(_LINE)
-        except (OSError, ValueError, http.client.HTTPException):
+        except (OSError, ValueError, HTTPException):
             raise PassingFailure("no answer, once all was sent") from None
         return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()), body)
 
@@ -225,16 +226,18 @@ def _refusal(line: Line) -> _Answer | None:
 
     http.client takes `100 Continue` for nothing, and goes on to wait for the answer.
     """
+    from http.client import HTTPException, parse_headers
+
     from urllib3 import HTTPHeaderDict
 
     line.most = _MOST_REFUSED
     try:
         [status] = map(int, _STATUS.findall(line.readline(_LINE)))
-        headers = HTTPHeaderDict(http.client.parse_headers(line).items())
+        headers = HTTPHeaderDict(parse_headers(line).items())
         body = line.read(max(0, min(_LINE, int(headers.get("Content-Length", "0"))))) or b""
     except TimeoutError:  # before the first byte: later, `Line` says what is too slow
         return None
-    except (OSError, ValueError, http.client.HTTPException):
+    except (OSError, ValueError, HTTPException):
         raise PassingFailure("the connection was lost") from None
     return None if status == HTTPStatus.CONTINUE else _Answer(status, headers, body)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from shardtool.dataset.dataset_file import numbers_in
@@ -527,7 +526,7 @@ class ValueCounts(Generic[Value]):
         """Take the values of an Arrow array without nulls."""
         if self.values is None:
             return
-        found = pc.value_counts(values)
+        found = values.value_counts()
         if len(found) > self._most:
             self.values = None
             return
@@ -614,24 +613,29 @@ class Column:
         if is_number:
             self._add_numbers(values)
         elif pt.is_temporal(kind):
-            self._add_bounds(pc.min_max(values.cast(pa.string())))
+            self._add_bounds(values.cast(pa.string()))
             return
         self._counted = True
         if not pt.is_floating(kind):
             self.counts.add_array(values)
 
     def _add_numbers(self, values: pa.Array) -> None:
+        import pyarrow.compute as pc  # here, as below, for it takes 40 ms
+
         if pt.is_floating(values.type):
             values = values.filter(pc.is_finite(values))
             self.counts.values = None
         if len(values):
-            self._add_bounds(pc.min_max(values))
-            self._total += float(pc.sum(values.cast(pa.float64())).as_py())
+            self._add_bounds(values)
+            self._total += float(values.cast(pa.float64()).sum().as_py())
             self._numbers += len(values)
 
-    def _add_bounds(self, bounds: pa.StructScalar) -> None:
+    def _add_bounds(self, values: pa.Array) -> None:
+        import pyarrow.compute as pc
+
         if len(self._kinds) > 1:
             return  # of a number and a time, none is the smaller
+        bounds = pc.min_max(values)
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         self._smallest = low if self._smallest is None else min(self._smallest, low)
         self._largest = high if self._largest is None else max(self._largest, high)

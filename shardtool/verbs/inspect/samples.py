@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from shardtool.dataset.dataset_file import numbers_in
 from shardtool.dataset.payload import (
@@ -227,7 +226,7 @@ def find_sample(datasets: Sequence[StoredDataset], key: str) -> FoundSample:
             continue
         damage += part.problems
         column = part.table.column("__key__")
-        row = pc.index(column, key).as_py()
+        row = column.index(key).as_py()
         if row >= 0:
             return _found(dataset, shard, part if part.walk else None, row, number + row)
         if number <= wanted < number + len(part):
@@ -261,7 +260,7 @@ def _in_its_range(datasets: Sequence[StoredDataset], key: str) -> FoundSample | 
         part = shards[at].index()
     except CorruptShard:
         return None
-    row = pc.index(part.table.column("__key__"), key).as_py()
+    row = part.table.column("__key__").index(key).as_py()
     before = sum(one.samples for one in listed[:at])
     return None if row < 0 else _found(datasets[0], shards[at], part if part.walk else None, row, before + row)
 

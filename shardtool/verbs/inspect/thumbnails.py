@@ -16,7 +16,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from shardtool.dataset.payload import label_of, numbers_in, seconds_of
@@ -138,7 +137,7 @@ def _strata(
         if name in part.schema.names and is_plain(part.schema.field(name).type):
             values = part.table.column(name).combine_chunks()
             values = values if pt.is_dictionary(values.type) else values.dictionary_encode()
-            codes = pc.fill_null(values.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+            codes = values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
             return name, codes, [*map(str, values.dictionary.to_pylist()), ""]
     return "", np.zeros(len(part), np.int64), [f"shard {shard.number}"]
 
