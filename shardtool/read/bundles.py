@@ -554,11 +554,17 @@ class Batches(Map):
         super().__init__(partial(_batch, stages))
 
 
-def _batch(stages: Stages, bundle: Sample) -> object:
+def _batch(stages: Stages, bundle: Sample, rng: np.random.Generator) -> object:
     padding = {name: bundle[name] for name in ("__padding__",) if name in bundle}
-    samples = ({**sample, **padding} for sample in cast("list[Sample]", bundle["__samples__"]))
-    kept = [*stages.run(samples, lambda _: None)]
+    start, kept = int(rng.integers(2**63)), list[object]()
+    for at, sample in enumerate(cast("list[Sample]", bundle["__samples__"])):
+        kept += stages.run([{**sample, **padding}], lambda _: None, partial(_rng_within, start, at))
     return collate(kept) if kept else None
+
+
+def _rng_within(start: int, sample: int, stage: int) -> np.random.Generator:
+    """Return the generator that a stage draws from for a sample of a batch."""
+    return np.random.default_rng([start, sample, stage])
 
 
 def bundled(

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import signature
 from io import BytesIO
 from itertools import chain, islice
 from numbers import Integral
@@ -53,6 +55,38 @@ _OLD_HEADERS = ((1, 0), (2, 0))
 _TRUTHS = {b"1": True, b"0": False, b"true": True, b"false": False, 1: True, 0: False}
 _BAND = 2**18  # pixels that become an array at a time
 _LONGEST = 200  # characters of another library's message
+
+
+NewRng: TypeAlias = "Callable[[], np.random.Generator]"
+RngOf: TypeAlias = "Callable[[int], np.random.Generator]"  # of a stage, by its place in the chain
+
+
+def any_rng(_: int = 0) -> np.random.Generator:
+    """Return a generator where a sample has no place in an epoch: Python's `random` says which."""
+    return np.random.default_rng(random.getrandbits(64))
+
+
+def asks_for_rng(function: object) -> bool:
+    """Tell whether a function has a parameter `rng`, which is not given yet."""
+    if not callable(function) or (isinstance(function, partial) and "rng" in function.keywords):
+        return False
+    try:
+        return "rng" in signature(function).parameters
+    except (TypeError, ValueError):  # of some that are written in C, nothing is known
+        return False
+
+
+@dataclass(frozen=True)
+class DecodedField:
+    """What a decoder returns that makes more than the value of its field.
+
+    Attributes:
+        value: Of the field.
+        beside: Other fields of the sample, and their values.
+    """
+
+    value: object
+    beside: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -101,6 +135,7 @@ class Decode:
     max_bytes: str | int = "1GiB"
     only: frozenset[str] | None = None
     types: Mapping[str, ValueType] = field(default_factory=dict, repr=False, compare=False)
+    draws: tuple[object, ...] = field(default=(), init=False, repr=False, compare=False)  # that ask for a generator
     _known: dict[str, Function | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -115,14 +150,19 @@ class Decode:
                 raise InvalidRequest(f"decode({{{name!r}: ...}})", repr(given), expected=expected)
             if given == "audio":
                 _soundfile(f"decode({{{name!r}: 'audio'}})")
+        object.__setattr__(self, "draws", tuple(given for _, given in self.own if asks_for_rng(given)))
 
     @property
     def leaves_out(self) -> bool:
         """Whether a stream goes on without a sample that cannot be decoded."""
         return self.on_error == "skip"
 
-    def __call__(self, sample: Mapping[str, object]) -> dict[str, object]:
+    def __call__(self, sample: Mapping[str, object], rng: NewRng = any_rng) -> dict[str, object]:
         """Return a sample with its fields decoded.
+
+        Args:
+            sample: The sample.
+            rng: Makes the generator that decoders draw from, the same for each: two fields are cropped alike.
 
         Raises:
             SampleFailed: A field cannot be decoded; it names the sample and the field.
@@ -135,7 +175,12 @@ class Decode:
                 decoder = known[name] if name in known else known.setdefault(name, self._decoder(name))
                 if decoder is not None and (type(value) is bytes or decoder in _OF_NUMBERS):
                     try:
-                        decoded[name] = decoder(value)  # type: ignore[arg-type]
+                        drawn = {"rng": rng()} if any(decoder is one for one in self.draws) else {}
+                        found: object = decoder(value, **drawn)  # type: ignore[arg-type]
+                        if type(found) is DecodedField:
+                            decoded.update(found.beside)
+                            found = found.value
+                        decoded[name] = found
                     except Exception as error:
                         if is_out_of_memory(error):
                             raise
@@ -430,15 +475,17 @@ class Map:
     """Calls a function with each sample, or whatever the stage before it gives; None: the sample is left out."""
 
     function: Callable[..., object]
+    draws: bool = field(default=False, init=False, repr=False, compare=False)
     leaves_out = False
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise InvalidRequest(_call(self), repr(self.function), expected="a function of a sample")
+        object.__setattr__(self, "draws", asks_for_rng(self.function))
 
-    def __call__(self, sample: object) -> object:
-        """Return what the function makes of a sample."""
-        return self.function(sample)
+    def __call__(self, sample: object, rng: NewRng = any_rng) -> object:
+        """Return what the function makes of a sample, and of the generator that it may ask for."""
+        return self.function(sample, rng=rng()) if self.draws else self.function(sample)
 
 
 class Filter(Map):
@@ -446,9 +493,9 @@ class Filter(Map):
 
     leaves_out = True
 
-    def __call__(self, sample: object) -> object:
+    def __call__(self, sample: object, rng: NewRng = any_rng) -> object:
         """Return the sample, or None."""
-        return sample if self.function(sample) else None
+        return sample if super().__call__(sample, rng) else None
 
 
 @dataclass(frozen=True)
@@ -461,6 +508,7 @@ class _FieldStage:
             or `none`: the field is None.
     """
 
+    draws = False
     names: tuple[str, ...]
     missing: Missing = "error"
     _get: Callable[[object], tuple[object, ...]] = field(init=False, repr=False, compare=False)
@@ -614,13 +662,14 @@ class Stages:
             raise InvalidRequest("batch", "one sample was asked for", expected="batches in a loop over the samples")
         return next(_each(each, [sample], _refuse))
 
-    def run(self, samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
+    def run(self, samples: Iterable[object], on_skip: OnSkip, rng_of: RngOf = any_rng) -> Iterator[object]:
         """Yield what becomes of samples.
 
         Args:
             samples: The samples of a stream.
             on_skip: Called with the error of each sample that is left out; returns the one that comes in its place, or
                 None.
+            rng_of: Makes the generator that a stage draws from, for the sample that was taken last.
 
         Raises:
             SampleFailed: A field is missing, or cannot be decoded.
@@ -628,10 +677,11 @@ class Stages:
         each: list[Each] = []
         for stage in self.stages:
             if isinstance(stage, Batch):
-                samples, each, on_skip = stage.over(_each(each, samples, on_skip)), [], _refuse_batch
+                samples, on_skip = stage.over(_each(each, samples, on_skip, rng_of)), _refuse_batch
+                each, rng_of = [], partial(_of_later, rng_of, len(each) + 1)
             else:
                 each.append(stage)
-        return _each(each, samples, on_skip)
+        return _each(each, samples, on_skip, rng_of)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what is pickled.
@@ -717,6 +767,9 @@ class Chain:
     def map(self, function: Callable[..., object]) -> Self:
         """Call `function` with each sample, or what the stage before gives. Its errors pass, and name the sample.
 
+        Where it has a parameter `rng`, it is given a NumPy generator. A stream makes it of the seed, the epoch and the
+        sample's position: the same draws in any number of threads, workers and ranks, and after a resume.
+
         A sample of which it makes None is left out, as by `filter`.
         """
         return self.with_stages(self.stages.then(Map(function)))
@@ -757,19 +810,26 @@ class Chain:
         return self.with_stages(self.stages.then(Batch(size, drop_last)))
 
 
-def _each(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
-    return _through(stages, samples, on_skip) if stages else iter(samples)
+def _of_later(rng_of: RngOf, first: int, stage: int) -> np.random.Generator:
+    return rng_of(first + stage)
 
 
-def _through(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip) -> Iterator[object]:
+def _each(
+    stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip, rng_of: RngOf = any_rng
+) -> Iterator[object]:
+    return _through(stages, samples, on_skip, rng_of) if stages else iter(samples)
+
+
+def _through(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip, rng_of: RngOf) -> Iterator[object]:
     for own in samples:
         sample: object = own
         while sample is not None:
             value = sample
             left_out = None
             try:
-                for stage in _stages_of(stages, sample):
-                    value = stage(value)
+                for at, stage in enumerate(_stages_of(stages, sample)):
+                    rng = (partial(rng_of, at),) if stage.draws else ()
+                    value = stage(value, *rng)
                     if value is None:
                         left_out = SampleFailed(_named(sample), f"left out by {_call(stage)}")
                         break

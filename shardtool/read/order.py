@@ -82,6 +82,16 @@ class OrderOptions:
         return self.parts * self.window
 
 
+def rng_at(options: OrderOptions, position: int, stage: int) -> np.random.Generator:
+    """Return the random generator of a position of an epoch, and of a stage of what is done there.
+
+    Source: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox: numbers of a key and a
+    counter).
+    """
+    key = random_start("samples", options.seed, options.epoch)
+    return np.random.Generator(np.random.Philox(key=key, counter=[0, 0, stage, position]))
+
+
 def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
     """Return how many samples of a part are shuffled among themselves, for a buffer of all parts.
 

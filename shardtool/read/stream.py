@@ -16,7 +16,7 @@ from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read import bundles
 from shardtool.read.chain import Batch, Chain, Stages
 from shardtool.read.fetch import SkippedSamples
-from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others
+from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others, rng_at
 from shardtool.read.samples import LATE
 from shardtool.request.settings import check_choice, check_least
 from shardtool.values import counted
@@ -287,7 +287,8 @@ class Stream(Chain):
         self.rewind()
         current = self._pass = _Pass(self._pass.start, self._options, self._share)
         self._begun = True
-        return self.stages.run(self._samples(current), lambda error: self._place(current).left_out(error))
+        samples = self._samples(current)
+        return self.stages.run(samples, lambda error: self._place(current).left_out(error), current.rng)
 
     def rewind(self) -> None:
         """Go to where the next iteration begins: to the start of an epoch, but for a state that was loaded."""
@@ -491,6 +492,10 @@ class StreamPosition:
         self._stream, self._order, self._options = stream, current.order, current.options
         self._others: Iterator[Sample] | None = None
 
+    def rng(self, stage: int) -> np.random.Generator:
+        """Return the generator that a stage draws from, whichever sample takes the place."""
+        return rng_at(self._options, self.position, stage)
+
     def left_out(self, error: ShardError) -> Sample | None:
         """Return the sample that comes instead of the last one, as `other` does; count the place's own."""
         if self._others is None:
@@ -543,3 +548,8 @@ class _Pass:
         self.start, self.taken, self.options, self.share = start, 0, options, share
         self.positions = self.numbers = np.zeros(0, np.int64)
         self.place: StreamPosition | None = None  # of the sample that was given out last, where it was asked for
+
+    def rng(self, stage: int) -> np.random.Generator:
+        """Return the generator that a stage draws from for the sample, or batch, that was given out last."""
+        last = self.positions[self.taken - 1] if len(self.positions) else self.start - 1
+        return rng_at(self.options, int(last), stage)

@@ -15,9 +15,9 @@ Source: ITU T.81, B.1.1.3 and B.2.2 (markers, frame header).
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,12 +25,15 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from shardtool.errors import InvalidRequest
+from shardtool.read.chain import DecodedField, any_rng
 from shardtool.request.settings import check_least
 from shardtool.transform.image import BadImage, as_rgb, pixels
 from shardtool.transform.jpeg import JpegHead, cut, decoded, read_head
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
 
 Box: TypeAlias = "tuple[int, int, int, int]"  # left, top, right, bottom, in pixels of the whole image
 
@@ -39,12 +42,45 @@ _TRIES = 10
 
 
 class _Crop:
-    """A decoder that gives a square of an image."""
+    """A decoder that gives a square of an image, and may say beside it where that lies.
+
+    Attributes:
+        size: Width and height of the square.
+        place: The field that a sample gets beside the square: int64 [5], the left, top, width and height of what was
+            taken, in pixels of the whole image as a viewer shows it, and whether that was mirrored, 0 or 1; None: none.
+    """
 
     size: int
+    place: str | None
 
-    def __call__(self, data: bytes) -> NDArray[np.uint8]:
-        """Return the crop of an image, uint8 [size, size, 3].
+    def move(self, boxes: ArrayLike, place: ArrayLike) -> NDArray[np.float32]:
+        """Return boxes of the whole image as they lie in the square, cut at its edges: one beside it has no area.
+
+        Args:
+            boxes: [n, 4]: left, top, right and bottom of each, in pixels of the whole image.
+            place: What was taken, as the field `place` says.
+        """
+        left, top, width, height, mirrored = np.asarray(place, np.float32)
+        whole = np.asarray(boxes, np.float32).reshape(-1, 4)
+        found = (whole - [left, top, left, top]) * np.float32(self.size) / [width, height, width, height]
+        if mirrored:
+            found[:, [0, 2]] = self.size - found[:, [2, 0]]
+        cut_off: NDArray[np.float32] = found.clip(0, self.size).astype(np.float32)
+        return cut_off
+
+    def _given(self, square: NDArray[np.uint8], box: Box, *, mirrored: bool = False) -> Any:
+        """Return what the decoder returns: the square, and its place if that is wanted."""
+        if self.place is None:
+            return square
+        left, top, right, bottom = box
+        return DecodedField(square, {self.place: np.array([left, top, right - left, bottom - top, mirrored])})
+
+    def _cropped(self, data: bytes, box_in: Callable[[int, int], Box]) -> tuple[NDArray[np.uint8], Box]:
+        """Return a box of an image as uint8 [size, size, 3], and which.
+
+        Args:
+            data: The bytes of any image.
+            box_in: Says which, by its width and height.
 
         Raises:
             ValueError: It is no image, or a damaged one.
@@ -54,22 +90,18 @@ class _Crop:
         try:
             if head is None:
                 image, scale = as_rgb(pixels(data)), 1
-                box = self.box(*image.size)
+                box = box_in(*image.size)
             else:
-                box = self.box(head.width, head.height)
+                box = box_in(head.width, head.height)
                 image, scale = _above(data, head, box, self.size)
         except BadImage as error:
             raise ValueError(error.message) from error
         left, top = box[0] // scale, box[1] // scale
         part = _part(image, (left, top, -(-box[2] // scale), -(-box[3] // scale)))
         if scale == 1 and part.shape[:2] == (self.size, self.size):
-            return part
+            return part, box
         inside = (box[0] / scale - left, box[1] / scale - top, box[2] / scale - left, box[3] / scale - top)
-        return _resized(part, self.size, inside)
-
-    def box(self, width: int, height: int) -> Box:
-        """Return what is taken of an image of this size."""
-        raise NotImplementedError
+        return _resized(part, self.size, inside), box
 
 
 @dataclass(frozen=True)
@@ -80,18 +112,28 @@ class CenterCrop(_Crop):
         size: Width and height of the crop.
         shorter: What the shorter side of the whole image is scaled to; None: an image that is large enough keeps its
             size, and a smaller one becomes `size`.
+        place: A field for what was taken: see `move`.
     """
 
     size: int
     shorter: int | None = None
+    place: str | None = None
 
     def __post_init__(self) -> None:
         check_least("size", self.size)
         if self.shorter is not None and self.shorter < self.size:
             raise InvalidRequest("shorter", repr(self.shorter), expected=f"{self.size} or more, as the crop")
 
+    def __call__(self, data: bytes) -> Any:
+        """Return the centre of an image, uint8 [size, size, 3], or with `place` that and more.
+
+        Raises:
+            ValueError: It is no image, or a damaged one.
+        """
+        return self._given(*self._cropped(data, self.box))
+
     def box(self, width: int, height: int) -> Box:
-        """Return the centred square."""
+        """Return the centred square of an image of this size."""
         short = min(width, height)
         side = min(short, self.size) if self.shorter is None else max(1, round(short * self.size / self.shorter))
         left, top = (width - side) // 2, (height - side) // 2
@@ -102,14 +144,17 @@ class CenterCrop(_Crop):
 class RandomResizedCrop(_Crop):
     """Decodes a random part of an image, and scales it: the usual augmentation of training on photographs.
 
-    The part has a random share of the area and a random aspect ratio; where ten draws do not fit, it is the largest
-    centred one that has an allowed ratio. It is drawn from Python's `random`.
+    The rules are torchvision's: a random share of the area and a random aspect ratio; where ten draws do not fit, the
+    largest centred part of an allowed ratio; bilinear, with antialiasing. It draws from the generator that a stream
+    makes for each position of an epoch: the same crop in any number of threads, workers and ranks, and after a resume;
+    two fields of one sample, such as an image and its depth, are cropped alike.
 
     Attributes:
         size: Width and height of the result.
         scale: Least and greatest share of the area.
         ratio: Least and greatest width / height.
         flip: How likely the result is mirrored, left to right.
+        place: A field for what was taken: see `move`.
 
     Source: C. Szegedy et al., "Going Deeper with Convolutions", section 6; torchvision's `RandomResizedCrop`.
     """
@@ -117,7 +162,8 @@ class RandomResizedCrop(_Crop):
     size: int
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
+    flip: float = 0
+    place: str | None = None
 
     def __post_init__(self) -> None:
         check_least("size", self.size)
@@ -125,24 +171,25 @@ class RandomResizedCrop(_Crop):
             if not 0 < least <= most or (name == "scale" and most > 1):
                 raise InvalidRequest(name, f"{(least, most)}", expected="(least, greatest), above 0; shares up to 1")
 
-    def __call__(self, data: bytes) -> NDArray[np.uint8]:
-        """Return a random crop of an image, uint8 [size, size, 3].
+    def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
+        """Return a random part of an image, uint8 [size, size, 3], or with `place` that and more.
 
         Raises:
             ValueError: It is no image, or a damaged one.
         """
-        crop = super().__call__(data)
-        return np.ascontiguousarray(crop[:, ::-1]) if random.random() < self.flip else crop  # noqa: S311
+        rng = rng or any_rng()
+        square, box = self._cropped(data, partial(self.box, rng=rng))
+        mirrored = self.flip > 0 and rng.random() < self.flip
+        return self._given(np.ascontiguousarray(square[:, ::-1]) if mirrored else square, box, mirrored=mirrored)
 
-    def box(self, width: int, height: int) -> Box:
-        """Return a random part."""
-        draw = random.uniform
+    def box(self, width: int, height: int, rng: np.random.Generator) -> Box:
+        """Return a random part of an image of this size."""
         for _ in range(_TRIES):
-            area = width * height * draw(*self.scale)
-            aspect = math.exp(draw(*map(math.log, self.ratio)))
+            area = width * height * rng.uniform(*self.scale)
+            aspect = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
             wide, high = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < wide <= width and 0 < high <= height:
-                left, top = random.randint(0, width - wide), random.randint(0, height - high)  # noqa: S311
+                top, left = int(rng.integers(height - high + 1)), int(rng.integers(width - wide + 1))
                 return left, top, left + wide, top + high
         least, most = self.ratio
         wide, high = min(width, max(1, round(height * most))), min(height, max(1, round(width / least)))

@@ -142,7 +142,7 @@ class Loader(Streaming):
 
     def _changed(self, given: tuple[object, StreamPosition]) -> object:
         sample, place = given
-        return next(self._stages.run((sample,), place.left_out), LEFT_OUT)
+        return next(self._stages.run((sample,), place.left_out, place.rng), LEFT_OUT)
 
 
 loader = Loader

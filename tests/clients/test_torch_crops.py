@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
-import random
+import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
-from shardtool.torch import CenterCrop, RandomResizedCrop, loader
+from shardtool.torch import CenterCrop, RandomResizedCrop, StreamDataset, loader
 from shardtool.torch.crops import Box, _Crop
 from shardtool.transform.jpeg import read_head
 
@@ -28,12 +31,17 @@ class Fixed(_Crop):
     """The crop of one place."""
 
     size: int
-    place: Box
+    where: Box
+    place: str | None = None
+
+    def __call__(self, data: bytes) -> Any:
+        """Return the crop, of an image of `_picture`."""
+        return self._given(*self._cropped(data, self.box))
 
     def box(self, width: int, height: int) -> Box:
-        """Return the place, of an image of `_picture`."""
+        """Return the place."""
         assert (width, height) == (150, 131)
-        return self.place
+        return self.where
 
 
 def _picture(mode: str = "RGB") -> Image.Image:
@@ -113,19 +121,129 @@ def test_centre() -> None:
     assert CenterCrop(200)(JPEGS["4:4:4"]).shape == (200, 200, 3)
 
 
-def test_random_crops() -> None:
-    """Random parts keep to the shares and ratios asked for, and are mirrored half of the time."""
-    random.seed(3)
-    crop = RandomResizedCrop(32, scale=(0.2, 0.5), ratio=(0.5, 2.0))
-    for left, top, right, bottom in (crop.box(300, 200) for _ in range(200)):
-        assert 0 <= left < right <= 300
-        assert 0 <= top < bottom <= 200
-        assert 0.19 <= (right - left) * (bottom - top) / 60_000 <= 0.51
-        assert 0.49 <= (right - left) / (bottom - top) <= 2.05
-    assert RandomResizedCrop(8, scale=(1, 1), ratio=(1, 1)).box(300, 200) == (50, 0, 250, 200)
-    assert RandomResizedCrop(8, scale=(1, 1), ratio=(1, 1)).box(1, 9) == (0, 4, 1, 5)
-    whole = RandomResizedCrop(32, scale=(1, 1), ratio=(150 / 131, 150 / 131), flip=0)(JPEGS["4:4:4"])
-    assert np.array_equal(RandomResizedCrop(32, (1, 1), (150 / 131, 150 / 131), 1)(JPEGS["4:4:4"]), whole[:, ::-1])
+class Replayed:
+    """A generator that draws as torchvision does: from torch's."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a number."""
+        return float(torch.empty(1).uniform_(low, high).item())
+
+    def integers(self, high: int) -> int:
+        """Return a whole number."""
+        return int(torch.randint(0, high, size=(1,)).item())
+
+
+def _of_torchvision(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
+    """Return what torchvision takes, in the order of its draws: `RandomResizedCrop.get_params`."""
+    area, log_ratio = height * width, torch.log(torch.tensor(ratio))
+    for _ in range(10):
+        target_area = area * torch.empty(1).uniform_(scale[0], scale[1]).item()
+        aspect_ratio = torch.exp(torch.empty(1).uniform_(log_ratio[0], log_ratio[1])).item()
+        w, h = round(math.sqrt(target_area * aspect_ratio)), round(math.sqrt(target_area / aspect_ratio))
+        if 0 < w <= width and 0 < h <= height:
+            i = int(torch.randint(0, height - h + 1, size=(1,)).item())
+            j = int(torch.randint(0, width - w + 1, size=(1,)).item())
+            return j, i, j + w, i + h
+    in_ratio = float(width) / float(height)
+    w, h = width, height
+    if in_ratio < min(ratio):
+        h = round(w / min(ratio))
+    elif in_ratio > max(ratio):
+        w = round(h * max(ratio))
+    i, j = (height - h) // 2, (width - w) // 2
+    return j, i, j + w, i + h
+
+
+def test_random_crops_by_the_rules_of_torchvision() -> None:
+    """With the same draws the parts are torchvision's: shares, ratios, ten tries, and the centre after these."""
+    sizes = [(300, 200), (500, 375), (40, 900), (900, 40), (7, 5), (1, 1)]
+    rules = [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.5, 1.0), (0.5, 2.0)), ((1.0, 1.0), (1.0, 1.0))]
+    for seed, ((width, height), (scale, ratio)) in enumerate(itertools.product(sizes, rules * 20)):
+        torch.manual_seed(seed)
+        expected = _of_torchvision(width, height, scale, ratio)
+        torch.manual_seed(seed)
+        rng: Any = Replayed()
+        assert RandomResizedCrop(8, scale, ratio).box(width, height, rng) == expected
+
+
+def test_flips() -> None:
+    """A part is mirrored where that is asked for, so often as it says."""
+    whole = RandomResizedCrop(32, (1, 1), (150 / 131, 150 / 131))(JPEGS["4:4:4"])
+    mirrored = RandomResizedCrop(32, (1, 1), (150 / 131, 150 / 131), 1)(JPEGS["4:4:4"])
+    assert np.array_equal(mirrored, whole[:, ::-1])
+    assert mirrored.flags.c_contiguous
+    crop = RandomResizedCrop(32, (1, 1), (150 / 131, 150 / 131), 0.5)
+    some = [crop(JPEGS["4:4:4"], np.random.default_rng(seed)) for seed in range(40)]
+    assert 8 < sum(np.array_equal(one, mirrored) for one in some) < 32
+
+
+def test_a_crop_of_its_own_for_each_position(photos: Packed) -> None:
+    """The crops of an epoch are the same for all threads, workers, ranks and resumes; another epoch has others."""
+    dataset = shardtool.open(photos.folder / "out.json")
+    chain = dataset.decode({"jpg": RandomResizedCrop(16, place="crop")}).select("jpg", "crop")
+
+    def taken(batches: Any) -> dict[str, tuple[int, ...]]:
+        return {
+            key: tuple(place.tolist())
+            for batch in batches
+            for key, place in zip(batch["__key__"], batch["crop"], strict=True)
+        }
+
+    first = taken(loader(chain, 8, threads=1))
+    assert len(set(first.values())) > len(first) // 2
+    assert taken(loader(chain, 5, threads=4)) == first
+    assert taken([{**one, "__key__": [one["__key__"]], "crop": one["crop"][None]} for one in chain.stream()]) == first
+    for workers in (0, 2):
+        assert taken(DataLoader(StreamDataset(chain, 8), 8, num_workers=workers)) == first
+    ranks = [taken(loader(chain, 4, rank=rank, world_size=2, ends="uneven", parts=4, buffer=8)) for rank in range(2)]
+    one = taken(loader(chain, 4, ends="uneven", parts=4, buffer=8))
+    assert {**ranks[0], **ranks[1]} == one
+    begun = loader(chain, 8)
+    stopped = next(iter(begun))
+    resumed = loader(chain, 8)
+    resumed.load_state_dict(begun.state_dict())
+    assert taken(resumed) == {key: place for key, place in first.items() if key not in stopped["__key__"]}
+    resumed.set_epoch(1)
+    assert taken(resumed) != first
+
+
+def test_fields_of_a_sample_are_cropped_alike(photos: Packed) -> None:
+    """An image and what belongs to it lose the same; and boxes move with what was taken."""
+    decode = {"jpg": RandomResizedCrop(16, place="crop"), "seg.jpg": RandomResizedCrop(16, place="other")}
+    chain = shardtool.open(photos.folder / "out.json").map(_twice).decode(decode)
+    samples = list(chain.stream())
+    assert len({tuple(sample["crop"]) for sample in samples}) > 1
+    for sample in samples:
+        assert np.array_equal(sample["jpg"], sample["seg.jpg"])
+        assert sample["crop"].tolist() == sample["other"].tolist()
+
+
+def _twice(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"__key__": sample["__key__"], "jpg": sample["jpg"], "seg.jpg": sample["jpg"]}
+
+
+def test_boxes_move_with_the_crop() -> None:
+    """A mark in an image lies where its moved box says, mirrored or not; what is cut off keeps no area there."""
+    image = np.zeros((120, 160, 3), np.uint8)
+    image[30:60, 50:90] = 255
+    data = _bytes(Image.fromarray(image), "PNG")
+    rng = np.random.default_rng(5)
+    for flip in (0, 1):
+        crop = RandomResizedCrop(64, scale=(0.5, 1), flip=flip, place="crop")
+        for _ in range(20):
+            found = crop(data, rng)
+            place = found.beside["crop"]
+            assert place[4] == flip
+            left, top, right, bottom = crop.move([[50, 30, 90, 60]], place)[0]
+            down, across = np.nonzero(found.value[..., 0] > 127)
+            assert np.allclose(
+                [across.min(), down.min(), across.max() + 1, down.max() + 1], [left, top, right, bottom], atol=1
+            )
+    centre = CenterCrop(50, place="at")(data)
+    assert centre.beside["at"].tolist() == [55, 35, 50, 50, 0]
+    moved = CenterCrop(50).move([[50, 30, 90, 60], [0, 0, 10, 10]], centre.beside["at"])
+    assert (moved.tolist(), moved.dtype.name) == ([[0, 0, 35, 25], [0, 0, 0, 0]], "float32")
+    assert CenterCrop(50).move([], centre.beside["at"]).shape == (0, 4)
 
 
 def test_in_a_loader(photos: Packed) -> None:
