@@ -151,8 +151,7 @@ def cut_for(
 ) -> tuple[int, int, int]:
     """Return parts, window and ranks of an order: where no parts are given, as many for each rank as one alone has.
 
-    So a rank holds as much, and reads pieces as large, as one alone. Where samples are mixed, or packed, all ranks have
-    some of all parts.
+    So a rank holds as much, and reads pieces as large, as one alone.
 
     Args:
         source: What is read.
@@ -162,15 +161,14 @@ def cut_for(
         parts: Into how many parts samples are cut; given, the order is the same for any number of ranks.
         copies: Whether shards are copied before they are read.
     """
-    if parts is not None or not isinstance(source, SampleView):
+    kinds = (SampleView,) if copies else (SampleView, MixedSamples)
+    if parts is not None or not isinstance(source, kinds):
         parts = _PARTS if parts is None else parts
         return parts, window_of(mean_size, buffer, parts), 0
-    shards, most = len(source.catalog.sizes), _OF_RANK
-    if copies:
-        most = max(_PARTS // ranks, min(_OF_COPIES, shards // ranks))
-    parts = ranks * max(1, min(most, source.length // (_LEAST_IN_PART * ranks)))
-    window = window_of(mean_size, buffer, _PARTS if buffer is None else parts)
-    return parts, window, ranks
+    most = _OF_RANK
+    if copies and isinstance(source, SampleView):
+        most = max(_PARTS // ranks, min(_OF_COPIES, len(source.catalog.sizes) // ranks), 1)
+    return ranks * most, window_of(mean_size, buffer, _PARTS if buffer is None else ranks * most), ranks
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,8 @@ class CatalogOrder(NamedTuple):
 def order_of(counts: Numbers, options: OrderOptions) -> CatalogOrder:
     """Return the order of an epoch: that of the dataset, or a random one.
 
-    In a full shuffle, no sample is nearer to another than by chance.
+    In a full shuffle, no sample is nearer to another than by chance. So are few samples shuffled in an order for ranks;
+    others are cut into no more parts than have four samples each.
 
     Args:
         counts: int64 [shards]: samples of each.
@@ -264,9 +263,12 @@ def order_of(counts: Numbers, options: OrderOptions) -> CatalogOrder:
     length = int(counts.sum())
     if not options.shuffle:
         return CatalogOrder(length, np.positive)
-    if options.shuffle == "full":
+    each = min(options.parts, length // _LEAST_IN_PART) // max(1, options.ranks)
+    if options.shuffle == "full" or (options.ranks and not each):
         key = np.uint64(random_start("full", options.seed, options.epoch))
         return CatalogOrder(length, partial(permuted, size=length, keys=key))
+    if options.ranks:
+        options = replace(options, parts=each * options.ranks)
     order = np.argsort(random_numbers(random_start("shards", options.seed, options.epoch), len(counts)), kind="stable")
     starts, ends = (np.cumsum(counts) - counts)[order], np.cumsum(counts[order])
     return CatalogOrder(length, partial(_shuffled, options, starts, ends))

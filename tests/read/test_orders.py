@@ -29,7 +29,6 @@ options_of_orders = st.builds(  # and those of orders that were made for some ra
     options_of_orders,
     st.integers(0, 5),
 )
-RANKED = [6, 9, 11, 3, 0, 8, 5, 2, 7, 4, 1, 10]
 HUNDRED = np.full(100, 1000)  # samples of each of a hundred shards
 
 
@@ -69,11 +68,15 @@ def test_orders_are_the_same_everywhere() -> None:
     assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=2, window=3)) == [7, 1, 6, 0, 5, 11, 8, 4, 10, 2, 9, 3]
     assert _whole([5, 0, 7], OrderOptions("full", seed=1, epoch=2)) == [5, 3, 7, 1, 0, 11, 6, 8, 4, 9, 2, 10]
     assert _whole([2, 1], OrderOptions(shuffle=False)) == [0, 1, 2]
-    assert _whole([5, 0, 7], OrderOptions(seed=1, epoch=2, parts=4, window=2, ranks=2)) == RANKED
+    of_two = OrderOptions(seed=1, epoch=2, parts=4, window=2, ranks=2)
+    assert _whole([5, 0, 7], of_two) == [6, 0, 5, 11, 7, 2, 8, 1, 10, 3, 9, 4]
+    assert _whole([5, 0, 7], replace(of_two, ranks=4)) == _whole([5, 0, 7], replace(of_two, shuffle="full"))
     large = [_whole([137, 500] * 20, OrderOptions(shuffle, seed=-5, parts=8, window=100)) for shuffle in (True, "full")]
+    large.append(_whole([137, 500] * 20, OrderOptions(seed=-5, parts=24, window=100, ranks=3)))
     assert [blake2b(np.array(one, "<i8").tobytes(), digest_size=8).hexdigest() for one in large] == [
         "f74183ca6a3d562b",
         "98d974251b22847b",
+        "141095306f565a4a",
     ]
 
 
@@ -124,7 +127,7 @@ def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None
     positions = np.arange(ranks // 2, order.length, ranks)[: 4 * 256]
     classes = order.numbers(positions) // each
     few = len(np.unique(classes[:64]))
-    assert np.mean([len(np.unique(row)) for row in classes[: len(classes) // 256 * 256].reshape(-1, 256)]) >= 64
+    assert _classes_in_a_row(classes) >= 64
     assert few >= 40
     own = np.sort(order.numbers(np.arange(ranks // 2, min(options.round, order.length), ranks)))
     pieces = 1 + np.count_nonzero(np.diff(own) > 1)
@@ -132,20 +135,39 @@ def test_samples_of_one_rank_are_mixed(each: int, size: int, ranks: int) -> None
     assert len(own) * size <= 2**26
 
 
+def _classes_in_a_row(classes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
+    """Return how many classes are in 256 samples in a row, in the mean."""
+    rows = classes[: len(classes) // 256 * 256].reshape(-1, 256)
+    return float(np.mean([len(np.unique(row)) for row in rows]))
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_samples_of_one_rank_of_a_mix_are_mixed(ranks: int) -> None:
+    """A rank has samples of many classes of each dataset of a mix, of a small one, too, which is shuffled."""
+    views = [SampleView(made_catalog([500] * 200)), SampleView(made_catalog([20] * 10))]
+    mix = MixedSamples.of(views, [1, 1], "all")
+    parts, window, of = cut_for(mix, 14_000, ranks, None, None, copies=False)
+    numbers = mix.order(OrderOptions(parts=parts, window=window, ranks=of)).numbers(np.arange(mix.length))
+    large, small = numbers < 100_000, numbers >= 100_000
+    assert _classes_in_a_row((numbers[ranks // 2 :: ranks] // 500)[large[ranks // 2 :: ranks]]) >= 64
+    of_small = numbers[small][:200]
+    assert sorted(of_small.tolist()) == [*range(100_000, 100_200)]
+    assert (np.diff(of_small) == 1).sum() < 20
+
+
 def test_cuts() -> None:
-    """Parts are 128 for each rank, fewer where there are few samples, or shards that are copied; given, as given."""
+    """Parts are 128 for each rank, fewer where shards are copied; given, as given."""
     view = SampleView(made_catalog([500] * 200))
-    few = SampleView(made_catalog([7] * 14))
-    mix = MixedSamples.of([view, few], [1, 1], "first")
+    mix = MixedSamples.of([view, SampleView(made_catalog([7] * 14))], [1, 1], "first")
     cut = partial(cut_for, buffer=None, parts=None, copies=False)
     assert cut(view, 14_000, 8) == (1024, 32, 8)
     assert cut(view, 14_000, 8, copies=True) == (200, 32, 8)
     assert cut(view, 14_000, 1, copies=True)[0] == 64
     assert cut(view, 14_000, 64, copies=True)[0] == 192
-    assert cut(few, 14_000, 2) == (24, 32, 2)
-    assert cut(few, 14_000, 200)[0] == 200
+    assert cut(view, 14_000, 1000, copies=True) == (1000, 32, 1000)
+    assert cut(mix, 14_000, 8) == (1024, 32, 8)
     assert cut(view, 14_000, 8, buffer=10_240)[1] == 10
-    assert cut(view, 14_000, 8, parts=64) == (64, 32, 0) == cut(mix, 14_000, 8)
+    assert cut(view, 14_000, 8, parts=64) == (64, 32, 0) == cut(mix, 14_000, 8, copies=True)
     for wrong in ({"parts": 0}, {"buffer": 0}, {"parts": 1.5}):
         with pytest.raises(InvalidRequest, match="a whole number, 1 or more"):
             cut(view, 14_000, 8, **wrong)

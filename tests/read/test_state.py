@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool.errors import InvalidRequest
+from shardtool.read.fetch import Fetcher
 from shardtool.read.order import OrderOptions, SampleView, StreamState
 from tests.helpers import write_tree
 from tests.read.catalogs import made_catalog
@@ -20,7 +21,11 @@ from tests.read.catalogs import made_catalog
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardtool.read.order import Ends, Shuffle
+    from shardtool.read.samples import Samples
 
 VIEW = SampleView(made_catalog([30, 70]))
 STATE = StreamState("made", OrderOptions("full", 7, 3, 8, 4), 42)
@@ -190,6 +195,27 @@ def test_killed_with_workers_and_resumed(dataset: shardtool.Dataset, worlds: lis
             break
     assert found == expected
     assert (state["epoch"], state["position"]) == (1, 0)
+
+
+def test_a_state_of_more_ranks_is_read_in_pieces(dataset: shardtool.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank that goes on where fifty were reads the same samples, and no more at once than four of its rounds."""
+    state = dataset.stream(rank=0, world_size=50, parts=50, buffer=100).state_dict()
+    sizes: list[list[int]] = []
+    read = Fetcher.read_late
+
+    def counted(self: Fetcher, numbers: NDArray[np.int64]) -> Samples:
+        sizes[-1].append(len(numbers))
+        return read(self, numbers)
+
+    monkeypatch.setattr(Fetcher, "read_late", counted)
+    found = []
+    for buffer, parts in ((100, 50), (4, 2)):
+        sizes.append([])
+        stream = dataset.stream(rank=0, world_size=1, buffer=buffer, parts=parts)
+        stream.load_state_dict(state)
+        found.append([sample["__key__"] for sample in stream])
+    assert found[0] == found[1]
+    assert sizes == [[100], [16] * 6 + [4]]
 
 
 def test_lengths_and_what_is_left(dataset: shardtool.Dataset) -> None:
