@@ -747,7 +747,7 @@ def completion(shell: str, _how: Settings) -> None:
     show(script(shell).rstrip("\n"))
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True})
 @click.argument("names", nargs=-1, metavar="[VERB [TOPIC]]", shell_complete=completed)
 @click.pass_context
 def help_(context: click.Context, names: tuple[str, ...]) -> None:
@@ -768,6 +768,12 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
     if above is None or not isinstance(above.command, click.Group) or not names:
         show((above or context).get_help())
         return
+    verbs = {name: above.command.get_command(above, name) for name in above.command.list_commands(above)}
+    having = [name for name, one in verbs.items() if isinstance(one, Verb) and one.topic_of(names[0])]
+    if names[0] not in verbs and having:
+        meant = " or ".join(f"`shardtool help {name} {names[0]}`" for name in having[:3])
+        message = f"No such verb {names[0]!r}. Did you mean {meant}?"
+        raise click.UsageError(message, context)
     _, command, _ = above.command.resolve_command(above, [names[0]])
     if not isinstance(command, click.Command):
         return

@@ -19,6 +19,7 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
 
 from shardtool.cli.help import Verb
+from shardtool.errors import printable
 from shardtool.storage import places
 from shardtool.storage.places import base_name, is_file, is_folder, is_url
 from shardtool.wording import FAMILIES
@@ -32,6 +33,7 @@ _KIND = b'"wids-shard-index-v1"'  # which a dataset file names in its first line
 _HEAD = 4096
 _OF_FILES = ("key", "path", "folder", "size")
 _OF_SHARDS = ("key", "shard", "size", "fields")
+_TAKE_MINUS = ("--sort-by", "--fields")
 _SPECIAL = re.compile(r"([^\w@%+:=,./~-])")  # of a shell
 
 
@@ -56,16 +58,20 @@ class _Typed(ShellComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         """Return the completions, each the whole word at the cursor."""
-        found = super().get_completions(args, incomplete)
-        option, equals, _ = incomplete.partition("=")
-        if equals and option.startswith("--"):  # click gives what stands behind `--option=`
-            found = [CompletionItem(f"{option}={one.value}", one.type, one.help) for one in found]
+        option, equals, value = incomplete.partition("=")
+        if not equals or not option.startswith("--"):
+            before, option, value = "", "".join(args[-1:]), incomplete
+        else:
+            before, args = f"{option}=", [*args, option]
+        if value.startswith("-") and option in _TAKE_MINUS:  # which is for click the start of an option
+            before, value = f"{before}-", value[1:]
+        found = [CompletionItem(before + one.value, one.type, one.help) for one in super().get_completions(args, value)]
         return [one for one in found if one.type == "file" or one.value.isprintable()]
 
     def format_completion(self, item: CompletionItem[str]) -> str:
         """Return the line of a completion."""
         help_ = f"\t{' '.join(item.help.split())}" if item.help else ""
-        return f"{item.type},{item.value}{help_}"
+        return f"{item.type},{printable(item.value)}{help_}"
 
 
 @add_completion_class
@@ -100,14 +106,16 @@ def completions(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
         return _places(param, incomplete)
     if isinstance(param.type, click.Choice):
         before, comma, last = incomplete.rpartition(",") if param.metavar else ("", "", incomplete)
-        return [CompletionItem(before + comma + one.value) for one in param.type.shell_complete(ctx, param, last)]
+        texts = [one.value for one in param.type.shell_complete(ctx, param, last)]
+        return [CompletionItem(before + comma + one) for one in texts if one not in before.split(",")]
     if param.metavar == "FIELD=COLUMN" and "=" not in incomplete:
         return [CompletionItem(f"{one}=") for one in _fields(ctx, param) if one.startswith(incomplete)]
     marks, names = _NAMES.get(param.metavar or "", ("", None))
     head = incomplete[: max((incomplete.rfind(one) + 1 for one in marks), default=0)]
-    begin = incomplete[len(head) :]
+    head += "-" if param.metavar == "FIELDS" and incomplete[len(head) :].startswith("-") else ""
+    begin, there = incomplete[len(head) :], {one.partition("=")[0].lstrip("-") for one in head.split(",")}
     found = [one for one in dict.fromkeys(names(ctx, param) if names else ()) if one.startswith(begin)]
-    return [CompletionItem(head + one) for one in found if one not in head.split(",")]
+    return [CompletionItem(head + one) for one in found if one.partition("=")[0] not in there]
 
 
 def _places(param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -171,11 +179,12 @@ def _fields(ctx: click.Context, _param: click.Parameter) -> Iterator[str]:
         yield from (_document(path) or {}).get("fields", ())
 
 
-def _keys(_ctx: click.Context, param: click.Parameter) -> Iterator[str]:
-    """Yield the keys of an option that takes `key=value`."""
-    for family, _, key in (one.partition(" ") for one in FAMILIES.values()):
+def _keys(ctx: click.Context, param: click.Parameter) -> Iterator[str]:
+    """Yield the keys of an option that takes `key=value`, with each value where these are a few."""
+    for one in ctx.command.params:
+        family, _, key = FAMILIES.get(one.name or "", "").partition(" ")
         if family == param.name:
-            yield key.format("")
+            yield from map(key.format, one.type.choices if isinstance(one.type, click.Choice) else [""])
 
 
 def _given(ctx: click.Context) -> list[str]:
@@ -203,7 +212,7 @@ _NAMES: dict[str, tuple[str, Callable[[Any, Any], Iterable[str]]]] = {
     "FIELD=COLUMN": ("=", _columns),
     "QUERY": (" ()=<>!", _columns),
     "FIELD": ("", _fields),
-    "FIELDS": (",-", _fields),
+    "FIELDS": (",", _fields),
     "OLD=NEW": (",", _fields),
     "KEY=VALUE": (",", _keys),
     "[VERB [TOPIC]]": ("", _subjects),

@@ -22,6 +22,8 @@ from shardtool.wording import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from click.shell_completion import CompletionItem
+
 _WIDEST = 100
 _COLUMN = 26  # of names, at most; longer ones have a line of their own
 _EXAMPLES = 6  # on the first screen
@@ -126,6 +128,11 @@ class Verb(click.Command):
         """Return all of the help."""
         return full(self, ctx)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the options that complete, but for what they were called before."""
+        old = {word for one in self.params if isinstance(one, Option) for word in one.old}
+        return [one for one in super().shell_complete(ctx, incomplete) if one.value not in old]
+
     def options(self, section: str = "", *, rare: bool = False) -> list[Option]:
         """Return the options that are shown, of a section or of all, those of most runs first.
 
@@ -141,6 +148,12 @@ class Verb(click.Command):
     def shown(self) -> list[str]:
         """Return what its options are called."""
         return [word for one in self.options(rare=True) for word in one.opts if word not in one.old]
+
+    def topic_of(self, name: str) -> str:
+        """Return the topic that is called so, or has the option of that name; empty: there is none."""
+        word = f"--{name.lstrip('-')}"
+        found = (one.section for one in self.params if isinstance(one, Option) and word in one.opts)
+        return name if name in self.topics() else next(found, "")
 
     def topics(self) -> dict[str, Topic]:
         """Return the topics of which it has options."""
@@ -234,14 +247,14 @@ def full(verb: Verb, ctx: click.Context) -> str:
 
 
 def about(verb: Verb, ctx: click.Context, name: str) -> str:
-    """Return what is to be known of a topic.
+    """Return what is to be known of a topic, or of that which has an option.
 
     Raises:
         UsageError: The verb has no such topic.
     """
-    known = verb.topics()
-    if name not in known:
-        message = f"`shardtool {verb.name}` has no topic {name!r}, but: {', '.join(known)}."
+    known, asked = verb.topics(), name
+    if not (name := verb.topic_of(asked)):
+        message = f"`shardtool {verb.name}` has no topic {asked!r}, but: {', '.join(known)}."
         raise click.UsageError(message, ctx)
     page, here = _Page(), verb.options(name, rare=True)
     page.write_text(f"shardtool {verb.name}: {known[name].title}")

@@ -113,6 +113,17 @@ def test_shells_complete(shell: str, there: Path) -> None:
         ("reshard . x --group-by ", ["width"]),
         ("reshard out.json x --for webdataset,da", ["webdataset,dali"]),
         ("create x y --fetch timeout=3,per", ["timeout=3,per-host="]),
+        ("create x y --fetch timeout=3,ti", []),
+        ("create x y --fetch allow-private,robots=", ["allow-private,robots=obey", "allow-private,robots=ignore"]),
+        ("create x y --fetch=require", ["--fetch=require=image"]),
+        ("create labels.csv x --sort-by -", ["-ident", "-tag"]),
+        ("create labels.csv x --sort-by=-t", ["--sort-by=-tag"]),
+        ("reshard out.json x --fields -j", ["-jpg", "-json"]),
+        ("reshard out.json x --fields -json,-j", ["-json,-jpg"]),
+        ("reshard out.json x --fields json=meta,j", ["json=meta,jpg"]),
+        ("reshard out.json x --for wids,w", ["wids,webdataset"]),
+        ("create x y --siz", ["--size-column"]),
+        ("create x y --targ", []),
         ("verify o", ["out.json", "outer/"]),
         ("verify other", []),  # a file, which the shell completes
         ("verify ./out", ["./out.json", "./outer/"]),
@@ -134,6 +145,19 @@ def test_what_completes(line: str, found: list[str], there: Path) -> None:
     write_tree(there, {"bad.parquet": b"PAR1PAR1", "bad.json": b'{"__kind__": "wids-shard-index-v1"'})
     texts = [one.partition("\t")[0] for one in _completed(f"shardtool {line}")]
     assert [one.removeprefix("plain,") for one in texts if one.startswith("plain,")] == found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", _START)
+def test_names_that_are_no_text(shell: str, there: Path) -> None:
+    """A line, a file and a folder with bytes that are no UTF-8 complete as far as they can, and nothing is an error."""
+    write_tree(there, {"odd/sub/x": b""})
+    os.rename(there / "odd/sub", os.fsencode(there) + b"/odd/\xff")
+    for line in (b"verify \xff", b"verify x --html=\xff", b"create odd/\xff", b"verify odd/", b"\xff"):
+        env = os.environb | {b"COMP_LINE": b"shardtool " + line, b"_SHARDTOOL_COMPLETE": f"{shell}_complete".encode()}
+        code = "import sys; from shardtool.cli import main; sys.argv = ['shardtool']; main()"
+        done = subprocess.run([sys.executable, "-c", code], cwd=there, env=env, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), line
 
 
 def test_bash_gets_what_it_replaces(there: Path) -> None:

@@ -103,6 +103,16 @@ def test_every_topic_is_one_of_the_help(verb: str) -> None:
     assert all(topic in wrong.err for topic in VERBS[verb].topics())
 
 
+def test_an_option_leads_to_its_topic() -> None:
+    """A topic without its verb is said with verbs that have it; an option's name in place of a topic is its topic."""
+    for word in ("fetch", "--url", "max-time"):
+        assert typed("help", "create", word).out == typed("help", "create", "urls").out
+        assert f"Did you mean `shardtool help create {word}`?" in typed("help", word).err
+    found = "`shardtool help create fields` or `shardtool help reshard fields` or `shardtool help extract fields`?"
+    assert (found in typed("help", "fields").err, typed("help", "fields").code) == (True, 2)
+    assert "No such verb 'nothing'." in typed("help", "nothing").err
+
+
 def test_every_topic_belongs_to_a_verb() -> None:
     """No topic is without options, and none that is said of it names an option that no verb has."""
     used = {topic for verb in VERBS.values() for topic in verb.topics()}
