@@ -334,7 +334,7 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     sample: str | float | None = setting(
         None, "Share of the samples, by the hash of the key: 0.01 or 1%.", section="choosing",
-        form="share", metavar="SHARE",
+        form="sample", metavar="SHARE",
     )  # fmt: skip
     head: int | None = setting(None, "Number of the first samples that are taken.", within=_COUNT, common=True)
     drop_duplicates: bool = setting(
@@ -652,7 +652,7 @@ class VerifyOptions(WorkerOptions):
         typed="for", old="target", metavar="READERS", commas=True, apart=("quick",),
     )  # fmt: skip
     sample: float | str | None = setting(
-        None, "Share of the shards that are read: 10%. Each `seed` takes others.", form="share", common=True,
+        None, "Share of the shards that are read: 10%. Each `seed` takes others.", form="sample", common=True,
         metavar="SHARE", apart=("quick",),
     )  # fmt: skip
     seed: int | None = setting(
@@ -675,11 +675,6 @@ class VerifyOptions(WorkerOptions):
     symlinks: Symlinks | None = setting(
         None, "Which links in a folder are followed.", shown="as recorded, but never all", needs=_COMPARES
     )
-
-    def __post_init__(self) -> None:
-        Settings.__post_init__(self)
-        if self.sample is not None and not share("sample", self.sample):
-            raise InvalidRequest(option("sample"), repr(self.sample), expected="a share above 0, such as 0.1 or 10%")
 
 
 @described

@@ -29,7 +29,9 @@ Pairs = Mapping[str, str] | Texts  # {"jpg": "path"}, or jpg=path
 Shares = str | Mapping[str, float]  # train=0.8,val=0.2, or {"train": 0.8, "val": 0.2}
 Function = str | Callable[..., object]  # package.module:function, or the function
 Folder = str | os.PathLike[str]
-Form = Literal["", "size", "rate", "share", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"]
+Form = Literal[
+    "", "size", "rate", "share", "sample", "pairs", "shares", "part", "pixels", "function", "path", "delimiter"
+]
 
 _MOST = 2**63 - 1  # of a recorded number
 _NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # no text, nor what Python makes of a name that is no UTF-8
@@ -56,8 +58,9 @@ class Facts(NamedTuple):
         divide: Of such another option: from the class and the value, the values of those that it stands for.
         metavar: What stands for its value there; empty: what its type says.
         shown: The default as people read it, where it is no plain value.
-        form: What its value means: `size` in bytes, `share` of all, `pairs`, `shares` of splits, `part` of a run,
-            `pixels`, `function`, `path`: a place that a shell completes; or the `delimiter` of a text.
+        form: What its value means: `size` in bytes, `share` of all, `sample`, a share above 0, `pairs`, `shares` of
+            splits, `part` of a run, `pixels`, `function`, `path`: a place that a shell completes; or the `delimiter` of
+            a text.
         such_as: An example of its value.
         within: The least and the most that a number can be.
         of: The sources that it is about, `folder` or `manifest`; empty: any.
@@ -402,6 +405,7 @@ _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
     "size": lambda name, value, _facts: texts.size(name, value),
     "rate": lambda name, value, _facts: texts.rate(name, value),
     "share": lambda name, value, _facts: texts.share(name, value),
+    "sample": lambda name, value, _facts: texts.share(name, value, some=True),
     "pairs": lambda name, value, facts: texts.pairs(
         name, value, f"{facts.metavar}, such as {facts.such_as or 'jpg=path'}"
     ),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
-_SHARE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(%?)")
+_SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
 _MOST_PIXELS = 65_535  # a side: what JPEG has room for
 _PIXELS = re.compile(r"[0-9]{1,5}")
 
@@ -131,16 +131,22 @@ def rate(name: str, text: str | int) -> int:
     return found
 
 
-def share(name: str, text: str | float) -> Fraction:
-    """Return a share such as `0.1` or `10%`, exactly as it is written.
+def share(name: str, text: str | float, *, some: bool = False) -> Fraction:
+    """Return a share such as `0.1` or `10%`, exactly as it is written; of a float, what Python shows.
+
+    Args:
+        name: The option.
+        text: What was given.
+        some: Whether it must be above 0.
 
     Raises:
         InvalidRequest: It is none from 0 to 1.
     """
     match = _SHARE.fullmatch(str(text))
-    found = Fraction(match[1]) / (100 if match[2] else 1) if match else Fraction(-1)
-    if not 0 <= found <= 1:
-        raise InvalidRequest(option(name), repr(text), expected="a share from 0 to 1, such as 0.1 or 10%")
+    found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(-1)
+    if not 0 <= found <= 1 or (some and not found):
+        expected = f"a share {'above 0 and at most' if some else 'from 0 to'} 1, such as 0.01 or 1%"
+        raise InvalidRequest(option(name), repr(str(text)), expected=expected)
     return found
 
 

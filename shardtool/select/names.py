@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT as HEADER_LIMIT
 from shardtool.names import Names
+from shardtool.request.texts import share as read_share
 from shardtool.select.fields import paths_of
 from shardtool.skipped import Skipped
 from shardtool.table.columns import is_text, no_such, repeated, short
@@ -325,7 +325,6 @@ def check_case(entries: Entries) -> None:
 
 _HASHES = 2**64
 _FAR = 4  # a share that is off by more than this part of itself is worth a note
-_SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)
 
 
 def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
@@ -344,7 +343,7 @@ def sample_by_key(keys: Names, share: float | str) -> NDArray[np.int64]:
     Raises:
         InvalidRequest: `share` is no such number.
     """
-    last = np.uint64(math.ceil(_share(share) * _HASHES) - 1)
+    last = np.uint64(math.ceil(read_share("sample", share, some=True) * _HASHES) - 1)
     return np.flatnonzero(keys.hashes() <= last)
 
 
@@ -358,21 +357,11 @@ def share_of(keys: Names, share: float | str) -> tuple[NDArray[np.int64], list[s
     if not len(taken):
         found = f"none of {total:,} samples falls into {share}"
         raise InvalidRequest(option("sample"), found, expected="one sample or more")
-    wanted = _share(share) * total
+    wanted = read_share("sample", share) * total
     if abs(len(taken) - wanted) * _FAR <= wanted:
         return taken, []
     found = f"{option('sample', share)} takes {len(taken):,} of {counted(total, 'sample')}"
     return taken, [f"{found}: a hash of each key decides, and few keys fall unevenly ({option('head')} takes a number)"]
-
-
-def _share(share: float | str) -> Fraction:
-    """Return exactly what was written; of a float, what Python shows."""
-    match = _SHARE.fullmatch(str(share))
-    found = Fraction(match[1] + (match[2] or "")) / (100 if match[3] else 1) if match else Fraction(0)
-    if not 0 < found <= 1:
-        expected = "a share above 0 and at most 1, such as 0.01 or 1%"
-        raise InvalidRequest(option("sample"), f"{str(share)!r}", expected=expected)
-    return found
 
 
 def sort_order(values: pa.ChunkedArray, name: str, *, descending: bool = False) -> NDArray[np.int64]:

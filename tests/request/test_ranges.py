@@ -73,6 +73,16 @@ def test_no_share_or_side_breaks_a_verb() -> None:
         CreateOptions(resize=65536).recorded()
 
 
+@pytest.mark.parametrize("kind", [CreateOptions, ReshardOptions, VerifyOptions])
+def test_one_rule_for_samples(kind: type) -> None:
+    """A sample is a share above 0 and at most 1, in every verb, however it is written."""
+    for value in ("0", "0%", "1.5", "101%", "-1", "", 0, 2, "some"):
+        with pytest.raises(InvalidRequest, match=r"^sample: '.*'; expected a share above 0 and at most 1, such as"):
+            kind(sample=value)
+    for value in ("1", "100%", "1e-3", 1e-05, " 5 % ", ".5", 1):
+        assert kind(sample=value).sample == value
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_the_library_has_the_same_ranges(kind: type) -> None:
     """What the command line refuses, the library does: by the option's name, whatever the type of the value."""
