@@ -641,9 +641,27 @@ def test_a_column_without_a_value_goes_with_any(tabled: str, tmp_path: Path) -> 
 def test_a_column_of_another_type(tabled: str, tmp_path: Path) -> None:
     """A column that has another type is refused by name before a byte is written."""
     before = identity(tmp_path / "out")
-    with pytest.raises(InvalidRequest, match=r"column width: string in the new samples; expected int64"):
-        _from_table(_table(["e"], width=["wide"]), tabled)
+    found = (
+        r"column width: string in the new samples, such as 'wide' of 'f'; expected int64, .* leave it out with meta\."
+    )
+    with pytest.raises(InvalidRequest, match=found):
+        _from_table(_table(["e", "f"], width=["3", "wide"]), tabled)
     assert identity(tmp_path / "out") == before
+
+
+def test_a_column_of_a_folder_of_another_type(tmp_path: Path) -> None:
+    """A sample is named whose value has another type, and what is advised is taken of a folder, too."""
+    output, source = f"{tmp_path}/o/x-{{0..}}.tar", tmp_path / "in"
+    asked = ("--columns-from", "json")
+    typed("create", write_tree(source, {"1.json": b'{"w": 1}'}), output, *asked)
+    write_tree(source, {"2.json": b'{"w": 2}', "3.json": b'{"w": "three"}'})
+    ran = typed("create", source, output, *asked, "--update")
+    assert (ran.code, "such as 'three' of '3'; expected int64" in ran.err) == (2, True), ran.err
+    assert ran.err.endswith("Give it that type, or another name, or leave out --columns-from.\n")
+    typed("create", write_tree(tmp_path / "one", {"3.json": b'{"w": "three"}'}), tmp_path / "one-{0..}.tar", *asked)
+    ran = typed("reshard", tmp_path / "one.json", output, "--append")
+    assert ran.err.endswith("'three' of '3'; expected int64, as in the dataset. Give it that type, or another name.\n")
+    assert typed("create", source, output, "--append", "--on-duplicate", "first").code == 0
 
 
 def test_kinds_of_features_agree(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Destination
+    from shardtool.request.options import CreateOptions, ReshardOptions
     from shardtool.request.results import RunRecord
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import Kind
@@ -127,8 +128,13 @@ def _are_those(keys: Names, destination: Destination, old: DatasetFile, first: i
     return all(printable(keys[at]) in skipped for at in np.flatnonzero(~among(ours, np.sort(there))).tolist())
 
 
-def check_appended(old: DatasetFile, plan: Plan) -> None:
+def check_appended(old: DatasetFile, plan: Plan, options: CreateOptions | ReshardOptions) -> None:
     """Check that fields, columns and classes of planned samples go with those of a dataset, as far as they are known.
+
+    Args:
+        old: What is appended to.
+        plan: The samples.
+        options: What was asked for, by which columns may be left out.
 
     Raises:
         InvalidRequest: They do not.
@@ -144,7 +150,31 @@ def check_appended(old: DatasetFile, plan: Plan) -> None:
     if old.format == "tfrecord":
         kinds: dict[str, Kind] = {**values.numbers, **values.lists}
         _joined_kinds(old, {name: kinds.get(name, "bytes") for name in used})
-    _joined_schema(old.schema, {} if metadata is None else _types_in_parquet(metadata))
+    if metadata is None:
+        return
+    try:
+        _joined_schema(old.schema, _types_in_parquet(metadata))
+    except InvalidRequest as error:
+        from shardtool.source.manifest import META
+
+        name, asked = error.where.removeprefix("column "), [*filter(options.is_given, ("columns_from", "join"))]
+        ways = [f"leave out {' and '.join(map(option, asked))}"] if asked else []
+        ways = ways or [f"leave it out with {option('meta')}"] * (META in values.inline)
+        found = f"{error.found}{_example(plan, name, old.schema[name])}"
+        remedy = f"{', or '.join(['Give it that type', 'another name', *ways])}."
+        raise InvalidRequest(error.where, found, expected=error.expected, remedy=remedy) from None
+
+
+def _example(plan: Plan, name: str, kind: str) -> str:
+    """Return, for a message, the first planned sample that has no value of a type in a column, and its value."""
+    places = range(len(plan.entries)) if plan.order is None else np.sort(plan.order).tolist()
+    column = plan.entries.metadata.column(name) if plan.entries.metadata is not None else []
+    for place in places:
+        try:
+            column[place].cast(pa.type_for_alias(kind))
+        except (ValueError, pa.ArrowException):  # a value, or the type, has no such form
+            return f", such as {column[place].as_py()!r:.60} of {printable(plan.entries.key(place))!r}"
+    return ""
 
 
 def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str]:
@@ -296,8 +326,7 @@ def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, 
             schema[name] = kind
         elif kind not in (before, _NULL) and name not in SCHEMA.names:
             expected = f"{before}, as in the dataset"
-            remedy = f"Give it that type, or another name, or leave it out with {option('meta')}."
-            raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected, remedy=remedy)
+            raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected)
     return schema
 
 

@@ -190,7 +190,7 @@ def _check_appended(run: Run) -> None:
 
     for output in run.outputs:
         if (old := output.destination.old) is not None:
-            check_appended(old, output.plan)
+            check_appended(old, output.plan, run.options)
             if not isinstance(output.destination.append, EndedAppend):
                 run.notes.add(*append_notes(old, output.plan, changed=run.transform is not None))
             run.notes.add(*export_notes(output.destination.folder, old, run.exports))
