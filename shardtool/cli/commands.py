@@ -126,6 +126,7 @@ def reshard(names: tuple[str, ...], asked: Callable[[], ReshardOptions], how: Dr
       shardtool reshard out.json 'small-{000000..}.tar' --resize 128 --encode webp
       shardtool reshard out.json 'both-{000000..}.tar' --add embeddings.json
       shardtool reshard crawl1/ crawl2/ 'all-{000000..}.tar' --on-duplicate first
+      shardtool reshard 'out/{split}.json' 'all-{000000..}.tar'
       shardtool reshard out.json 'records-{000000..}.tfrecord' --shards 16
       shardtool reshard out.json 'new-{000000..}.tar' --join labels.csv --on key --field cls=label
       shardtool reshard out.json 'large-{000000..}.tar' --columns-from json --sort-by -width

@@ -824,9 +824,9 @@ def _made_with(made: RunRecord, paths: Mapping[str, str]) -> dict[str, DatasetFi
 
 
 def of_glob(given: Given) -> list[Given]:
-    """Return the datasets whose files or folders a glob names, each of its own; whatever else is given is one."""
+    """Return the datasets that a glob, or a name with `{split}`, means, each of its own; whatever else is one."""
     names = given_names("the dataset", given, EXPECTED)
-    if len(names) == 1 and any(mark in names[0] for mark in "*?["):
+    if len(names) == 1 and (_SPLIT in names[0] or any(mark in names[0] for mark in "*?[")):
         return given_datasets(names[0])
     return [given]
 

@@ -76,10 +76,12 @@ def test_no_share_or_side_breaks_a_verb() -> None:
 @pytest.mark.parametrize("kind", [CreateOptions, ReshardOptions, VerifyOptions])
 def test_one_rule_for_samples(kind: type) -> None:
     """A sample is a share above 0 and at most 1, in every verb, however it is written."""
-    for value in ("0", "0%", "1.5", "101%", "-1", "", 0, 2, "some"):
+    wrong: list[Any] = ["0", "0%", "1.5", "101%", "-1", "", 0, 2, "some"]
+    for value in wrong:
         with pytest.raises(InvalidRequest, match=r"^sample: '.*'; expected a share above 0 and at most 1, such as"):
             kind(sample=value)
-    for value in ("1", "100%", "1e-3", 1e-05, " 5 % ", ".5", 1):
+    right: list[Any] = ["1", "100%", "1e-3", 1e-05, " 5 % ", ".5", 1]
+    for value in right:
         assert kind(sample=value).sample == value
 
 

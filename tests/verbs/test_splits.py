@@ -582,3 +582,21 @@ def test_resume_with_another_query(scenes: Path, tmp_path: Path) -> None:
     _pack(scenes, tmp_path / "out", where="size > 250", if_exists="resume-overwrite")
     _pack(scenes, tmp_path / "fresh", where="size > 250")
     assert read_tree(tmp_path / "out") == read_tree(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("name", ["out-{split}.json", "out-{split}-{000..}.tar", "out-*.json"])
+def test_all_splits_become_one_again(name: str, scenes: Path, tmp_path: Path) -> None:
+    """A name with `{split}` stands for the dataset of each split, as a glob does, in `reshard` and as a source."""
+    _pack(scenes, tmp_path / "in")
+    ran = typed("reshard", tmp_path / "in" / name, tmp_path / "one/all-{000..}.tar", "--workers", "1")
+    assert ran.code == 0, ran.err
+    assert typed("diff", tmp_path / "one/all.json", f"{tmp_path}/in/out-{{split}}.json").code == 3  # moved, no more
+    whole = [sample.key for shard in sound(tmp_path / "one/all.json") for sample in shard]
+    assert whole == [key for keys in _parts(tmp_path / "in", sorted(NAMES)).values() for key in keys]
+    assert typed("verify", tmp_path / "one/all.json", "--source", tmp_path / "in" / name).code == 0
+
+
+def test_an_output_of_splits_that_is_none_is_named_as_typed(scenes: Path) -> None:
+    """What stands for `{split}` while a pattern is read is in no message."""
+    ran = typed("create", scenes, "x-{split}.json", "--split", SHARES)
+    assert ran.err.startswith("shardtool: x-{split}.json: the ending '.json'; expected a pattern such as")

@@ -328,7 +328,11 @@ def _first_of_many(
 
 def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
     """Return the shard pattern of a split; without its name, what the patterns of all splits have in common."""
-    pattern = parse_pattern([name.replace(_SPLIT, split) for name in names])
+    try:
+        pattern = parse_pattern([name.replace(_SPLIT, split) for name in names])
+    except InvalidRequest as error:
+        where, found = (text.replace(_MARK, _SPLIT) for text in (error.where, error.found))
+        raise InvalidRequest(where, found, expected=error.expected, remedy=error.remedy) from None
     check_written(pattern)
     return pattern
 
