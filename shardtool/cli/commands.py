@@ -475,12 +475,13 @@ def _index(dataset: Sequence[str], options: _Making, terminal: Observer) -> tupl
     """Index one dataset, and make what other tools want of it; return what was done, as JSON and as lines."""
     from shardtool.verbs.index.index import check_names, export
     from shardtool.verbs.index.index import index as run
-    from shardtool.writer.output import merge
 
     document: dict[str, object] = {}
     lines, file, forms = list[str](), dataset[0], options.export
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
-        if options.merge:
+        if options.merge:  # what it imports starts threads, after which workers are not forked, but started afresh
+            from shardtool.writer.output import merge
+
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
         else:
             if forms:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # Each takes 10 to 300 ms of a core, and none is needed to move samples that stay as they are.
 _SLOW = (
-    "PIL", "asyncio", "concurrent.futures", "jinja2", "logging", "multiprocessing", "numpy.ma", "numpy.random",
-    "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile", "urllib.request",
+    "PIL", "asyncio", "concurrent.futures", "http.client", "jinja2", "logging", "multiprocessing", "numpy.ma",
+    "numpy.random", "pandas", "pyarrow.compute", "pyarrow.dataset", "tempfile", "urllib.request",
 )  # fmt: skip
 _READERS = ("numpy", "pyarrow")
 _NET = (*_READERS, "ssl", "http.client", "email", "bz2", "lzma")
@@ -66,6 +66,16 @@ def test_plain_runs_import_nothing_slow(tmp_path: Path) -> None:
     ]
     said = _imported(lines, (*_SLOW, *_READERS), tmp_path)
     assert said == ["0", *["0 numpy pyarrow"] * len(lines)]
+
+
+def test_workers_of_a_command_line_are_forked(tmp_path: Path) -> None:
+    """No verb imports what starts threads before its workers: they would be started afresh, which takes 0.1 s."""
+    write_tree(tmp_path, {"in/1.txt": b"text", "in/2.txt": b"more", "keys.txt": b"1"})
+    names = {"create": ["in", "out-{00..}.tar"], "reshard": ["out.json", "more-{00..}.tar"], "index": ["out.json"],
+             "verify": ["out.json"], "extract": ["out.json", "files"],
+             "remove": ["more.json", "--keys-from", "keys.txt"]}  # fmt: skip
+    for name, words in names.items():
+        assert _imported([[name, *words]], ("subprocess",), tmp_path) == ["0", "0"], name
 
 
 def test_nothing_heavy_is_there_when_workers_are_forked() -> None:
