@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from shardtool.read.chain import Stages
+    from shardtool.read.chain import Lists, Stages
     from shardtool.read.fetch import Reader, SkippedSamples
     from shardtool.read.order import MixedSamples, Order, SampleView
     from shardtool.read.samples import Sample, Samples
@@ -550,16 +550,16 @@ class Batches(Map):
     A batch goes without samples that these leave out; where none is left, another batch takes its place.
     """
 
-    def __init__(self, stages: Stages) -> None:
-        super().__init__(partial(_batch, stages))
+    def __init__(self, stages: Stages, lists: Lists = ()) -> None:
+        super().__init__(partial(_batch, stages, lists))
 
 
-def _batch(stages: Stages, bundle: Sample, rng: np.random.Generator) -> object:
+def _batch(stages: Stages, lists: Lists, bundle: Sample, rng: np.random.Generator) -> object:
     padding = {name: bundle[name] for name in ("__padding__",) if name in bundle}
     start, kept = int(rng.integers(2**63)), list[object]()
     for at, sample in enumerate(cast("list[Sample]", bundle["__samples__"])):
         kept += stages.run([{**sample, **padding}], lambda _: None, partial(_rng_within, start, at))
-    return collate(kept) if kept else None
+    return collate(kept, lists) if kept else None
 
 
 def _rng_within(start: int, sample: int, stage: int) -> np.random.Generator:

@@ -392,6 +392,7 @@ _OF_NUMBERS = (float, _truth)  # what a whole number of a TFRecord may become, t
 # Samples become a batch: arrays where their values allow it, lists where not.
 
 
+Lists: TypeAlias = Sequence[str | int]
 _NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
@@ -401,6 +402,7 @@ class Batch:
 
     size: int
     drop_last: bool = False
+    lists: Lists = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, Integral) or self.size < 1:
@@ -415,28 +417,51 @@ class Batch:
         samples = iter(samples)
         while some := list(islice(samples, self.size)):
             if len(some) == self.size or not self.drop_last:
-                yield collate(some)
+                yield collate(some, self.lists)
 
 
-def collate(samples: list[object]) -> object:
+def collate(samples: list[object], lists: Lists = ()) -> object:
     """Return samples as one batch.
 
     Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] where its values are
     arrays of one shape and type, or numbers: int64, float64 or bool. Otherwise it becomes a list.
 
+    Args:
+        samples: Dicts, tuples or values.
+        lists: Fields, or places in tuples, that become a list in any case: whether a batch has one must not depend on
+            which samples it has.
+
     Raises:
+        InvalidRequest: There is no such field.
         SampleFailed: A sample lacks a field of another, or has another number of values.
     """
     first = samples[0]
     if isinstance(first, dict):
         if bad := [one for one in samples if not isinstance(one, dict) or one.keys() != first.keys()]:
             raise _unlike(first, bad[0])
-        return {name: _joined([sample[name] for sample in samples]) for name in first}  # type: ignore[index]
+        check_lists(lists, first)
+        fields = {name: [sample[name] for sample in samples] for name in first}  # type: ignore[index]
+        return {name: values if name in lists else _joined(values) for name, values in fields.items()}
     if isinstance(first, tuple):
         if not all(isinstance(sample, tuple) and len(sample) == len(first) for sample in samples):
             raise SampleFailed("a batch", "samples of different forms", expected=f"tuples of {len(first)}")
-        return tuple(_joined([sample[at] for sample in samples]) for at in range(len(first)))  # type: ignore[index]
+        check_lists(lists, range(len(first)))
+        columns = [[*values] for values in zip(*cast("list[tuple[object, ...]]", samples), strict=True)]
+        return tuple(values if at in lists else _joined(values) for at, values in enumerate(columns))
     return _joined(samples)
+
+
+def check_lists(lists: Lists, fields: Iterable[object]) -> None:
+    """Refuse a name among `lists` that no field has.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    if isinstance(lists, str):
+        raise InvalidRequest("lists", repr(lists), expected=f"names of fields: ({lists!r},)")
+    there = [*fields]
+    if lists and (others := [one for one in lists if one not in there]):
+        raise InvalidRequest("lists", repr(others[0]), expected=f"fields of the samples: {listing([*map(str, there)])}")
 
 
 def _joined(values: list[object]) -> NDArray[np.generic] | list[object]:
@@ -800,14 +825,15 @@ class Chain:
         """
         return self.with_stages(self.stages.then(Tuple(fields, missing)))
 
-    def batch(self, size: int, *, drop_last: bool = False) -> Self:
+    def batch(self, size: int, *, drop_last: bool = False, lists: Lists = ()) -> Self:
         """Make batches of `size` samples: see `read.chain.collate`.
 
         Args:
             size: Samples of a batch.
             drop_last: Leave out a last batch that is smaller.
+            lists: Fields whose values a batch has as a list, though they may be of one shape, such as boxes.
         """
-        return self.with_stages(self.stages.then(Batch(size, drop_last)))
+        return self.with_stages(self.stages.then(Batch(size, drop_last, lists)))
 
 
 def _of_later(rng_of: RngOf, first: int, stage: int) -> np.random.Generator:

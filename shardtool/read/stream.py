@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shardtool.read.bundles import AnyReader, Views
+    from shardtool.read.chain import Lists
     from shardtool.read.fetch import Reader
     from shardtool.read.order import Ends, Order, OrderedSamples, Shuffle
     from shardtool.read.samples import Sample, Samples
@@ -187,6 +188,7 @@ class Streamable(Chain):
         self, size: int | None = None, *, drop_last: bool = False, by: Literal["length", "aspect"] | None = None,
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
         length: str | None = None, aspects: Sequence[float] = bundles.ASPECTS,
+        lists: Lists = (),
     ) -> Any:  # fmt: skip
         """Make batches: of so many samples in a row; or in an order of batches, of samples of about one size.
 
@@ -200,12 +202,13 @@ class Streamable(Chain):
             dtype: Of values in plain bytes.
             length: The column of metadata that says how long samples are, in place of the field.
             aspects: Widths per height: each image counts as the nearest.
+            lists: Fields whose values a batch has as a list, though they may be of one shape.
 
         Raises:
             InvalidRequest: Sizes are not known, or a sample alone is longer than a batch.
         """
         if by is None:
-            return super().batch(cast("int", size), drop_last=drop_last)
+            return super().batch(cast("int", size), drop_last=drop_last, lists=lists)
         check_choice("by", by, Literal["length", "aspect"])
         asked, limit, unasked = ("tokens", tokens, size) if by == "length" else ("size", size, tokens)
         if drop_last or unasked is not None:
@@ -223,7 +226,7 @@ class Streamable(Chain):
             sizes = bundles.aspects_of(known, reader, views)
         rule, make = bundles.of_one_kind if known else bundles.of_like_length, partial(bundles.together, known)
         found = bundles.bundled(reader, views, sizes, rule, cast("int", limit), make, *known)
-        return Bundled(found).with_stages(Stages((bundles.Batches(self.stages),)))
+        return Bundled(found).with_stages(Stages((bundles.Batches(self.stages, lists),)))
 
     def _unbundled(self) -> tuple[Reader, Views]:
         """Return what reads samples, and which.

@@ -13,7 +13,7 @@ if find_spec("torch") is None:
 
 from shardtool.torch.crops import CenterCrop, RandomResizedCrop
 from shardtool.torch.datasets import MapDataset, StreamDataset
-from shardtool.torch.loading import loader
+from shardtool.torch.loading import collate, loader
 from shardtool.torch.prefetch import Prefetcher
 
-__all__ = ["CenterCrop", "MapDataset", "Prefetcher", "RandomResizedCrop", "StreamDataset", "loader"]
+__all__ = ["CenterCrop", "MapDataset", "Prefetcher", "RandomResizedCrop", "StreamDataset", "collate", "loader"]

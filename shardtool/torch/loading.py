@@ -27,13 +27,14 @@ import torch
 
 from shardtool.errors import SampleFailed, listing
 from shardtool.execute.local import cores
-from shardtool.read.chain import Batch, Stages
+from shardtool.read.chain import Batch, Stages, check_lists
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
+    from shardtool.read.chain import Lists
     from shardtool.read.fetch import SkippedSamples
     from shardtool.read.stream import Stream, StreamPosition
 
@@ -60,6 +61,8 @@ class Loader(Streaming):
     Attributes:
         threads: That decode; None: as many as this process may use cores.
         drop_last: Whether a last batch that is smaller is left out.
+        lists: Fields, or places in tuples, that become a list of tensors in any case, though a batch may have values of
+            one shape: boxes, images of several sizes.
         collate: Called with the list of a batch's samples, and returns the batch; None: as above.
         pin_memory: Whether tensors lie in pinned memory; None: where there is a GPU.
         depth: How many batches are under way beside the one that was handed out last.
@@ -67,6 +70,7 @@ class Loader(Streaming):
 
     threads: int | None = None
     drop_last: bool = False
+    lists: Lists = ()
     collate: Callable[[list[Any]], Any] | None = None
     pin_memory: bool | None = None
     depth: int = 3
@@ -100,7 +104,7 @@ class Loader(Streaming):
             return stream.state_dict(), stream.next_epoch(counts)
 
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        work = SampleWork(self._changed, self.batch_size, self.drop_last, self.collate, pin)
+        work = SampleWork(self._changed, self.batch_size, self.drop_last, self.collate, pin, self.lists)
         samples = ((sample, stream.place()) for sample in stream)
         passing = batches(samples, state, work, self.threads or cores(), self.depth)
         try:
@@ -175,10 +179,11 @@ class BatchRows:
     Args:
         count: Rows there are.
         pin: Whether tensors lie in pinned memory.
+        lists: Fields that become lists.
     """
 
-    def __init__(self, count: int, *, pin: bool) -> None:
-        self._count, self._pin, self._lock = count, pin, Lock()
+    def __init__(self, count: int, *, pin: bool, lists: Lists = ()) -> None:
+        self._count, self._pin, self._lists, self._lock = count, pin, lists, Lock()
         self._forms: list[tuple[type, list[object]] | None] = [None] * count  # None: the sample is left out
         self._fields: dict[object, _Field] = {}
 
@@ -189,9 +194,12 @@ class BatchRows:
             field = self._fields.get(name)
             if field is None:
                 with self._lock:
-                    field = self._fields.setdefault(name, _Field(self._count, pin=self._pin))
+                    field = self._fields.setdefault(name, self._field(name))
             field.put(row, value)
         self._forms[row] = kind, [*parts]
+
+    def _field(self, name: object) -> _Field:
+        return _Field(self._count, pin=self._pin, listed=name in self._lists)
 
     def batch(self, keys: list[object]) -> object:
         """Return the batch; None: all of its samples were left out.
@@ -200,6 +208,7 @@ class BatchRows:
             keys: Of the rows, for messages.
 
         Raises:
+            InvalidRequest: One of `lists` is no field.
             SampleFailed: A sample has other fields than the first.
         """
         there = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
@@ -209,6 +218,7 @@ class BatchRows:
         for row, other, found in there:
             if other is not kind or {*found} != {*names}:
                 raise _unlike(keys[row], found if other is kind else None, names)
+        check_lists(self._lists, names)
         kept = [row for row, *_ in there]
         fields = {name: self._fields[name].batch(kept) for name in names}
         if kind is object:
@@ -217,24 +227,25 @@ class BatchRows:
 
 
 class _Field:
-    """The values of one field."""
+    """The values of one field; those that are listed have no rows."""
 
-    def __init__(self, count: int, *, pin: bool) -> None:
-        self._pin, self._lock = pin, Lock()
+    def __init__(self, count: int, *, pin: bool, listed: bool) -> None:
+        self._pin, self._listed, self._lock = pin, listed, Lock()
         self._values: list[Any] = [None] * count
         self._rows: torch.Tensor | None = None
         self._array: np.ndarray[Any, Any] | None = None  # the same memory
 
     def put(self, row: int, value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            rows = self._rows_like(value)
-            if value.shape == rows.shape[1:] and value.dtype == rows.dtype:
+            rows = None if self._listed else self._rows_like(value)
+            if rows is not None and value.shape == rows.shape[1:] and value.dtype == rows.dtype:
                 rows[row].copy_(value)
                 value = _PLACED
         elif isinstance(value, np.ndarray) or hasattr(type(value), "__array_interface__"):  # Pillow's images
             array = np.asarray(value)
             if array.dtype.kind in "biufc" and array.dtype.isnative:
-                self._rows_like(array)
+                if not self._listed:
+                    self._rows_like(array)
                 ours = self._array
                 if ours is not None and array.shape == ours.shape[1:] and array.dtype == ours.dtype:
                     ours[row] = array
@@ -261,7 +272,7 @@ class _Field:
             if all(value is _PLACED for value in values):
                 return self._rows if values is self._values else self._rows[kept]
             return [self._rows[row] if value is _PLACED else value for row, value in zip(kept, values, strict=True)]
-        return _numbers(values, pin=self._pin)
+        return values if self._listed else _numbers(values, pin=self._pin)
 
 
 def _numbers(values: list[Any], *, pin: bool) -> object:
@@ -286,6 +297,23 @@ def _unlike(key: object, found: list[object] | None, first: list[object]) -> Sam
     return SampleFailed(f"sample {key}", f"fields {there}", expected=expected, remedy=remedy)
 
 
+def collate(samples: list[Any], lists: Lists = ()) -> Any:
+    """Return samples as one batch, as a loader makes it: the `collate_fn` of a DataLoader.
+
+    Args:
+        samples: Dicts, tuples or values.
+        lists: Fields, or places in tuples, that become a list of tensors in any case: give them by `functools.partial`.
+
+    Raises:
+        InvalidRequest: One of `lists` is no field.
+        SampleFailed: A sample has other fields than the first.
+    """
+    rows = BatchRows(len(samples), pin=False, lists=lists)
+    for row, sample in enumerate(samples):
+        rows.put(row, sample)
+    return rows.batch([sample.get("__key__") if isinstance(sample, dict) else None for sample in samples])
+
+
 _CHUNKS = 4  # of a batch, for each thread: small ones keep all threads busy to the end, large ones cost less
 
 
@@ -299,6 +327,7 @@ class SampleWork:
         drop_last: Whether a last batch that is smaller is left out.
         collate: Called with the list of a batch's samples; None: they are put into rows.
         pin: Whether tensors lie in pinned memory.
+        lists: Fields that become lists.
     """
 
     function: Callable[[Any], Any]
@@ -306,6 +335,7 @@ class SampleWork:
     drop_last: bool
     collate: Callable[[Samples], Any] | None
     pin: bool
+    lists: Lists = ()
 
 
 def batches(
@@ -360,7 +390,7 @@ class _Batch:
         self.state, self.done = state, Future[Any]()
         self._samples, self._work, self._stop = samples, work, stop
         self._keys = [sample["__key__"] for sample, _ in samples]
-        self._rows = None if work.collate else BatchRows(len(samples), pin=work.pin)
+        self._rows = None if work.collate else BatchRows(len(samples), pin=work.pin, lists=work.lists)
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
-from shardtool.torch import CenterCrop, RandomResizedCrop, StreamDataset, loader
+from shardtool.torch import CenterCrop, MapDataset, RandomResizedCrop, StreamDataset, collate, loader
 from shardtool.torch.crops import Box, _Crop
 from shardtool.transform.jpeg import read_head
 
@@ -254,6 +255,33 @@ def test_in_a_loader(photos: Packed) -> None:
         assert shapes == {(48, 48, 3)}
     with pytest.raises(SampleFailed, match=r"^sample \S+, field json: cannot be decoded: no JPEG, PNG"):
         list(loader(dataset, 16, decode={"json": CenterCrop(8)}))
+
+
+def _with_boxes(sample: dict[str, Any]) -> dict[str, Any]:
+    number = int(sample["__key__"][-1]) % 3
+    image = Image.new("RGB", (20 + number, 30))
+    return {"__key__": sample["__key__"], "image": image, "boxes": np.zeros((number, 4), np.float32), "n": number}
+
+
+def test_detection(photos: Packed) -> None:
+    """Images and boxes of several sizes are lists of tensors in every batch, in a loader and in a DataLoader alike."""
+    chain = shardtool.open(photos.folder / "out.json").map(_with_boxes)
+    joined = partial(collate, lists=("image", "boxes"))
+    ours = list(loader(chain, 4, lists=("image", "boxes"), shuffle=False))
+    theirs = list(DataLoader(StreamDataset(chain, 4, shuffle=False), 4, num_workers=2, collate_fn=joined))
+    again = list(DataLoader(MapDataset(chain), 4, collate_fn=joined))
+    assert len(ours) == len(theirs) == len(again)
+    for batches in zip(ours, theirs, again, strict=True):
+        for batch in batches:
+            numbers = batch["n"].tolist()
+            assert batch["__key__"] == batches[0]["__key__"]
+            for field in ("image", "boxes"):
+                assert type(batch[field]) is list
+                assert {type(one) for one in batch[field]} == {torch.Tensor}
+            assert [one.shape for one in batch["image"]] == [(30, 20 + number, 3) for number in numbers]
+            assert [one.shape for one in batch["boxes"]] == [(number, 4) for number in numbers]
+    with pytest.raises(InvalidRequest, match=r"^lists: 'box'; expected fields of the samples"):
+        list(loader(chain, 4, lists=("box",)))
 
 
 def test_options_that_make_no_sense() -> None:

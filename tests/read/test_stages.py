@@ -377,3 +377,27 @@ def test_functions_that_cannot_travel(chain: Callable[[], Listed], where: str, f
     assert raised.value.where == where
     assert raised.value.found.startswith(found)
     assert "top level" in raised.value.remedy
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_fields_that_are_lists(counts: list[int]) -> None:
+    """What is named is a list in each batch, whichever shapes meet there; the others are as ever."""
+    samples: list[dict[str, object]] = [
+        {"__key__": str(at), "boxes": np.zeros((count, 4), np.float32), "cls": at} for at, count in enumerate(counts)
+    ]
+    (batch,) = Listed(samples).batch(6, lists=["boxes"])
+    assert [type(batch["boxes"]), type(batch["cls"])] == [list, np.ndarray]
+    assert [len(one) for one in batch["boxes"]] == counts
+    (pair,) = Listed(samples).tuple("boxes", "cls").batch(6, lists=(0,))
+    assert [len(one) for one in pair[0]] == counts
+    assert pair[1].tolist() == batch["cls"].tolist()
+
+
+def test_lists_of_fields_that_there_are() -> None:
+    """A name that no field has is refused, and one that is given alone."""
+    with pytest.raises(InvalidRequest, match=r"^lists: 'box'; expected fields of the samples: .*cls"):
+        list(_listed(0, 3).batch(2, lists=["box"]))
+    with pytest.raises(InvalidRequest, match=r"^lists: 2; expected fields of the samples: 0, 1"):
+        list(_listed(0, 3).tuple("jpg", "cls").batch(2, lists=[2]))
+    with pytest.raises(InvalidRequest, match=r"^lists: 'jpg'; expected names of fields: \('jpg',\)"):
+        list(_listed(0).batch(2, lists="jpg"))
