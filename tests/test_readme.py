@@ -45,7 +45,17 @@ _BLOCK = re.compile(r"^(?:```|<!-- )(\w[^\n]*)\n(.*?)^(?:```|-->)$", re.MULTILIN
 _FOR_READERS = re.compile(r"^to read it with webdataset:\n(?:  wds\..*\n)+", re.MULTILINE)  # may be left out
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 _RUNS = {"sh": ["sh", "-e", "-c"], "python": [sys.executable, "-W", "error", "-c"]}
-for tool in ("duckdb", "webdataset", "wids", "torch", "tensorflow", "nvidia.dali", "lightning", "accelerate"):
+for tool in (
+    "duckdb",
+    "webdataset",
+    "wids",
+    "torch",
+    "tensorflow",
+    "nvidia.dali",
+    "lightning",
+    "accelerate",
+    "transformers",
+):
     with suppress(ModuleNotFoundError):  # of the package that it lies in
         if find_spec(tool):
             _RUNS[f"python {tool}"] = [sys.executable, "-c"]

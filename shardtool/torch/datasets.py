@@ -603,7 +603,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         names = {one.__name__ for one in type(caller).__mro__} & _DIVIDERS
         if names and self._stream.world_size > 1:
             found = f"divided already, among {self._stream.world_size} ranks, and again by Accelerate's {names.pop()}"
-            remedy = "Give rank=0 and world_size=1, or keep the loader out of prepare(...)."
+            remedy = "Give StreamDataset(..., rank=0, world_size=1), or keep its DataLoader out of prepare(...)."
             raise InvalidRequest("StreamDataset", found, remedy=remedy)
 
     def set_epoch(self, epoch: int) -> None:
