@@ -144,7 +144,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
     """A file being written under its temporary name; `finish` or `abandon` ends it, or a `with` block that fails."""
 
     def __init__(self, path: str, name: str) -> None:
-        self.path, self._name = path, name
+        self.path, self._name, self._where = path, name, os.path.join(os.path.dirname(path), name)
         with written(path):
             self._fd = _create(path)
 
@@ -158,7 +158,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         Raises:
             OutputFailed: The disk is full, or refuses.
         """
-        with written(self._name):
+        with written(self._where):
             write_all(self._fd, data)
 
     @property
@@ -172,12 +172,12 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         Raises:
             OutputFailed: The disk refuses.
         """
-        with written(self._name):
+        with written(self._where):
             os.fdatasync(self._fd)
 
     def finish(self, mtime_ns: int | None = None) -> DurableFile:
         """Make the file durable; it stays invisible. `mtime_ns` becomes its modification time."""
-        with written(self._name):
+        with written(self._where):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
@@ -215,13 +215,11 @@ class Folder:
         """Make the folder where it is missing, durably, and prove that it is one.
 
         Raises:
-            OutputFailed: It cannot be made, or is no folder.
+            OutputExists: Something else is in the way.
+            OutputFailed: It cannot be made.
         """
-        path = Path(self.path or ".")
         with written(self.path):
-            missing = [one for one in (path, *path.parents) if not os.path.isdir(one)]
-            os.makedirs(path, exist_ok=True)
-            for one in missing:
+            for one in _made_folders(self.path):
                 _sync_folder(one.parent)
 
     def names(self) -> list[str]:
@@ -230,7 +228,7 @@ class Folder:
         Raises:
             OutputFailed: It cannot be listed.
         """
-        with written(self.path), suppress(FileNotFoundError):
+        with written(self.path), suppress(FileNotFoundError, NotADirectoryError):
             return list_folder(self.path)
         return []
 
@@ -302,7 +300,7 @@ class Folder:
         """
         for file in staged:
             check_replaceable(self.full_path(file.name))
-        with written(staged[0].name if staged else self.path):
+        with written(self.full_path(staged[0].name) if staged else self.path):
             for file in staged:
                 os.rename(file.token, self.full_path(file.name))
             _sync_folder(self.path or ".")
@@ -339,7 +337,7 @@ class Folder:
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""
-        with written(names[0] if names else self.path):
+        with written(self.full_path(names[0]) if names else self.path):
             for name in names:
                 with suppress(FileNotFoundError):
                     _unlink(self.full_path(name))
@@ -362,7 +360,7 @@ class Folder:
             OutputFailed: It cannot be written.
         """
         check_replaceable(self.full_path(name))
-        with written(name):
+        with written(self.full_path(name)):
             fd = os.open(self.full_path(name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 write_all(fd, data)
@@ -400,13 +398,16 @@ class Folder:
         return fact.f_bavail * fact.f_frsize
 
     @contextmanager
-    def lock(self, base: str, *, shared: bool = False, finishes: bool = False) -> Iterator[None]:
+    def lock(
+        self, base: str, *, shared: bool = False, finishes: bool = False, what: str = "this dataset"
+    ) -> Iterator[None]:
         """Hold the lock of the dataset `base` in this folder; it ends with the process, however that ends.
 
         Args:
             base: The dataset's name.
             shared: Others may hold it with us, unless they want it alone. The file is left to who does.
             finishes: Whether we end what a run has begun that replaces some of its shards.
+            what: What whoever holds it writes, for messages.
 
         Raises:
             OutputExists: Another run holds it, or has not ended what it began.
@@ -416,7 +417,7 @@ class Folder:
         with written(path):
             lock = take_lock(path, shared=shared, create=True)
         if lock is None:
-            found = "another run is writing this dataset"
+            found = f"another run is writing {what}"
             raise OutputExists(path, found, remedy="Wait for it to end, or write elsewhere.")
         with lock:
             try:
@@ -441,6 +442,17 @@ def local_folder(path: str | os.PathLike[str]) -> Folder:
     if is_url(folder := os.fspath(path)):
         raise InvalidRequest(folder, "a URL", expected="a local folder")
     return Folder(folder)
+
+
+def named_folder(path: str | os.PathLike[str]) -> Folder:
+    """Return the folder that a user names for many files: an empty text, as of a variable of a shell, is no name.
+
+    Raises:
+        InvalidRequest: It is none, or as `local_folder` says.
+    """
+    if path == "":
+        raise InvalidRequest("the folder", "''", expected="a local folder; . is the current one")
+    return local_folder(path)
 
 
 def staged_path(folder: Folder, name: str) -> str:
@@ -566,6 +578,26 @@ def _create(path: str) -> int:
     return os.open(path, _CREATE, 0o666)
 
 
+def _made_folders(path: str) -> list[Path]:
+    """Make a folder, and those that lead to it; return those that were missing.
+
+    Raises:
+        OutputExists: Something else is in the way.
+        OSError: The system refuses.
+    """
+    folder = Path(path or ".")
+    missing = [one for one in (folder, *folder.parents) if not os.path.isdir(one)]
+    for one in filter(os.path.lexists, missing):
+        raise _no_folder(str(one), os.lstat(one).st_mode)
+    os.makedirs(folder, exist_ok=True)
+    return missing
+
+
+def _no_folder(path: str, mode: int) -> OutputExists:
+    found = "a symbolic link" if stat.S_ISLNK(mode) else _SPECIAL.get(stat.S_IFMT(mode), "a file")
+    return OutputExists(path, found, expected="a folder", remedy="Choose another folder, or move it away.")
+
+
 def _sync_folder(path: str | Path) -> None:
     fd = os.open(path, _OPEN_FOLDER)
     try:
@@ -645,7 +677,7 @@ class Tree:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         with written(folder, _tree_failed):
-            os.makedirs(folder or ".", exist_ok=True)
+            _made_folders(folder)
             self._root = os.open(folder or ".", _OPEN_FOLDER)
         self._parents: dict[bytes, int] = {}  # the folders that were written to last, for files come folder by folder
 
@@ -696,6 +728,7 @@ class Tree:
                 _unlink(name, parent)
                 _write(parent, name, blocks())
         except OSError as error:
+            self._check_parents(folder)
             raise _tree_failed(self.full_path(path), error) from None
         return True
 
@@ -705,8 +738,12 @@ class Tree:
         Raises:
             OutputExists: There is such a file, or something else.
         """
+        known = set[bytes]()
         for path, size in zip(paths, sizes, strict=True):
-            with suppress(FileNotFoundError, NotADirectoryError):
+            if (folder := path.rpartition(b"/")[0]) not in known:
+                self._check_parents(folder)
+                known.add(folder)
+            with suppress(FileNotFoundError):
                 fact = os.stat(path, dir_fd=self._root, follow_symlinks=False)
                 if (stat.S_ISREG(fact.st_mode), fact.st_size) != (True, size):
                     raise _tree_failed(self.full_path(path), FileExistsError(errno.EEXIST, ""))
@@ -714,6 +751,20 @@ class Tree:
     def full_path(self, path: bytes) -> str:
         """Return where a file lies."""
         return os.path.join(self._folder, os.fsdecode(path))
+
+    def _check_parents(self, folder: bytes) -> None:
+        """Refuse a folder below where something else is, or a link, on the way to it.
+
+        Raises:
+            OutputExists: There is such.
+        """
+        parts = folder.split(b"/")
+        for end in range(1, len(parts) + 1):
+            above = b"/".join(parts[:end])
+            with suppress(OSError):
+                mode = os.lstat(above, dir_fd=self._root).st_mode
+                if not stat.S_ISDIR(mode):
+                    raise _no_folder(self.full_path(above), mode)
 
     def _parent(self, folder: bytes) -> int:
         """Return the descriptor of a folder below, made on the way; no link is followed."""

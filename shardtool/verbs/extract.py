@@ -27,7 +27,7 @@ from shardtool.request.calls import by_names
 from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult, Notes, Observer
 from shardtool.request.settings import given_options
-from shardtool.storage.staging import Folder, Tree, are_plain, local_folder, path_problem
+from shardtool.storage.staging import Folder, Tree, are_plain, named_folder, path_problem
 from shardtool.values import counted, is_utf8, source_text, to_text
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask
@@ -80,7 +80,7 @@ def extract(
         OutputFailed: A file cannot be written.
     """
     options, begun = given_options(options, ExtractOptions), time.monotonic()
-    notes, place = Notes(observer or Observer()), local_folder("." if folder == "" else folder)
+    notes, place = Notes(observer or Observer()), named_folder(folder)
     import_module("shardtool.write.unpack")
     with start_pool(options, "Run the same command again: what is there stays.") as pool:
         from shardtool.dataset.find import given_datasets, open_dataset
@@ -94,7 +94,7 @@ def extract(
         if not options.dry_run:
             place.ready()
             pool.check(Needs(output=place.path))
-            with place.lock(_LOCK):
+            with place.lock(_LOCK, what="into this folder"):
                 kept = _write(listed, names, place, options, pool, notes)
     metadata = "" if _metadata(entries) is None else place.full_path(METADATA)
     return ExtractResult(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool.dataset.find import find_dataset
-from shardtool.errors import InvalidRequest, OutputFailed
+from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.source.open import check_folder
 from shardtool.storage.folders import RemoteFolder, open_folder
 from shardtool.storage.staging import Folder, local_folder
@@ -30,8 +30,9 @@ def test_two_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Folder(str(tmp_path / "a" / "b")).ready()
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
-    with pytest.raises(OutputFailed, match="cannot write"):
-        Folder(str(tmp_path / "file")).ready()
+    for name in ("file", "file/below/it"):
+        with pytest.raises(OutputExists, match="file: a file; expected a folder"):
+            Folder(str(tmp_path / name)).ready()
 
 
 def test_a_text_means_a_folder() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, create, diff, extract, remove, reshard
 from shardtool.names import Names
+from shardtool.storage.staging import local_folder
 from shardtool.verbs.extract import MANIFEST, METADATA, check_names
 from tests.faults.helpers import settles, start
 from tests.helpers import PHOTOS, flip, read_tree, typed, write_tree
@@ -147,6 +148,33 @@ def test_the_address_of_a_store_is_no_folder(tmp_path: Path) -> None:
     """Files are written to a file system only."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
     assert typed("extract", shard, "s3://bucket/x").code == 2
+
+
+def test_what_is_in_the_way_of_the_folder(tmp_path: Path) -> None:
+    """A file, a link to nothing, a link on the way or no name: each verb says what it is, and nothing is written."""
+    shard = tar_of(tmp_path / "x.tar", [("a/b.txt", b"1"), ("0.txt", b"2")])
+    (tmp_path / "file").write_bytes(b"mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/a").symlink_to(tmp_path)
+    before = read_tree(tmp_path)
+    for words in (("extract", shard), ("inspect", shard, "--head", "1", "--extract")):
+        for name, what in (("file", "file: a file"), ("file/x", "file: a file"), ("link", "link: a symbolic link")):
+            ran = typed(*words, tmp_path / name)
+            assert (ran.code, f"{what}; expected a folder" in ran.err) == (5, True), ran.err
+        assert (typed(*words, "").code, typed(*words, "s3://b/x").code) == (2, 2)
+    ran = typed("extract", shard, tmp_path / "out")
+    assert (ran.code, "out/a: a symbolic link; expected a folder" in ran.err) == (5, True)
+    assert read_tree(tmp_path) == before
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    """The second one is told what the first one writes, and waits for nobody."""
+    shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
+    (tmp_path / "out").mkdir()
+    with local_folder(tmp_path / "out").lock("extract"):
+        ran = typed("extract", shard, tmp_path / "out")
+    assert (ran.code, "another run is writing into this folder" in ran.err) == (5, True)
 
 
 @pytest.mark.parametrize("size", [3, 2_000_000])

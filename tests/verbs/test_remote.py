@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardtool import (  # fmt: skip
+    CorruptShard,
     CreateOptions,
     InspectOptions,
     InvalidRequest,
+    OutputExists,
     ReshardOptions,
     ShardError,
     VerifyOptions,
     create,
+    extract,
     inspect,
     reshard,
     verify,
 )
 from shardtool.cli.text import rendered
 from shardtool.storage.remote import retry
+from shardtool.verbs.extract import MANIFEST
 from shardtool.wording import command_line_words
-from tests.helpers import flip, read_tree, shards
+from tests.helpers import flip, read_tree, shards, write_tree
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
@@ -67,6 +71,43 @@ def test_reshard_makes_the_same_bytes(dataset: tuple[str, Path], proxy: FaultyPr
     result = reshard(f"{at}/x.json", f"{tmp_path}/far/y-{{0..}}.tar", replace(options, if_exists="resume"))
     assert result.kept == 3
     assert sum(one.sent for one in proxy.log().asked if ".index" not in one.path and ".json" not in one.path) < 100
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_extract_writes_the_same_files(workers: int, ending: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """Samples of the web become the files that those of a folder do, large ones too, though requests fail."""
+    at = proxy.server.new_prefix()
+    files = {f"{name}/{number}.txt": name.encode() * number for name in ("a", "b") for number in (0, 1, 2000, 900_000)}
+    source = write_tree(tmp_path / "in", files)
+    create(source, f"{proxy.server.local(at)}/x-{{000..}}.{ending}", CreateOptions(max_count=3, workers=1))
+    proxy.set(Fault("status", times=None, chance=0.1), Fault("cut", times=None, chance=0.1), seed=5)
+    made = extract(f"{at}/x.json", tmp_path / "out", workers=workers)
+    assert (made.samples, made.kept) == (8, 0)
+    assert {name: data for name, data in read_tree(tmp_path / "out").items() if name != MANIFEST} == files
+    proxy.set()
+    assert extract(f"{at}/x.json", tmp_path / "out", workers=workers).kept == 8
+    assert verify(f"{at}/x.json", source=tmp_path / "out", workers=1).sound
+    (tmp_path / "out/a/1.txt").write_bytes(b"z")
+    with pytest.raises(OutputExists, match="there already"):
+        extract(f"{at}/x.json", tmp_path / "out", workers=workers)
+
+
+def test_extract_of_a_shard_that_is_damaged_or_changes(
+    dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    """Nothing is there under the name of a payload that is not as the index says, and the shard's address is named."""
+    at, folder = dataset
+    proxy.set(Fault("etag", path="x-002", first=2, times=None))
+    with pytest.raises(ShardError, match="x-002"):
+        extract(f"{at}/x.json", tmp_path / "one", workers=1)
+    proxy.set()
+    damaged = shards(folder)[1]
+    data = damaged.read_bytes()
+    damaged.write_bytes(data.replace(b"a", b"b"))
+    with pytest.raises(CorruptShard, match=f"{at}/{damaged.name}"):
+        extract(f"{at}/x.json", tmp_path / "two", workers=1)
+    damaged.write_bytes(data)
+    assert extract(f"{at}/x.json", tmp_path / "two", workers=1).kept
 
 
 def test_a_shard_that_changes_ends_the_run(dataset: tuple[str, Path], proxy: FaultyProxy, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from shardtool.format import tfrecord
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.read.catalog import asked_table
 from shardtool.select.query import matching
-from shardtool.storage.staging import Tree, path_problem
+from shardtool.storage.staging import Tree, named_folder, path_problem
 from shardtool.values import output_text, to_bytes
 from shardtool.verbs.inspect.overview import FoundSample, class_names, found_samples, is_plain
 from shardtool.wording import either, option, typed_name
@@ -396,12 +396,13 @@ def extract(sample: FoundSample, folder: str, *, overwrite: bool = False) -> tup
         The files' paths.
 
     Raises:
+        InvalidRequest: The folder is no local one.
         CorruptShard: The key or a field's name is no path below a folder, or a payload is damaged.
         OutputExists: There is a file of that name already, or something else where a folder must be.
         OutputFailed: It cannot be written.
     """
     paths = [_path(sample, one["name"]) for one in sample.fields]  # all, before anything is written
-    with closing(Tree(folder)) as tree, open_shard(sample.shard.path) as file:
+    with closing(Tree(named_folder(folder).path)) as tree, open_shard(sample.shard.path) as file:
         for at in sorted(range(len(paths)), key=lambda at: sample.fields[at]["offset"]):
             blocks = partial(_blocks, sample, sample.fields[at], file)
             tree.write(paths[at], blocks, "overwrite" if overwrite else "error")
