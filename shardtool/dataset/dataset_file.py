@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardtool.dataset.payload import is_told_by_name
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes, is_text
@@ -210,21 +210,15 @@ def _told(types: Mapping[str, ValueType]) -> dict[str, ValueType]:
     return {name: kind for name, kind in types.items() if kind in _TYPES and not is_told_by_name(name)}
 
 
-class _Typed(Protocol):
-    @property
-    def fields(self) -> Mapping[str, int]: ...
-    @property
-    def types(self) -> Mapping[str, ValueType]: ...
+def agreed_types(parts: Sequence[tuple[Mapping[str, ValueType], Collection[str]]]) -> dict[str, ValueType]:
+    """Return what the values of fields are in all datasets that have them, or that do not say which they have.
 
-
-def agreed_types(parts: Sequence[_Typed]) -> dict[str, ValueType]:
-    """Return what the values of fields are in all datasets that have them, or that do not say which they have."""
-    found = {}
-    for name in sorted({name for one in parts for name in one.types}, key=to_bytes):
-        kind = agreed_type(one.types.get(name) for one in parts if name in one.fields or not one.fields)
-        if kind is not None:
-            found[name] = kind
-    return found
+    Args:
+        parts: Of each dataset, the types, and the fields.
+    """
+    names = sorted({name for types, _ in parts for name in types}, key=to_bytes)
+    kinds = {name: agreed_type(types.get(name) for types, has in parts if name in has or not has) for name in names}
+    return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def shard_names(data: bytes) -> list[str] | None:

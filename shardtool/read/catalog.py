@@ -189,7 +189,7 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
         fields=dict(sum(counts, Counter[str]())) if all(counts) else {},
         kinds={name: kind for one in parts for name, kind in one.kinds.items()},
         classes=_agreed(one.classes for one in parts),
-        types=agreed_types(parts),
+        types=agreed_types([(one.types, one.fields) for one in parts]),
         fingerprint=_hash(*(one.fingerprint for one in parts)),
         lists=frozenset(name for one in parts for name in one.lists),
         key_ranges=tuple(pair for some in ranges for pair in some) if all(ranges) else (),
@@ -366,19 +366,13 @@ def column_of(catalog: Catalog, chosen: Numbers | None, name: str) -> list[Any]:
         InvalidRequest: No sidecar has it.
         CorruptShard: A shard has no sound sidecar, and is damaged.
     """
-    numbers = np.arange(len(catalog)) if chosen is None else chosen
-    found: list[Any] = [None] * len(numbers)
-    there = metadata_schema(catalog).names
-    if name not in there:
+    there = metadata_schema(catalog)
+    if name not in there.names:
         remedy = f"Of a field of numbers or short texts, reshard makes a column: {option('columns_from', name)}."
-        problem = f"no such column of the sidecars, which have {listing(there)}"
+        problem = f"no such column of the sidecars, which have {listing(there.names)}"
         raise InvalidRequest(f"column {name!r}", problem, remedy=remedy)
-    for shard, rows, which in catalog.by_shard(numbers):
-        part = _part(catalog.shards[shard]).metadata
-        values = python_values(part.column(name).take(pa.array(rows))) if name in part.column_names else ()
-        for at, value in zip(which.tolist(), values, strict=False):
-            found[at] = value
-    return found
+    numbers = np.arange(len(catalog)) if chosen is None else chosen
+    return [*python_values(_rows(catalog, numbers, pa.schema([there.field(name)])).column(name))]
 
 
 def table_of(catalog: Catalog, chosen: Numbers | None) -> pads.Dataset:

@@ -198,8 +198,7 @@ def _listed(
 
 def _types(datasets: Sequence[StoredDataset], numbers: NumberFields) -> dict[str, ValueType]:
     """Return what values were, as far as all datasets say so; numbers alone where texts stand for them."""
-    files = [one.file for one in datasets if one.file is not None]
-    agreed = agreed_types(files) if len(files) == len(datasets) else {}
+    agreed = agreed_types([(one.file.types, one.file.fields) if one.file else ({}, ()) for one in datasets])
     numbered = numbers_among(agreed)
     own = {name: kind for name, kind in agreed.items() if numbered.get(name) == numbers.numbers.get(name)}
     return {**numbers.numbers, **own}

@@ -298,7 +298,7 @@ def joined(old: DatasetFile, new: DatasetFile) -> DatasetFile:
         schema=_joined_schema(old.schema, new.schema),
         classes=joined_classes(old.classes, new.classes),
         features=features,
-        types=agreed_types((old, new)),
+        types=agreed_types([(one.types, one.fields) for one in (old, new)]),
         made=old.made.with_append(new.made),
         appends=(*old.appends, len(old.shards)),
         fingerprint=show_fingerprint(sum_fingerprints((old.fingerprint, new.fingerprint))),
