@@ -160,7 +160,10 @@ def _opened(folder: Folder, base: str) -> Removal:
         remedy = "They may hold the samples, too: finish the run that made them, or remove them."
         found = f"{counted(len(others), 'file')} that the dataset does not list: {listing(sorted(others), _SHOWN)}"
         raise OutputExists(path, found, expected="none", remedy=remedy)
-    return Removal(folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, there, appends=False))
+    start, end = (pattern.prefix, pattern.suffix) if pattern.names is None else ("", "")
+    numbered = [name for name in there if start and name.startswith(start) and name.endswith(end) and name not in own]
+    alike = tuple(sorted(name for name in numbered if name[len(start) : len(name) - len(end)].isdecimal()))
+    return Removal(folder, base, pattern, dataset, file, StaleIndexes(folder, pattern, there, appends=False), alike)
 
 
 def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) -> list[Removal]:
@@ -223,6 +226,7 @@ class Removal:
         dataset: Its shards.
         file: What its dataset file says.
         beside: The index files of other tools.
+        alike: Files beside that are called like shards, but for how the number is written.
         rows: The samples that are to go, by the numbers of their shards.
         keys: Their keys.
     """
@@ -233,6 +237,7 @@ class Removal:
     dataset: StoredDataset
     file: DatasetFile
     beside: StaleIndexes
+    alike: tuple[str, ...] = ()
     rows: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     keys: list[bytes] = field(default_factory=list)
 
@@ -284,6 +289,8 @@ class Removal:
             freed=before - size,
             fingerprint="",
         )
+        if self.alike:
+            notes.add(f"{listing(self.alike, _SHOWN)}: no part of the dataset, and may hold these samples, too")
         if dry:
             return result
         file = self._replace(plan, entries.take(doomed), pool, notes)

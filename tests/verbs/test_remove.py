@@ -126,7 +126,12 @@ def test_what_is_no_part_of_the_dataset_is_found(source: Path) -> None:
     (dataset.parent / "out-002.tar").symlink_to(source.parent / "stored.tar")
     assert typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'").code == 5
     (source.parent / "stored.tar").rename(dataset.parent / "out-002.tar")
-    assert typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'").code == 0
+    shutil.copy(dataset.parent / "out-001.tar", dataset.parent / "out-0024.tar")
+    (dataset.parent / "out-x1.tar").write_bytes(b"another's")
+    ran = typed("remove", dataset, "--where", f"key == '{_KEYS[0]}'")
+    assert ran.code == 0
+    assert "out-0024.tar: no part of the dataset, and may hold these samples, too" in ran.err
+    (dataset.parent / "out-0024.tar").unlink()
     assert _traces(dataset.parent, [_KEYS[0]]) == []
 
 
