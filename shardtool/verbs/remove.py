@@ -290,7 +290,7 @@ class Removal:
             fingerprint="",
         )
         if self.alike:
-            notes.add(f"{listing(self.alike, _SHOWN)}: no part of the dataset, and may hold these samples, too")
+            notes.add(f"{listing([*self.alike], _SHOWN)}: no part of the dataset, and may hold these samples, too")
         if dry:
             return result
         file = self._replace(plan, entries.take(doomed), pool, notes)
