@@ -494,7 +494,7 @@ def _sum_member(shard: ShardFile | PackedFile, found: Survey, start: int, size: 
     else:
         found.crcs.append(payload_crc(shard, start, size))
         rest = shard.read(start + size, end - start - size)
-    if bytes(rest).strip(b"\0") and len(found.soiled) < _MOST:
+    if bytes(rest) != bytes(len(rest)) and len(found.soiled) < _MOST:
         found.soiled.append(start + size)
 
 
