@@ -127,6 +127,8 @@ def _listed(datasets: Sequence[StoredDataset], options: ExtractOptions, pool: Po
     asked = ReshardOptions(where=options.where, fields=f"-{_LABEL}" if made else options.fields)
     source = ShardSource([one.given for one in datasets], asked, "tar")
     listed = source.list_samples(pool, notes.observer)
+    if not len(listed.entries):
+        raise InvalidRequest(listed.name, "no samples", expected="one or more")
     if options.keys_from is not None:
         places = places_of_keys(listed.entries.keys, options.keys_from)
         listed = replace(listed, entries=listed.entries.take(places))
@@ -179,6 +181,13 @@ def check_names(names: Names, *, folded: bool = False) -> None:
             if problem := path_problem(name) or ("the name of a file of extract's own" if name in _OWN else ""):
                 remedy = f"Nothing was written. {option('where')} can leave that sample out."
                 raise InvalidRequest(printable(name)[:200], problem, expected="a path below the folder", remedy=remedy)
+    folders = {name.rpartition(b"/")[0] for _, some in names.chunks() for name in some}
+    while above := {name.rpartition(b"/")[0] for name in folders} - folders:
+        folders |= above
+    if both := sorted(folders.intersection(name for _, some in names.chunks() for name in some)):
+        remedy = f"Nothing was written. {option('where')} can leave some of them out."
+        what = "names of files that others have as their folder"
+        raise InvalidRequest(listing([*map(printable, both[:_SHOWN])], total=len(both)), what, remedy=remedy)
     found = hashes(Names(names.data.lower(), names.starts) if folded else names)
     _, place, counts = np.unique(found, return_index=True, return_counts=True)
     if len(twice := place[counts > 1]):
@@ -272,8 +281,9 @@ def _tables(entries: Entries, names: Names) -> dict[str, bytes]:
 
     from shardtool.names import Names
 
-    if b"%" in names.data or not is_utf8(names.data):
-        names = Names.of(source_text(path).encode() for _, some in names.chunks() for path in some)
+    if not is_utf8(names.data):  # no text names such a file
+        each = (name for _, some in names.chunks() for name in some)
+        names = Names.of(name if is_utf8(name) else source_text(name).encode() for name in each)
     keys = entries.keys.take(entries.owners(np.arange(len(names))))  # `pa.Array.take` imports pyarrow.compute
     found = {MANIFEST: pa.table({"key": _strings(keys), "path": _strings(names)})}
     if (metadata := _metadata(entries)) is not None:

@@ -168,6 +168,24 @@ def test_what_is_in_the_way_of_the_folder(tmp_path: Path) -> None:
     assert read_tree(tmp_path) == before
 
 
+def test_files_that_others_have_as_their_folder(tmp_path: Path) -> None:
+    """What cannot be in one folder is refused before anything is written; a shard without samples, too."""
+    shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1"), ("a.txt/b/c.txt", b"2")])
+    ran = typed("extract", shard, tmp_path / "out")
+    assert (ran.code, "a.txt: names of files that others have as their folder" in ran.err) == (2, True)
+    ran = typed("extract", tar_of(tmp_path / "empty.tar", []), tmp_path / "out")
+    assert (ran.code, "no samples" in ran.err, (tmp_path / "out").exists()) == (2, True, False)
+
+
+def test_the_manifest_names_any_file(tmp_path: Path) -> None:
+    """A name with a per cent sign, or one that looks encoded, is the name of its file in the manifest."""
+    files = {"a%20b/c.txt": b"1", "100%.txt": b"2", "ü.txt": b"3"}
+    create(write_tree(tmp_path / "in", files), tmp_path / "o-{0..}.tar")
+    extract(tmp_path / "o.json", tmp_path / "x")
+    again = create(tmp_path / "x" / MANIFEST, tmp_path / "p-{0..}.tar")
+    assert (again.samples, _files(tmp_path / "x")) == (3, files)
+
+
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     """The second one is told what the first one writes, and waits for nobody."""
     shard = tar_of(tmp_path / "x.tar", [("a.txt", b"1")])
