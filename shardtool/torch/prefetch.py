@@ -325,6 +325,8 @@ class Prefetcher:
     def set_epoch(self, epoch: int) -> None:
         """Pass the number of the next epoch on to the loader."""
         self.loader.set_epoch(epoch)  # type: ignore[attr-defined]
+        if isinstance(self._state, Mapping) and self._state.get("epoch", epoch) != epoch:
+            self._state = None
 
     def state_dict(self) -> Any:
         """Return the loader's state after the last batch that was handed out, whatever was read ahead."""

@@ -23,7 +23,7 @@ import shardtool
 from shardtool import CorruptShard, InvalidRequest, SampleFailed
 from shardtool.execute import local
 from shardtool.read.chain import Decode
-from shardtool.torch import MapDataset, StreamDataset, loader
+from shardtool.torch import MapDataset, Prefetcher, StreamDataset, loader
 from tests.clients.packed import PHOTOS
 
 if TYPE_CHECKING:
@@ -430,7 +430,14 @@ def dict_of_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_an_epoch_that_is_set_in_a_pass_holds(dataset: Any) -> None:
-    """A pass ends as it began, and leaves alone what was set meanwhile."""
+    """A pass ends as it began, and leaves alone what was set meanwhile; after a `break`, a prefetcher knows of it."""
+    looked = Prefetcher(loader(dataset.decode().select("cls"), 8), "cpu")
+    next(iter(looked))
+    assert looked.state_dict()["position"] == 8
+    looked.set_epoch(0)
+    assert looked.state_dict()["position"] == 8
+    looked.set_epoch(5)
+    assert (looked.state_dict()["epoch"], looked.state_dict()["position"]) == (5, 0)
     batches = loader(dataset, 8)
     passing = iter(batches)
     next(passing)
