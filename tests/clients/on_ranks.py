@@ -155,10 +155,35 @@ def of_checkpoint(dataset: Any, folder: str) -> Found:
     return {"whole": whole, "parts": taken + [batch["cls"].tolist() for batch in other]}
 
 
+def of_steps(dataset: Any, _: str) -> Found:
+    """Give the numbers of two epochs whose steps wait for all ranks; one of them looks at a batch before each."""
+    dist.init_process_group("gloo")
+    samples = dataset.decode().select("cls").filter(lambda sample: sample["cls"] % 8 > 2)
+    found: Found = {}
+    for name, batches in (
+        ("loader", loader(samples, SIZE)),
+        ("stream", DataLoader(StreamDataset(samples, SIZE), SIZE)),
+        ("workers", DataLoader(StreamDataset(samples, SIZE), SIZE, num_workers=2)),
+        ("persistent", DataLoader(StreamDataset(samples, SIZE), SIZE, num_workers=2, persistent_workers=True)),
+    ):
+        found[name] = []
+        for _epoch in range(2):
+            if dist.get_rank() == 0:
+                next(iter(batches))
+            found[name].append([])
+            for batch in batches:
+                dist.all_reduce(torch.ones(1))
+                found[name][-1] += batch["cls"].tolist()
+    return found
+
+
 if __name__ == "__main__":
     name, path, place = sys.argv[1:]
     data = shardtool.open(path)
-    programs = {"accelerate": of_accelerate, "trainer": of_trainer, "lightning": of_lightning, "dcp": of_checkpoint}
+    programs = {
+        "accelerate": of_accelerate, "trainer": of_trainer, "lightning": of_lightning, "dcp": of_checkpoint,
+        "steps": of_steps,
+    }  # fmt: skip
     shown = programs[name](data, place)
     with open(f"{place}/{os.environ['RANK']}.json", "w") as file:
         json.dump(shown, file)

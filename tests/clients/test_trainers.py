@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.clients
 SAMPLES = 48  # whole batches for 2 ranks with 2 workers each: Accelerate fills up what is none
-_NEEDS = {"accelerate": "accelerate", "trainer": "transformers", "lightning": "lightning", "dcp": "torch"}
+_NEEDS = {
+    "accelerate": "accelerate",
+    "trainer": "transformers",
+    "lightning": "lightning",
+    "dcp": "torch",
+    "steps": "torch",
+}
 _CURE = "StreamDataset: divided already, among 2 ranks, and again by Accelerate's "
 
 
@@ -55,6 +61,20 @@ def _check_epochs(ranks: list[list[list[int]]]) -> None:
     assert [sorted(epoch) for epoch in epochs] == [[*range(SAMPLES)]] * len(epochs)
     assert {len(epoch) for rank in ranks for epoch in rank} == {SAMPLES // 2}
     assert len({*map(tuple, epochs)}) == len(epochs)
+
+
+def test_ranks_that_wait_for_each_other(ranks: Callable[[str], list[dict[str, Any]]]) -> None:
+    """Ranks make equal steps, of one epoch, though a filter takes more from some, and one looks at a batch before."""
+    found = ranks("steps")
+    for way in found[0]:
+        given = [rank[way] for rank in found]
+        assert [[len(epoch) for epoch in rank] for rank in given] == [[SAMPLES // 2] * 2] * 2
+        assert given == [rank["loader"] for rank in found]
+        for epoch in zip(*given, strict=True):
+            assert {number for numbers in epoch for number in numbers} == {*range(SAMPLES)} - _UNWANTED
+
+
+_UNWANTED = {number for number in range(SAMPLES) if number % 8 < 3}
 
 
 def test_accelerate(ranks: Callable[[str], list[dict[str, Any]]]) -> None:
