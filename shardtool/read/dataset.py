@@ -384,7 +384,7 @@ class Mixture(Streamable):
 
 
 def mix(
-    datasets: Sequence[Streamable], weights: Sequence[float] | None = None, *, choose: Sequence[int] | None = None,
+    datasets: Iterable[Streamable], weights: Sequence[float] | None = None, *, choose: Sequence[int] | None = None,
     repeat: Sequence[float] | None = None, stop: Stop | None = None,
 ) -> Mixture:  # fmt: skip
     """Return several datasets as one that can be streamed: exact, divided among ranks, and resumed as one is.
@@ -406,6 +406,7 @@ def mix(
     Raises:
         InvalidRequest: A dataset has no samples, or makes batches, or weights and the like are none of their values.
     """
+    datasets = [*datasets] if isinstance(datasets, Iterable) else [datasets]
     for at, one in enumerate(datasets):
         if not isinstance(one, Streamable):
             found = f"a {type(one).__name__}"

@@ -23,6 +23,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest
 from shardtool.plan.order import permuted, random_at, random_numbers, random_start
 from shardtool.request.settings import check_choice, check_least
+from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -595,7 +596,7 @@ class Share:
         check_least("groups", groups)
         alike, left = divmod(self.world_size, groups)
         if left:
-            found = f"{groups:,}, of {self.world_size:,} ranks"
+            found = f"{groups:,}, of {counted(self.world_size, 'rank')}"
             raise InvalidRequest("groups", found, expected="a number by which the ranks can be divided")
         return replace(self, rank=self.rank // alike, world_size=groups, alike=alike)
 

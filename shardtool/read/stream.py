@@ -123,7 +123,8 @@ class Streamable(Chain):
             epoch: Counted from 0.
             rank: This reader's place among the ranks; RANK of the environment, or 0, where none is given.
             world_size: How many ranks there are; WORLD_SIZE of the environment, or 1, where none is given.
-            buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank.
+            buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank, or 32 MB
+                of all where parts are given.
             parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
             ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
                 has as many; `__padding__` says of each sample whether it was read for that), or `uneven`. None: `drop`

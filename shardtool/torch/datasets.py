@@ -118,7 +118,8 @@ class Streaming:
         transform: Called with each sample, after all else.
         shuffle: Whether shards and samples are shuffled; `full`: one random order of all samples.
         seed: With the epoch, what the shuffle depends on.
-        buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank.
+        buffer: Samples that all ranks hold, and shuffle among themselves; None: about 64 MB of each rank, or 32 MB of
+            all where parts are given.
         parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
         ends: What becomes of the last samples where they are no multiple of the ranks: see `Dataset.stream`.
         rank: None: as torch.distributed says, or else RANK and WORLD_SIZE of the environment, or else 0 of 1.

@@ -102,7 +102,8 @@ def test_stages_of_a_mix(folder: Path) -> None:
     )
     assert list(stream) == []
     assert stream.skipped.samples > 0
-    for wrong in ([data, "big.json"], data, [None]):
+    assert len(shardtool.mix(one for one in (data, data))) == 120
+    for wrong in ([data, "big.json"], data, [None], None):
         with pytest.raises(InvalidRequest, match=r"dataset \d of the mix: a .*; expected what shardtool.open returned"):
             shardtool.mix(wrong, weights=[1, 1])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="weights: 3; expected one for each dataset"):
