@@ -21,6 +21,7 @@ import torch.distributed
 import torch.utils.data
 
 from shardtool.errors import InvalidRequest, PlainError, SampleFailed, listing
+from shardtool.read.bundles import Batches
 from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders
 from shardtool.read.dataset import Dataset, Mixture
 from shardtool.read.fetch import SkippedSamples
@@ -112,7 +113,7 @@ class Streaming:
     Attributes:
         source: A dataset, a mix, or a stream of one, which brings its own order and rank. Its chain (`decode`, `map`,
             `select`, `tuple`) comes before `decode`.
-        batch_size: Samples of a rank's batch.
+        batch_size: Samples of a rank's batch; of `batch(by=...)`, 1.
         decode: True: all fields by their names, as `Dataset.decode` does; or field to decoder; None: as the chain does.
         labels: Key to label, which becomes the field `label`.
         transform: Called with each sample, after all else.
@@ -150,6 +151,8 @@ class Streaming:
         check_least("batch_size", self.batch_size)
         if any(isinstance(stage, Batch) for stage in stages.stages):
             raise InvalidRequest("batch", "in the dataset's chain", expected="batch_size alone")
+        if self.batch_size > 1 and any(isinstance(stage, Batches) for stage in stages.stages):
+            raise InvalidRequest("batch_size", f"{self.batch_size} of batches by size", expected="1: one such batch")
         self._stages = chained(stages, self.decode, self.labels, self.transform)
         if isinstance(bare, Stream):
             self._stream = self._checked(bare)

@@ -27,6 +27,7 @@ import torch
 
 from shardtool.errors import SampleFailed, listing
 from shardtool.execute.local import cores
+from shardtool.read.bundles import Batches
 from shardtool.read.chain import Batch, Stages, check_lists
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
@@ -104,7 +105,8 @@ class Loader(Streaming):
             return stream.state_dict(), stream.next_epoch(counts)
 
         pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        work = SampleWork(self._changed, self.batch_size, self.drop_last, self.collate, pin, self.lists)
+        collate = _only if any(isinstance(stage, Batches) for stage in self._stages.stages) else None
+        work = SampleWork(self._changed, self.batch_size, self.drop_last, self.collate or collate, pin, self.lists)
         samples = ((sample, stream.place()) for sample in stream)
         passing = batches(samples, state, work, self.threads or cores(), self.depth)
         try:
@@ -150,6 +152,11 @@ class Loader(Streaming):
 
 
 loader = Loader
+
+
+def _only(batches: list[Any]) -> Any:
+    """Return a batch by size, which is one already, with its arrays as tensors."""
+    return torch.utils.data.default_convert(batches[0])
 
 
 # A batch that threads fill: each sample goes into its row as soon as it is decoded, and no step at the end copies.

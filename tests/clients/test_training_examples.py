@@ -94,6 +94,16 @@ def test_without_dali_the_program_says_so(place: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_language_model_learns_from_packed_documents(tmp_path: Path) -> None:
+    """Its loss falls far below that of letters alone, and nearly all of the blocks are tokens."""
+    done = _run([sys.executable, EXAMPLES / "train_text.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    epochs = re.findall(r"epoch \d: \d+ steps, loss (\d\.\d+), of the last blocks (\d+\.\d)% are tokens", done.stdout)
+    assert len(epochs) == 3
+    assert float(epochs[-1][0]) < 0.4
+    assert min(float(share) for _, share in epochs) > 90
+
+
 def test_two_processes_train_together(place: Path) -> None:
     """Under torchrun two processes divide the epochs, and count every sample of `val` once between them."""
     done = _torchrun(2, "distributed.py", place)
