@@ -25,6 +25,7 @@ from shardtool.read.catalog import metadata_schema
 from shardtool.read.chain import Map, collate, read_npy
 from shardtool.read.fetch import Fetcher, MixedReader
 from shardtool.read.order import OrderOptions
+from shardtool.wording import call, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -431,7 +432,7 @@ def column_of(name: str, reader: Reader, views: Views) -> Numbers:
     def of_shard(fetcher: Fetcher, shard: int) -> Numbers:
         numbers = [one.name for one in metadata_schema(fetcher.catalog) if pa.types.is_integer(one.type)]
         if name not in numbers:
-            remedy = "`create --probe` and `--join` make columns."
+            remedy = f"{call('create', probe=True)} makes width and height, {option('join')} of `reshard` others."
             expected = f"one of {listing(numbers)}" if numbers else "a column of whole numbers"
             raise InvalidRequest("column", f"no {name} of whole numbers", expected=expected, remedy=remedy)
         column = fetcher.store.metadata(shard).column(name)
