@@ -89,7 +89,7 @@ class PlainError(Exception):
         self.detail = "\n".join(without_secrets(printable(line)) for line in detail.splitlines())
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.found}"
+        text = f"{self.where or repr('')}: {self.found}"
         if self.expected:
             text += f"; expected {self.expected}"
         if self.remedy:

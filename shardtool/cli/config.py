@@ -13,12 +13,13 @@ import re
 import sys
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from shardtool.cli.help import TAKEN_BACK, meant_here
+from shardtool.cli.help import OF_JOBS, TAKEN_BACK, meant_here
 from shardtool.cli.output import say
 from shardtool.errors import InvalidRequest, reason, without_secrets
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url, read_small, same_place
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LARGEST = 2**20  # bytes of such a file
-_OWN = ("config", "save_config")
 _SUCH_AS = "job.toml"
 _SECRET = ("header",)
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
@@ -74,7 +74,7 @@ def read_config(path: str, ctx: click.Context) -> dict[str, Any]:
 def _options(verb: click.Command) -> dict[str, click.Option]:
     """Return the options of a verb by what the command line calls them."""
     options = [one for one in verb.params if isinstance(one, click.Option) and one.expose_value]
-    named = [one for one in options if one.name not in _OWN]
+    named = [one for one in options if one.name not in OF_JOBS]
     return {name[2:]: one for one in named for name in one.opts if name.startswith("--")}
 
 
@@ -160,6 +160,8 @@ def keep_config(path: str, ctx: click.Context) -> Callable[[], None]:
         OutputExists: There is another file of this name.
     """
     check_local(path, _SUCH_AS)
+    if not path.endswith(".toml"):  # which no output of ours ends with
+        raise InvalidRequest(path, "no name of a job", expected=f"one such as {_SUCH_AS}")
     secret, lines = list[str](), [f"# shardtool {ctx.info_name} --config {base_name(path)}"]
     for key, value in _given(ctx, path):
         texts = [] if value is True else [value] if isinstance(value, str) else value
@@ -175,7 +177,12 @@ def keep_config(path: str, ctx: click.Context) -> Callable[[], None]:
     if secret and not ctx.params["quiet"]:
         say(f"note: {' and '.join(secret)}, which may hold secrets, are not in {path}")
 
-    return lambda: None if _holds(path) == data else write_target(path, data)
+    @cache  # once: what the run writes later is not ours
+    def write() -> None:
+        if _holds(path) != data:
+            write_target(path, data)
+
+    return write
 
 
 def _holds(path: str) -> bytes | None:

@@ -29,6 +29,7 @@ _COLUMN = 26  # of names, at most; longer ones have a line of their own
 _EXAMPLES = 6  # on the first screen
 _HYPHEN = "\u2011"  # at which no line is broken
 _OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
+OF_JOBS = ("config", "save_config")  # which no job has
 TAKEN_BACK = "shardtool.taken_back"  # in a context: options that `--no-KEY` was typed of, and that
 
 
@@ -73,6 +74,10 @@ class Option(click.Option):
     family = ""  # in which it is typed
     old: tuple[str, ...] = ()  # what it was called
 
+    def get_error_hint(self, _ctx: click.Context | None) -> str:
+        """Return what an error calls it."""
+        return " / ".join(f"'{one}'" for one in self.opts if one not in self.old)
+
     def record(self, ctx: click.Context) -> tuple[str, str]:
         """Return what the help says of it, without what it was called."""
         names, self.opts = self.opts, [one for one in self.opts if one not in self.old]
@@ -114,7 +119,7 @@ class Verb(click.Command):
         except click.NoSuchOption as error:
             word, key = error.option_name, f"--{error.option_name.removeprefix('--no-')}"
             back = [one.name for one in self.params if key in one.opts]
-            if not back or word not in args:
+            if not back or back[0] in OF_JOBS or word not in args:
                 raise
             ctx.meta.setdefault(TAKEN_BACK, {})[back[0]] = word
             args.remove(word)

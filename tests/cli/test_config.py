@@ -223,6 +223,10 @@ def test_a_job_is_kept_once_it_makes_sense(source: Path, tmp_path: Path) -> None
     assert typed("create", source, output, "--workers", "1", "--save-config", path).code == 0
     assert "output = " in path.read_text()
     assert typed("verify", f"{tmp_path}/o/x.json", "--save-config", path).code == 5
+    before = read_tree(tmp_path / "o")
+    run = typed("create", source, f"{tmp_path}/o/y-{{0..}}.tar", "--save-config", f"{tmp_path}/o/y.json")
+    assert (run.code, read_tree(tmp_path / "o")) == (2, before)
+    assert run.err == f"shardtool: {tmp_path}/o/y.json: no name of a job; expected one such as job.toml\n"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +274,7 @@ def test_what_is_typed_wins(said: str, words: str, same: str, tmp_path: Path, mo
     assert asked[0] == asked[1] == asked[2]
 
 
-@pytest.mark.parametrize("words", ["--no-shuffle", "--no-shuffle=1", "--no-shufle", "--no-"])
+@pytest.mark.parametrize("words", ["--no-shuffle", "--no-shuffle=1", "--no-shufle", "--no-", "--no-config"])
 def test_nothing_to_take_back(words: str, source: Path, tmp_path: Path) -> None:
     """Where no file says it, there is nothing to take back."""
     run = typed("create", source, f"{tmp_path}/o/x-{{0..}}.tar", words)
