@@ -63,7 +63,7 @@ ERRORS: dict[str, tuple[Callable[[Path], None], list[str], int, str, list[str]]]
     "bad size": (_nothing, ["s", PATTERN, "--max-size", "many"], 2, "invalid-request", ["--max-size", "many", "500MB"]),
     "zero": (_nothing, ["s", PATTERN, "--max-count", "0"], 2, "invalid-request", ["--max-count", "from 1 to"]),
     "no shards": (_nothing, ["s", PATTERN, "--shards", "0"], 2, "invalid-request", ["--shards", "from 1 to"]),
-    "no output folder": (_file_for_folder, ["s", f"file/{PATTERN}"], 7, "output-failed", ["file"]),
+    "no output folder": (_file_for_folder, ["s", f"file/{PATTERN}"], 5, "output-exists", ["file"]),
 }
 USAGE: dict[str, tuple[list[str], str]] = {
     "unknown option": (["create", "s", PATTERN, "--nope"], "--nope"),
