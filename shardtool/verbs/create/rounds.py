@@ -66,7 +66,7 @@ class Packing:
         self.mtime_ns = mtime_of(run)
         own = self.destination.own  # what the plan leaves out is listed once, by the first of several parts
         values = self.plan.entries.values
-        if run.options.map:  # the function may make text or JSON of something else; numbers stay ones, or are refused
+        if run.options.map:  # the function may make anything of text and JSON, and is trusted with numbers
             values = replace(values, types=values.numbers)
         self.totals = output.totals = Totals(values)
         self.totals.skipped += self.plan.skipped if own is None or own.part.number == 1 else ()
