@@ -132,6 +132,20 @@ def test_a_manifest_and_splits_against_their_source(tmp_path: Path) -> None:
     assert "txt" in found.changed[0].fields
 
 
+def test_a_source_in_another_place(tmp_path: Path) -> None:
+    """What was appended from there is in the dataset, though it is not compared: it is nothing that the source adds."""
+    files = {f"{at}.txt": b"%d" % at for at in range(4)}
+    first = write_tree(tmp_path / "one", files)
+    second = write_tree(tmp_path / "two", files | {"new.txt": b"5"})
+    for source in (first, second):
+        shardtool.create(source, tmp_path / "a-{0..}.tar", if_exists="update", workers=1)
+    found = shardtool.diff(tmp_path / "a.json", second, workers=1)
+    assert (found.same, found.samples) == (True, (4, 4))
+    assert any("1 sample appended from other sources" in note for note in found.notes)
+    (second / "later.txt").write_bytes(b"6")
+    assert [*shardtool.diff(tmp_path / "a.json", second, workers=1).added] == ["later"]
+
+
 def test_what_cannot_be_compared_with_a_source(tmp_path: Path) -> None:
     """Datasets of several runs have no one source; a folder that is not there is no source."""
     source = write_tree(tmp_path / "in", {"a.txt": b"a"})

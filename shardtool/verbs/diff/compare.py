@@ -17,6 +17,7 @@ from shardtool.request.results import ChangedSample, DiffResult, LazyList, Moved
 from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
+from shardtool.table.columns import places_among
 from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text
 from shardtool.verbs.verify.source import (
     field_ids,
@@ -65,6 +66,10 @@ class Side:
     split: NDArray[np.object_]
     classes: Mapping[str, list[str]]
     source: Source | None = None
+
+    def take(self, samples: Rows) -> Side:
+        """Return the side with these of its samples."""
+        return replace(self, entries=self.entries.take(samples), split=self.split[samples])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,8 @@ def with_source(
         made = f"{datasets[0].where} was made by {run.verb} {files[0].made.source}; " if files else ""
         error.remedy = f"{made}B is that source as it is now, or another dataset."
         raise
-    mine = _without_appended(_of_datasets(datasets, pool, notes, as_stored=True), datasets, notes)
+    stored = _of_datasets(datasets, pool, notes, as_stored=True)
+    mine = _without_appended(stored, datasets, notes)
     splits = splits_that_stay(run, datasets)
     listed, split = listed_again(run, source, datasets, splits, pool, notes.observer)
     lost = lost_splits(run, splits)
@@ -145,7 +151,11 @@ def with_source(
     as_numbers = any(shard.format == "tfrecord" for one in datasets for shard in one.shards)
     left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing or lost), frozenset(keys), as_numbers)
     which = np.array([one.split for one in datasets], np.object_)[split]
-    return (mine, Side(listed.entries, which, listed.entries.values.classes, source)), left_out
+    theirs = Side(listed.entries, which, listed.entries.values.classes, source)
+    if mine is not stored:  # the source may have them by now
+        there, own = (places_among(theirs.entries.keys, one.entries.keys) >= 0 for one in (stored, mine))
+        theirs = theirs.take(np.flatnonzero(own | ~there))
+    return (mine, theirs), left_out
 
 
 def _without_appended(side: Side, datasets: list[StoredDataset], notes: Notes) -> Side:
@@ -159,7 +169,7 @@ def _without_appended(side: Side, datasets: list[StoredDataset], notes: Notes) -
         return side
     samples = np.flatnonzero(np.array(kept)[side.entries.known_spans.file])
     notes.add(f"not compared: {counted(len(side.entries) - len(samples), 'sample')} appended from other sources")
-    return replace(side, entries=side.entries.take(samples), split=side.split[samples])
+    return side.take(samples)
 
 
 # What differs.
