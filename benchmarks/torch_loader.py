@@ -6,7 +6,8 @@ FOLDER holds pictures in a folder for each class, such as `images/data` of the c
 tmpfs. Each tool runs as a process of its own with two workers or threads, and gives every picture once, shuffled, as
 batches of 64 centre crops [224, 224, 3], uint8. Printed are the seconds of the whole process, those of the epoch
 without imports and opening, and the CPU's seconds of the epoch, which other work on the machine changes less. All must
-agree on the sum of all pixels (DALI may be off by rounding). A tool that is not installed is left out.
+agree on the sum of all pixels (DALI may be off by rounding); those named `-random` give random parts of other shapes in
+place of the centre (torchvision's RandomResizedCrop), each its own. A tool that is not installed is left out.
 
 It wants an environment with torch and webdataset, such as `.venv-clients`.
 """
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,14 +84,18 @@ def by_transform(shards: Path) -> Any:
     return loader(opened(shards), BATCH, decode={"jpg": "pil"}, transform=crop_sample, threads=WORKERS)
 
 
-def by_simplejpeg(shards: Path) -> Any:
-    """The same, with another decoder."""
-    import simplejpeg
-
+def by_arrays(shards: Path) -> Any:
+    """The same, with arrays in place of Pillow's images."""
     from shardtool.torch import loader
 
-    decoders = {"jpg": simplejpeg.decode_jpeg}
-    return loader(opened(shards), BATCH, decode=decoders, transform=crop_sample_array, threads=WORKERS)
+    return loader(opened(shards), BATCH, decode={"jpg": "numpy"}, transform=crop_sample_array, threads=WORKERS)
+
+
+def by_loader_random(shards: Path) -> Any:
+    """Threads that decode random parts."""
+    from shardtool.torch import RandomResizedCrop, loader
+
+    return loader(opened(shards), BATCH, decode={"jpg": RandomResizedCrop(SIDE)}, threads=WORKERS)
 
 
 def by_stream(shards: Path) -> Any:
@@ -122,6 +128,25 @@ def by_webdataset(shards: Path) -> Any:
     return DataLoader(samples.map_tuple(crop_image, int).batched(BATCH), batch_size=None, num_workers=WORKERS)
 
 
+def random_image(image: Any) -> Any:
+    """Return a random part of a Pillow image, scaled, as an array."""
+    from shardtool.torch import RandomResizedCrop
+
+    width, height = image.size
+    part = image.crop(RandomResizedCrop(SIDE).box(width, height, np.random.default_rng(random.getrandbits(64))))
+    return np.asarray(part.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def by_webdataset_random(shards: Path) -> Any:
+    """Webdataset with random parts."""
+    import webdataset as wds
+    from torch.utils.data import DataLoader
+
+    urls = [str(path) for path in sorted(shards.glob("*.tar"))]
+    samples = wds.WebDataset(urls, shardshuffle=100).shuffle(1000).decode("pil").to_tuple("jpg", "cls")
+    return DataLoader(samples.map_tuple(random_image, int).batched(BATCH), batch_size=None, num_workers=WORKERS)
+
+
 class Folder:
     """A folder of classes as a dataset, as torchvision's ImageFolder is."""
 
@@ -146,7 +171,7 @@ def by_folder(shards: Path) -> Any:
     return DataLoader(folder, BATCH, shuffle=True, num_workers=WORKERS)
 
 
-def by_dali(shards: Path) -> Any:
+def by_dali(shards: Path, *, centre: bool = True) -> Any:
     """A DALI pipeline on the CPU."""
     from nvidia.dali import fn, pipeline_def, types
 
@@ -156,8 +181,10 @@ def by_dali(shards: Path) -> Any:
         jpg, cls = fn.readers.webdataset(
             paths=paths, ext=["jpg", "cls"], random_shuffle=True, name="reader", missing_component_behavior="error"
         )
-        image = fn.decoders.image_crop(jpg, crop=(SIDE, SIDE), output_type=types.RGB)
-        return image, cls
+        if centre:
+            return fn.decoders.image_crop(jpg, crop=(SIDE, SIDE), output_type=types.RGB), cls
+        part = fn.decoders.image_random_crop(jpg, random_area=[0.08, 1.0], output_type=types.RGB)
+        return fn.resize(part, size=(SIDE, SIDE), interp_type=types.INTERP_LINEAR), cls
 
     made = pipeline()
     made.build()
@@ -189,13 +216,16 @@ def by_spdl(shards: Path) -> Any:
 TOOLS: dict[str, Callable[[Path], Any]] = {
     "loader": by_loader,
     "transform": by_transform,
-    "simplejpeg": by_simplejpeg,
+    "arrays": by_arrays,
     "stream": by_stream,
     "map": by_map,
     "webdataset": by_webdataset,
     "folder": by_folder,
     "dali": by_dali,
     "spdl": by_spdl,
+    "loader-random": by_loader_random,
+    "webdataset-random": by_webdataset_random,
+    "dali-random": partial(by_dali, centre=False),
 }
 
 
@@ -258,12 +288,12 @@ def main(source: Path, rounds: int, tools: list[str]) -> None:
                 made = measure(tool, Path(place))
                 if made:
                     found[tool].append(made)
-    print("tool         whole: median, best   epoch: median, best   CPU: best   pictures, sum")
+    print("tool              whole: median, best   epoch: median, best   CPU: best   pictures, sum")
     for tool, runs in found.items():
         if runs:
             whole, epoch, cpu = ([getattr(one, name) for one in runs] for name in ("whole", "epoch", "cpu"))
             print(
-                f"{tool:12} {statistics.median(whole):12.2f} {min(whole):6.2f} {statistics.median(epoch):14.2f}", end=""
+                f"{tool:17} {statistics.median(whole):12.2f} {min(whole):6.2f} {statistics.median(epoch):14.2f}", end=""
             )
             print(f" {min(epoch):6.2f} {min(cpu):11.2f}   {runs[0].read}")
 

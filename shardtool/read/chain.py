@@ -461,7 +461,8 @@ def check_lists(lists: Lists, fields: Iterable[object]) -> None:
         raise InvalidRequest("lists", repr(lists), expected=f"names of fields: ({lists!r},)")
     there = [*fields]
     if lists and (others := [one for one in lists if one not in there]):
-        raise InvalidRequest("lists", repr(others[0]), expected=f"fields of the samples: {listing([*map(str, there)])}")
+        named = listing([str(one) for one in there if str(one)[:2] != "__"])
+        raise InvalidRequest("lists", repr(others[0]), expected=f"fields of the samples: {named}")
 
 
 def _joined(values: list[object]) -> NDArray[np.generic] | list[object]:

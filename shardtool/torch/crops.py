@@ -170,6 +170,8 @@ class RandomResizedCrop(_Crop):
         for name, (least, most) in (("scale", self.scale), ("ratio", self.ratio)):
             if not 0 < least <= most or (name == "scale" and most > 1):
                 raise InvalidRequest(name, f"{(least, most)}", expected="(least, greatest), above 0; shares up to 1")
+        if not 0 <= self.flip <= 1:
+            raise InvalidRequest("flip", f"{self.flip}", expected="a likelihood, 0 to 1")
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> Any:
         """Return a random part of an image, uint8 [size, size, 3], or with `place` that and more.

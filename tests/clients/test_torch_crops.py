@@ -292,5 +292,7 @@ def test_options_that_make_no_sense() -> None:
         CenterCrop(224, 100)
     with pytest.raises(InvalidRequest, match=r"^scale: \(0, 1\)"):
         RandomResizedCrop(224, scale=(0, 1))
+    with pytest.raises(InvalidRequest, match=r"^flip: 2; expected a likelihood, 0 to 1"):
+        RandomResizedCrop(224, flip=2)
     with pytest.raises(InvalidRequest, match=r"^ratio: \(2, 1\)"):
         RandomResizedCrop(224, ratio=(2, 1))
