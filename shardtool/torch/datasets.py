@@ -28,6 +28,7 @@ from shardtool.read.fetch import SkippedSamples
 from shardtool.read.stream import Stream, Streamable, no_number
 from shardtool.request.settings import check_least
 from shardtool.storage.shared import SharedBlocks
+from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -617,9 +618,17 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         self._start.set_epoch(self._checked_epoch(epoch))
 
     def state_at(self, batches: int) -> dict[str, object]:
-        """Return the state when each rank was handed so many batches of the pass begun last, or coming first; JSON."""
+        """Return the state when each rank was handed so many batches of the pass begun last, or coming first; JSON.
+
+        Raises:
+            InvalidRequest: Samples were left out of uneven shares, so that batches do not tell where the pass is.
+        """
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
+        if self._stream.ends == "uneven" and self.skipped.samples:
+            found = f"{counted(self.skipped.samples, 'sample')} left out with ends='uneven': batches tell no position"
+            remedy = "Have others take their places (ends='pad'), or take a loader, whose state knows."
+            raise InvalidRequest("state_at", found, remedy=remedy)
         stream, together = self._next_pass(), self.batch_size * self._stream.world_size
         left = stream.end - self._start.place[1] - batches * together
         is_over = bool(self._drop_last) and left < together  # the DataLoader hands out no smaller batch

@@ -619,6 +619,18 @@ def test_state_after_a_smaller_batch_was_dropped(dataset: Any, workers: int) -> 
     assert again.state_at(1)["position"] == 96
 
 
+def test_no_state_of_uneven_batches(dataset: Any) -> None:
+    """Once a sample was left out of uneven shares, no count of batches says where a pass is: there is no state."""
+    samples = StreamDataset(dataset, 10, decode=_ODD, shuffle=False, ends="uneven")
+    assert samples.state_at(1)["position"] == 10
+    assert len(flat(DataLoader(samples, 10, collate_fn=as_list))) < len(dataset)
+    with pytest.raises(InvalidRequest, match=r"state_at: .* left out with ends='uneven'"):
+        samples.state_at(1)
+    padded = StreamDataset(dataset, 10, decode=_ODD, shuffle=False, ends="pad")
+    assert len(flat(DataLoader(padded, 10, collate_fn=as_list))) == len(dataset)
+    assert padded.state_at(1)["position"] == 10
+
+
 def test_targets(tmp_path: Path) -> None:
     """`targets` are the labels of the samples in their order, of a view, too; they go to no worker."""
     shardtool.create(PHOTOS, tmp_path / "out-{0..}.tar", label_from_folder=True, max_count=20)
