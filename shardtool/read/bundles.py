@@ -124,8 +124,8 @@ def of_one_kind(size: int, kinds: Numbers) -> Pieces:
 
 
 _LEAST = 64  # bundles of a window, about: fewer are packed worse, and batches of them are less shuffled
-_OF_KINDS = 2**20  # samples of a window where the last batch of each kind is smaller
-_KEPT = 8  # windows: more than are read side by side
+_OF_KINDS = 2**17  # samples of a window where the last batch of each kind is smaller
+_KEPT = 4  # windows: as many as are read side by side
 _PLACES = 2**40  # more than bundles in an epoch: a number of a bundle says which order, and which position there
 _orders = count()
 
@@ -351,7 +351,7 @@ class TokenField:
         """Return what a sample says of the field of all.
 
         Raises:
-            InvalidRequest: It has no such field.
+            InvalidRequest: It has no such field, or `dtype` is no type of numbers.
             ShardError: It is damaged.
         """
         sample = reader.selecting(None).one(number)
@@ -364,10 +364,18 @@ class TokenField:
         if not isinstance(value, bytes):
             return cls(name, "values", np.asarray(value).dtype)
         if dtype is None and name.rpartition(".")[2].lower() == "npy":
-            array = read_npy(value)
+            try:
+                array = read_npy(value)
+            except ValueError as error:
+                raise SampleFailed(f"sample {sample['__key__']}, field {name}", f"no array: {error}") from error
             row = max(1, array.itemsize * math.prod(array.shape[1:]))
             return cls(name, "npy", array.dtype, value[: value.find(b"(") + 1], len(value) - array.nbytes, row)
-        kind = np.dtype(dtype or np.uint8)
+        try:
+            kind = np.dtype(dtype or np.uint8)
+        except TypeError:
+            kind = np.dtype(object)
+        if kind.kind not in "iuf":
+            raise InvalidRequest("dtype", repr(dtype), expected="a type of numbers, such as 'uint16'")
         return cls(name, "bytes", kind, row=kind.itemsize)
 
     def values(self, sample: Sample, size: int) -> NDArray[np.generic]:
@@ -377,12 +385,13 @@ class TokenField:
             SampleFailed: They are others.
         """
         value, found = sample.get(self.name), None
+        head = b"%b%d,)" % (self.head, size) if self.head else b""
         if not isinstance(value, bytes):
             found = np.asarray(value).reshape(-1)
-        elif value.startswith(self.head) and not (len(value) - self.header) % self.row:
+        elif value.startswith(head) and not (len(value) - self.header) % self.dtype.itemsize:
             found = np.frombuffer(value, self.dtype, offset=self.header)
         if found is None or len(found) != size or not np.can_cast(found.dtype, self.dtype, "same_kind"):
-            what = "of another type than in the first sample" if found is None else f"{len(found):,} of {found.dtype}"
+            what = "of another number, type or shape" if found is None else f"{len(found):,} of {found.dtype}"
             where = f"sample {sample['__key__']}, field {self.name}"
             raise SampleFailed(where, what, expected=f"{size:,} of {self.dtype}, as its size or its column says")
         return found

@@ -733,6 +733,7 @@ _WORDS = {  # of webdataset, wids, torchvision and datasets: what says the same 
     "listed": "batch(32)",
     "map_dict": "map(lambda sample: {**sample, 'jpg': function(sample['jpg'])})",
     "map_tuple": "tuple('jpg', 'cls').map(lambda two: (function(two[0]), two[1]))",
+    "pack": "pack(4096) of the dataset, before stream()",
     "rename": "map(lambda sample: {'image': sample['jpg'], 'label': sample['cls']})",
     "repeat": "stream() as often as there are epochs: each iteration is the next one",
     "shuffle": "stream(shuffle=True, seed=0)",

@@ -180,7 +180,10 @@ class Streamable(Chain):
         source, sizes = bundles.lengths_of(field, dtype, length, reader, views)
         if source.form == "bytes" and dtype is None:
             found = f"not given, and field {source.name} holds plain bytes"
-            raise InvalidRequest("dtype", found, expected="that of its tokens, such as 'uint16', or 'uint8' for bytes")
+            expected = "that of its tokens, such as 'uint16'; 'uint8' for the bytes of a text"
+            raise InvalidRequest("dtype", found, expected=expected, remedy="Write lists to a field that ends in npy.")
+        if np.array(pad).astype(source.dtype) != pad:
+            raise InvalidRequest("pad", repr(pad), expected=f"a token of {source.dtype}")
         rule, make = bundles.fitted if by == "first-fit" else bundles.concatenated, bundles.Block(tokens, source, pad)
         reader = reader.reading_only(frozenset({source.name}))
         return Bundled(bundles.bundled(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad))

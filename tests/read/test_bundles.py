@@ -250,6 +250,9 @@ def test_batches_go_without_what_stages_leave_out(folder: Path) -> None:
             lambda one: one.pack(TOKENS, "npy", length="tokens"),
             "column: no tokens of whole numbers; expected one of count",
         ),
+        (lambda one: one.pack(TOKENS, "bin", dtype="uint17"), "dtype: 'uint17'; expected a type of numbers"),
+        (lambda one: one.pack(TOKENS, "npy", pad=-100), "pad: -100; expected a token of uint16"),
+        (lambda one: one.pack(TOKENS, "npy", pad=70_000), "pad: 70000; expected a token of uint16"),
         (lambda one: one.decode().pack(TOKENS, "npy"), "pack: something is done to samples before"),
         (lambda one: one.pack(TOKENS, "npy").pack(TOKENS), "packed or batched before"),
         (lambda one: one.take([]).pack(TOKENS, "npy"), "no samples"),
@@ -270,5 +273,5 @@ def test_what_cannot_be_bundled(folder: Path, asked: Any, message: str) -> None:
 def test_a_column_that_is_wrong_is_found(folder: Path) -> None:
     """A document that is not as long as a column says is an error that names it, and no shifted tokens."""
     stream = _open(folder).pack(TOKENS, "npy", length="width").stream()
-    with pytest.raises(SampleFailed, match=r"field npy: \d+ of uint16; expected \d+ of uint16"):
+    with pytest.raises(SampleFailed, match=r"field npy: of another number, type or shape; expected \d+ of uint16"):
         list(stream)
