@@ -221,7 +221,7 @@ def own_decoders(given: object) -> tuple[tuple[str, Decoder], ...]:
     if given is None:
         return ()
     if not isinstance(given, Mapping):
-        expected = "fields and their decoders, such as {'jpg': 'pil'}, or images='pil' for all images"
+        expected = "fields and their decoders, such as {'jpg': 'pil'}, or images='pil' for all (else: uint8 in RGB)"
         raise InvalidRequest("decode", repr(given), expected=expected)
     return tuple((str(name).removeprefix("."), decoder) for name, decoder in given.items())
 
