@@ -221,7 +221,13 @@ def _have_typed_win(kind: type[Any], context: click.Context) -> None:
 def _made(kind: type[Any], names: Sequence[str], given: Mapping[str, Any]) -> Any:
     """Return the options that were typed, or refuse them."""
     values = {name: typed_value(kind, name, given) for name in names}
-    return kind(**{name: value for name, value in values.items() if value is not None})
+    try:
+        return kind(**{name: value for name, value in values.items() if value is not None})
+    except InvalidRequest as error:
+        if not click.get_current_context().default_map or not error.found.startswith("used with"):
+            raise
+        remedy = "--no-KEY takes back what the file says."
+        raise InvalidRequest(error.where, error.found, expected=error.expected, remedy=remedy) from None
 
 
 def _options(kind: type[Any], name: str) -> Iterator[Option]:

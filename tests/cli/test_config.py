@@ -274,6 +274,15 @@ def test_what_is_typed_wins(said: str, words: str, same: str, tmp_path: Path, mo
     assert asked[0] == asked[1] == asked[2]
 
 
+def test_two_that_exclude_each_other(source: Path, tmp_path: Path) -> None:
+    """Where the file says what cannot stand beside what is typed, the error says how that is taken back."""
+    (tmp_path / "job.toml").write_text("shuffle = true\n")
+    asked = ("create", source, f"{tmp_path}/o/x-{{0..}}.tar", "--config", tmp_path / "job.toml", "--sort-by", "size")
+    said = "shardtool: --sort-by: used with --shuffle; expected one of them. --no-KEY takes back what the file says.\n"
+    assert (typed(*asked).code, typed(*asked).err) == (2, said)
+    assert typed(*asked, "--no-shuffle", "--dry-run").code == 0
+
+
 @pytest.mark.parametrize("words", ["--no-shuffle", "--no-shuffle=1", "--no-shufle", "--no-", "--no-config"])
 def test_nothing_to_take_back(words: str, source: Path, tmp_path: Path) -> None:
     """Where no file says it, there is nothing to take back."""
