@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from shardtool import CreateOptions, InvalidRequest
 from shardtool.cli.commands import VERBS
 from shardtool.cli.config import keep_config, read_config
+from tests.faults.helpers import start
 from tests.helpers import read_tree, typed, write_tree
 
 if TYPE_CHECKING:
@@ -227,6 +228,16 @@ def test_a_job_is_kept_once_it_makes_sense(source: Path, tmp_path: Path) -> None
     run = typed("create", source, f"{tmp_path}/o/y-{{0..}}.tar", "--save-config", f"{tmp_path}/o/y.json")
     assert (run.code, read_tree(tmp_path / "o")) == (2, before)
     assert run.err == f"shardtool: {tmp_path}/o/y.json: no name of a job; expected one such as job.toml\n"
+
+
+@pytest.mark.slow
+def test_a_killed_run_has_its_job(source: Path, tmp_path: Path) -> None:
+    """A run that is killed while it packs has written its job, by which it is finished."""
+    killed = "import os; hooked_one(self, *sizes); os.kill(os.getpid(), 9)"
+    run = start(source, tmp_path / "o", f"--save-config={tmp_path}/job.toml", code=killed).end()
+    assert (run.code, [*tmp_path.glob("o/*.json")]) == (-9, [])
+    assert typed("create", "--config", tmp_path / "job.toml", "--resume").code == 0
+    assert len([*tmp_path.glob("o/*.json")]) == 1
 
 
 @pytest.mark.parametrize(
