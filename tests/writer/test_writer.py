@@ -423,7 +423,8 @@ def _write_or_die(pattern: Path, kill_at: int) -> None:
             if n == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
             row = {"n": n, "name": str(n), "took": timedelta(n), "tags": [n]} if n > 20 else {"n": n}
-            writer.write({"__key__": f"k{n:03}", "jpg": bytes(n * 70), "cls": n, "score": n / 7}, row)
+            values = {"seen": n % 2 == 0, "who": str(n), "made": [n] if n < 45 else b"[]"}
+            writer.write({"__key__": f"k{n:03}", "jpg": bytes(n * 70), "cls": n, "score": n / 7, **values}, row)
 
 
 @pytest.mark.slow
@@ -442,6 +443,7 @@ def test_a_killed_writer_is_resumed_to_the_same_bytes(tmp_path: Path, ending: st
     for at in (37, 50, 60):
         run(again, at)
     assert read_tree(tmp_path / "again") == read_tree(tmp_path / "once")
+    assert _made(tmp_path / "again")["shardtool"]["types"] == {"seen": "bool", "who": "text"}
     assert verify(tmp_path / "again/out.json").findings == ()
 
 
