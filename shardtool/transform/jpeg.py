@@ -1,4 +1,4 @@
-"""JPEGs decoded by libjpeg-turbo itself: the pixels that Pillow gives, in half of its time or less.
+"""JPEGs decoded by libjpeg-turbo itself: the pixels that Pillow gives, in three quarters of its time.
 
 The package simplejpeg calls it. What it is for is plain: eight bits, grey or three colours, upright. `decoded` returns
 None for all else, and where there is no simplejpeg: the rules of `transform.image`, and Pillow, are for that.
