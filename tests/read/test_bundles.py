@@ -73,9 +73,14 @@ def _read(blocks: list[dict[str, Any]]) -> dict[str, list[NDArray[np.uint16]]]:
 
 
 @pytest.mark.parametrize("by", ["first-fit", "concat"])
-@pytest.mark.parametrize("shuffle", [True, False, "full"])
+@pytest.mark.parametrize("shuffle", [True, False, pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "options", [{"field": "npy"}, {"field": "bin", "dtype": "u2"}, {"field": "npy", "length": "count"}]
+    "options",
+    [
+        {"field": "npy"},
+        {"field": "bin", "dtype": "u2"},
+        pytest.param({"field": "npy", "length": "count"}, marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_hold_all_tokens_once(folder: Path, by: Any, shuffle: Any, options: dict[str, Any]) -> None:
     """An epoch has each token of each document once; whole documents where they fit, nearly all blocks full."""
@@ -139,7 +144,7 @@ _KINDS = ["first-fit", "concat", "mix", "view", "length", "aspect"]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
+@pytest.mark.parametrize("ends", ["uneven", *(pytest.param(ends, marks=pytest.mark.slow) for ends in ("drop", "pad"))])
 def test_killed_and_resumed_with_other_ranks(folder: Path, kind: str, ends: Any) -> None:
     """Two ranks, then three, then one: the bundles of the epoch in their order, equal steps on all ranks."""
 
