@@ -445,6 +445,9 @@ class MixedOrder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_own", lru_cache(2 * len(self.sources))(self._order_of))
 
+    def __reduce__(self) -> tuple[type[MixedOrder], tuple[object, ...]]:
+        return MixedOrder, (self.sources, self.weights, self.length, self.options)
+
     def numbers(self, positions: Numbers) -> Numbers:
         """Return the sample at each position."""
         which, turns = self.turns(positions)

@@ -74,7 +74,11 @@ def test_mixes_travel(folder: Path) -> None:
     mixed = shardtool.mix(_open(folder), weights=[3, 1])
     expected = list(mixed.stream(seed=1, rank=0, world_size=1))
     assert list(pickle.loads(pickle.dumps(mixed)).stream(seed=1, rank=0, world_size=1)) == expected  # noqa: S301 - ours
-    assert list(pickle.loads(pickle.dumps(mixed.stream(seed=1, rank=0, world_size=1)))) == expected  # noqa: S301 - ours
+    stream = mixed.stream(seed=1, rank=0, world_size=1)
+    assert list(pickle.loads(pickle.dumps(stream))) == expected  # noqa: S301 - ours
+    first = next(iter(stream))
+    assert list(pickle.loads(pickle.dumps(stream))) == expected  # noqa: S301 - ours
+    assert first == expected[0]
 
 
 def test_damage_in_a_mix(folder: Path, tmp_path: Path) -> None:
