@@ -21,6 +21,7 @@ from shardtool.wording import typed_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from xml.etree.ElementTree import Element
 
     from shardtool.request.results import (
         Changes,
@@ -674,57 +675,48 @@ def _junit(report: Report) -> str:
 
     Source: the JUnit XML that CI systems read, as in testmoapp/junitxml.
     """
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>']
     if not report.datasets:
-        return "\n".join(lines + _suite(report, "shardtool verify"))
+        return _xml(_suite(report, "shardtool verify"))
     suites = [_suite(one, f"shardtool verify {one.dataset}") for one in report.datasets]
-    tests, failures = sum(max(1, len(one.findings)) for one in report.datasets), len(report.findings)
-    lines.append(
-        f'<testsuites name="shardtool verify" tests="{tests}" failures="{failures}" errors="0" '
-        f'time="{report.seconds:.3f}">'
-    )
-    return "\n".join([*lines, *(line for suite in suites for line in suite), "</testsuites>"])
+    tests, time = sum(max(1, len(one.findings)) for one in report.datasets), f"{report.seconds:.3f}"
+    counts = {"tests": tests, "failures": len(report.findings), "errors": 0, "time": time}
+    return _xml(_element("testsuites", "", *suites, name="shardtool verify", **counts))
 
 
-def _suite(report: Report, name: str) -> list[str]:
+def _suite(report: Report, name: str) -> Element:
     """Return the test suite of a dataset."""
-    from xml.sax.saxutils import escape  # brings an HTTP client along
-
-    failures = len(report.findings)
-    counts = f'tests="{max(1, failures)}" failures="{failures}" errors="0" skipped="0"'
-    lines = [f'<testsuite name={_attribute(name)} {counts} time="{report.seconds:.3f}">']
-    if not failures:
-        lines.append(f'  <testcase classname="shardtool" name={_attribute(report.dataset)}/>')
+    cases = [_element("testcase", classname="shardtool", name=report.dataset)] if not report.findings else []
     for one in report.findings:
-        lines.append(f"  <testcase classname={_attribute(one.file)} name={_attribute(f'{one.code} {one.place}')}>")
-        body = escape(_NO_XML.sub("?", f"{one}\n{one.remedy}"))
-        lines.append(f"    <failure type={_attribute(one.code)} message={_attribute(one.message)}>{body}</failure>")
-        lines.append("  </testcase>")
-    looked = "\n".join(_looked(report))
-    return [*lines, f"  <system-out>{escape(_NO_XML.sub('?', looked))}</system-out>", "</testsuite>"]
+        failure = _element("failure", f"{one}\n{one.remedy}", type=one.code, message=one.message)
+        cases.append(_element("testcase", "", failure, classname=one.file, name=f"{one.code} {one.place}"))
+    counts = {"tests": len(cases), "failures": len(report.findings), "errors": 0, "skipped": 0}
+    looked = _element("system-out", "\n".join(_looked(report)))
+    return _element("testsuite", "", *cases, looked, name=name, **counts, time=f"{report.seconds:.3f}")
 
 
 def junit_error(dataset: str, error: ShardError) -> str:
     """Return a test suite with a case that ended with an error: what wants a report finds one, whatever happened."""
-    from xml.sax.saxutils import escape
-
-    message, body = _attribute(error.found), escape(_NO_XML.sub("?", printable(str(error))))
-    return "\n".join(
-        [
-            '<?xml version="1.0" encoding="UTF-8"?>',
-            '<testsuite name="shardtool verify" tests="1" failures="0" errors="1" skipped="0">',
-            f'  <testcase classname="shardtool" name={_attribute(dataset)}>',
-            f"    <error type={_attribute(error.code)} message={message}>{body}</error>",
-            "  </testcase>",
-            "</testsuite>",
-        ]
-    )
+    ended = _element("error", printable(str(error)), type=error.code, message=error.found)
+    case = _element("testcase", "", ended, classname="shardtool", name=dataset)
+    return _xml(_element("testsuite", "", case, name="shardtool verify", tests=1, failures=0, errors=1, skipped=0))
 
 
-def _attribute(text: str) -> str:
-    from xml.sax.saxutils import quoteattr
+def _element(tag: str, text: str = "", /, *children: Element, **attributes: object) -> Element:
+    """Return an element, without secrets in its attributes, and without what XML has no character for."""
+    from xml.etree.ElementTree import Element
 
-    return quoteattr(_NO_XML.sub("?", without_secrets(printable(text))))
+    shown = {name: without_secrets(printable(str(value))) for name, value in attributes.items()}
+    found = Element(tag, {name: _NO_XML.sub("?", value) for name, value in shown.items()})
+    found.text = _NO_XML.sub("?", text)
+    found.extend(children)
+    return found
+
+
+def _xml(root: Element) -> str:
+    from xml.etree.ElementTree import indent, tostring
+
+    indent(root)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, "unicode")}'
 
 
 def _github(report: Report) -> str:
