@@ -24,11 +24,13 @@ from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import Overview, Sizes, by_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.values import Given
     from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Spread
+
+    Shards = tuple[StoredDataset, Mapping[int, int]]  # a dataset, and how many samples each index has
 
 
 @by_names(InspectOptions)
@@ -45,15 +47,12 @@ def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: 
         InvalidRequest: There is none.
         CorruptShard: The dataset file is damaged, or no shard can be read.
     """
-    options, observer, spreads = given_options(options, InspectOptions), observer or Observer(), (Sizes(), Sizes())
+    options, observer = given_options(options, InspectOptions), observer or Observer()
     opened = [open_dataset(one) for one in given_datasets(dataset)]
-    summaries = [_summary(one, options, observer, spreads) for one in opened]
-    return summaries[0] if len(summaries) == 1 else together(summaries, spreads)
+    return together([_seen(one, options, observer) for one in opened])
 
 
-def _summary(
-    dataset: StoredDataset, options: InspectOptions, observer: Observer, spreads: tuple[Sizes, Sizes]
-) -> Summary:
+def _seen(dataset: StoredDataset, options: InspectOptions, observer: Observer) -> tuple[Shards, Summary]:
     overview = Overview(dataset, options, observer)
     for _ in overview.read():
         pass
@@ -63,8 +62,7 @@ def _summary(
         where, problem = dataset.dataset_file or dataset.shards[0].path, summary.problems[0]
         found = f"no shard can be read: {problem.where}: {problem.message}"
         raise CorruptShard(where, found, remedy="Get the shards again.")
-    add_shards(overview, *spreads)
-    return summary
+    return (dataset, overview.counts), summary  # of many datasets, not the overviews, which are large
 
 
 # What is in a dataset, as one value that the terminal, `--json` and the page show.
@@ -238,9 +236,7 @@ def summarize(overview: Overview, most_values: int = MOST_VALUES) -> Summary:
     file = opened.file
     problems = (*_missing(opened), *_damaged(overview))
     others = splits_in(opened.folder, file.made) if file else {}
-    shard_sizes, shard_samples = Sizes(), Sizes()
-    add_shards(overview, shard_sizes, shard_samples)
-    sizes, counts = shard_sizes.spread(), shard_samples.spread()
+    sizes, counts = _of_shards([(opened, overview.counts)])
     fields = _fields(overview)
     payloads = None if overview.partial else sum(one.size.total for one in fields.values())
     return Summary(
@@ -310,20 +306,25 @@ def shown(path: str) -> str:
     return without_secrets(printable(output_text(path)))
 
 
-def add_shards(overview: Overview, sizes: Sizes, counts: Sizes) -> None:
-    """Add the sizes of a dataset's shards, and how many samples they hold."""
-    file, shards = overview.dataset.file, overview.dataset.shards
-    if file is None:
-        held, samples = [size for shard in shards if (size := shard.size()) is not None], [*overview.counts.values()]
-    else:
-        held, samples = ([min(getattr(one, name), _MOST) for one in file.shards] for name in ("size", "samples"))
-    sizes.add(np.array(held, np.uint64))
-    counts.add(np.array(samples, np.uint64))
+def _of_shards(datasets: Iterable[Shards]) -> tuple[Spread, Spread]:
+    """Return the sizes of the shards of datasets, and how many samples they hold."""
+    sizes, counts = Sizes(), Sizes()
+    for dataset, known in datasets:
+        if (file := dataset.file) is None:
+            held, samples = [size for one in dataset.shards if (size := one.size()) is not None], [*known.values()]
+        else:
+            held, samples = ([min(getattr(one, name), _MOST) for one in file.shards] for name in ("size", "samples"))
+        sizes.add(np.array(held, np.uint64))
+        counts.add(np.array(samples, np.uint64))
+    return sizes.spread(), counts.spread()
 
 
-def together(summaries: Sequence[Summary], spreads: tuple[Sizes, Sizes]) -> Summary:
-    """Return the summary of several datasets, of whose shards these are the sizes and counts."""
-    sizes, counts = (one.spread() for one in spreads)
+def together(datasets: Sequence[tuple[Shards, Summary]]) -> Summary:
+    """Return the summary of several datasets, with the counts of their overviews; of one alone, its own."""
+    summaries = [summary for _, summary in datasets]
+    if len(summaries) == 1:
+        return summaries[0]
+    sizes, counts = _of_shards(shards for shards, _ in datasets)
     bytes_of = [one.field_bytes for one in summaries]
     known = [one.complete for one in summaries]
     looked = [one.looked for one in summaries]

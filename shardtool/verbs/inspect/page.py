@@ -27,9 +27,8 @@ from shardtool.request.results import command_line
 from shardtool.storage.places import base_name, file_stat
 from shardtool.storage.staging import write_target
 from shardtool.values import counted, output_text, show_size
-from shardtool.verbs.inspect.inspect import add_shards, together
+from shardtool.verbs.inspect.inspect import together
 from shardtool.verbs.inspect.media import MediaRoom
-from shardtool.verbs.inspect.overview import Sizes
 from shardtool.verbs.inspect.table import check_report
 from shardtool.verbs.inspect.thumbnails import (
     SPLIT,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary, Summary
     from shardtool.verbs.inspect.media import Thumbnail
-    from shardtool.verbs.inspect.overview import Overview, Spread
+    from shardtool.verbs.inspect.overview import Overview, Sizes, Spread
     from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample
 
     # A label, how many values it has, and the rows of a table of these.
@@ -329,19 +328,12 @@ def _page(views: Sequence[DatasetView]) -> str:
         data=script_json([_sample(one) for one in _all(views)]),
         title=listing([view.name for view in views], 3),
         views=views,
-        total=_total(views),
+        total=together([((view.dataset, view.overview.counts), view.summary) for view in views]),
         compared=_compared(views),
         problems=_problems(views),
         shown=shown,
         filters=_filters(views),
     )
-
-
-def _total(views: Sequence[DatasetView]) -> Summary:
-    sizes, counts = Sizes(), Sizes()
-    for view in views:
-        add_shards(view.overview, sizes, counts)
-    return views[0].summary if len(views) == 1 else together([view.summary for view in views], (sizes, counts))
 
 
 def _compared(views: Sequence[DatasetView]) -> list[_Compared]:
