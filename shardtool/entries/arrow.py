@@ -167,6 +167,20 @@ def texts(values: Sequence[str | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), len(data), parts)
 
 
+def unended(data: bytes, kind: pa.DataType) -> pa.Array:
+    """Return texts, each of which ends with a NUL, without these; `kind` is large_binary or large_string."""
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw == 0)
+    offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
+    return pa.Array.from_buffers(kind, len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(raw[raw != 0])])
+
+
+def ended(array: pa.Array) -> bytes:
+    """Return the values of an array of text or bytes, none of them null, a NUL after each."""
+    ends = np.cumsum(lengths(array))
+    return np.insert(np.frombuffer(payload(array), np.uint8), ends, 0).tobytes()
+
+
 def text(value: str) -> pa.Scalar:
     """Return a large_string scalar."""
     return texts([value])[0]

@@ -17,7 +17,7 @@ from shardtool.storage.open_file import is_place
 from shardtool.values import LINK, URL, numbers_among, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -48,6 +48,17 @@ class FieldRows:
     mtime_ns: NDArray[np.int64]
     changed_ns: NDArray[np.int64]
     paths: Texts | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[FieldRows], codes: Sequence[NDArray[np.uint16]]) -> FieldRows:
+        """Return the rows of all parts, one after the other and without paths; `codes` are those of each part."""
+        return cls(
+            code=np.concatenate(codes),
+            kind=joined([one.kind for one in parts]),
+            size=joined([one.size for one in parts]),
+            mtime_ns=joined([one.mtime_ns for one in parts]),
+            changed_ns=joined([one.changed_ns for one in parts]),
+        )
 
     def take(self, rows: NDArray[np.int64]) -> FieldRows:
         """Return `rows`, in that order."""
@@ -215,6 +226,10 @@ class Entries:
         """Return how many samples have each of `fields`: some may have none, once samples were chosen."""
         return [int(count) for count in np.bincount(self.rows.code, minlength=len(self.fields))]
 
+    def used_fields(self) -> list[str]:
+        """Return those of `fields` that any sample has."""
+        return [name for name, count in zip(self.fields, self.code_counts(), strict=True) if count]
+
     def owners(self, rows: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Return the sample that each of `rows` belongs to."""
         return np.asarray(np.searchsorted(self.first, rows, "right")) - 1
@@ -243,6 +258,10 @@ class Entries:
             metadata=None if self.metadata is None else _take_rows(self.metadata, samples),
         )
 
+    def without(self, samples: Collection[int]) -> Entries:
+        """Return all samples but these."""
+        return self.take(np.delete(np.arange(len(self)), [*samples]))
+
     def take_rows(self, rows: NDArray[np.int64]) -> Entries:
         """Return `rows` alone, in that order; which samples they belong to is the caller's to say."""
         spans = None if self.spans is None else self.spans.take_rows(rows)
@@ -251,6 +270,13 @@ class Entries:
 
 def _renamed(known: Mapping[str, _Value], names: Mapping[str, str]) -> dict[str, _Value]:
     return {new: known[old] for old, new in names.items() if old in known}
+
+
+def joined(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
+    """Return columns of rows as one; where all are one value, in no memory."""
+    if not any(any(one.strides) for one in columns) and len({one[0].item() for one in columns if len(one)}) == 1:
+        return np.broadcast_to(next(one[0] for one in columns if len(one)), sum(map(len, columns)))
+    return np.concatenate(columns)
 
 
 def _taken(values: NDArray[_Number], which: NDArray[np.int64]) -> NDArray[_Number]:

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.entries import FieldRows, FieldValues
+from shardtool.entries.entries import FieldRows, FieldValues, joined
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.skipped import Skipped
-from shardtool.table.columns import check_field, no_such
+from shardtool.table.columns import check_field, no_such, places_among
 from shardtool.values import FIELD_LIMIT, INLINE, agreed_type, to_bytes
 from shardtool.wording import option
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, FieldSpans
     from shardtool.names import Texts
     from shardtool.table.values import ArrowTexts
     from shardtool.values import ValueType
@@ -289,7 +289,7 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     if not made:
         return entries
     rows, values, spans = entries.rows, entries.values, entries.spans
-    used = {name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count}
+    used = {*entries.used_fields()}
     fields = tuple(sorted(used | {one.name for one in made}, key=to_bytes))
     check_count(option("values"), fields, f"Leave some out with {option('drop_fields')}.")
     place = {name: at for at, name in enumerate(fields)}
@@ -387,3 +387,76 @@ def _extended_paths(paths: Texts, source: NDArray[np.int64]) -> Names:
         texts = iter(paths.gather(some[some >= 0]).split(b"\0"))
         parts.append(b"".join([(next(texts) if at >= 0 else b"") + b"\0" for at in some.tolist()]))
     return Names.parse(b"".join(parts))
+
+
+# Fields of other samples with the same keys, put beside those that samples have.
+
+
+def places_beside(entries: Entries, other: Entries, where: str) -> NDArray[np.int64]:
+    """Return int64[samples]: the place among others of the one with the same key; -1 where there is none.
+
+    Args:
+        entries: The samples.
+        other: The others, each with a key of its own.
+        where: What the others are called.
+
+    Raises:
+        InvalidRequest: Both have a field of one name.
+    """
+    both = sorted({*entries.used_fields()} & {*other.used_fields()}, key=to_bytes)
+    if both:
+        found = f"{listing([repr(name) for name in both])} in {where}, too"
+        renamed = option("rename_fields", {both[0]: "NEW"})
+        remedy = (
+            f"{option('drop_fields', tuple(both))} leaves those of the samples out, {renamed} gives one another name."
+        )
+        raise InvalidRequest(option("add"), found, expected="fields that the samples lack", remedy=remedy)
+    return places_among(entries.keys, other.keys)
+
+
+def put_beside(entries: Entries, other: Entries) -> Entries:
+    """Return samples with the fields of others, one for each in the same order, and with columns that they lack.
+
+    All of them lie in shards.
+    """
+    names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
+    check_count(option("add"), names)
+    parts, place = (entries, other), {name: at for at, name in enumerate(names)}
+    codes = [np.array([place.get(name, 0) for name in one.fields], np.uint16)[one.rows.code] for one in parts]
+    owners = np.concatenate([np.repeat(np.arange(len(one)), one.counts()) for one in parts])
+    order = np.lexsort((np.concatenate(codes), owners))
+    values, columns = [one.values for one in parts], entries.metadata
+    if other.metadata is not None:
+        for name in other.metadata.column_names:
+            if columns is None or name not in columns.column_names:
+                columns = arrow.with_column(columns, name, other.metadata.column(name))
+    return replace(
+        entries,
+        first=np.concatenate(([0], np.cumsum(entries.counts() + other.counts()))).astype(np.int64),
+        fields=tuple(names),
+        rows=FieldRows.joined([one.rows for one in parts], codes).take(order),
+        values=FieldValues(
+            inline={**values[0].inline, **values[1].inline},
+            types={**values[0].types, **values[1].types},
+            lists={**values[0].lists, **values[1].lists},
+            classes={**values[0].classes, **values[1].classes},
+        ),
+        spans=_spans_of_both(entries, other).take_rows(order),
+        metadata=columns,
+        identity=f"{entries.identity} {other.identity}",
+    )
+
+
+def _spans_of_both(entries: Entries, other: Entries) -> FieldSpans:
+    """Return where the payloads of both lie: the files of the others come after those of the samples."""
+    ours, theirs = entries.known_spans, other.known_spans
+    files = [one.files_of(np.arange(len(one.rows.code))) for one in (entries, other)]
+    wholes = [np.zeros(len(one.offset), np.bool_) if one.whole is None else one.whole for one in (ours, theirs)]
+    return replace(
+        ours,
+        files=(*ours.files, *theirs.files),
+        offset=np.concatenate((ours.offset, theirs.offset)),
+        expected=joined((ours.expected, theirs.expected)),
+        whole=None if ours.whole is None and theirs.whole is None else np.concatenate(wholes),
+        of_row=np.concatenate((files[0], files[1] + np.uint32(len(ours.files)))),
+    )

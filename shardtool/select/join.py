@@ -7,6 +7,7 @@ samples there is no Python object for each. A table that is itself the source of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from keyword import iskeyword
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -42,16 +43,14 @@ from shardtool.table.columns import (
 from shardtool.table.open import open_table, read_columns
 from shardtool.table.values import (
     check_list_field,
+    check_payload,
     column_texts,
     has_text,
-    infinite_places,
-    large_places,
     missing_places,
     nul_places,
     numbered,
     render_values,
     type_of,
-    unnamed_places,
 )
 from shardtool.values import INLINE, counted, numbers_among
 from shardtool.wording import option
@@ -405,8 +404,7 @@ def _field(
     values = _metadata(entries, name, column, label=label)
     if called is not None:
         check_list_field(name, column, values.type)
-        expected = f"numbers of its classes, 0 to {len(called) - 1:,}"
-        _refuse(entries, unnamed_places(values, called), f"column {column!r}: the number of no class", expected)
+    check_payload(column, values, called, partial(_refuse, entries))
     kind: ValueType = "int64" if label else type_of(values.type)
     number = numbers_among({name: kind})
     missing = missing_places(values)
@@ -437,10 +435,6 @@ def _metadata(entries: Entries, name: str, column: str, *, label: bool) -> pa.Ar
     if not has_text(values.type) or (label and pa.types.is_nested(values.type)):
         found = f"column {column!r} ({'labels' if label else f'field {name}'}) holds {values.type}"
         raise InvalidRequest(option("values"), found, expected="text or numbers")
-    _refuse(entries, nul_places(values), f"column {column!r}: a NUL in the text", "text without")
-    _refuse(entries, large_places(values), f"column {column!r}: a number over 2^63", "what fits into int64")
-    if pa.types.is_nested(values.type):
-        _refuse(entries, infinite_places(values), f"column {column!r}: an infinite number", "what JSON has a form for")
     return values
 
 

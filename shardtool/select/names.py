@@ -103,8 +103,7 @@ def skip_unsafe_names(entries: Entries) -> tuple[Entries, tuple[Skipped, ...]]:
         Skipped(to_text(entries.keys[at]), to_text(path), "unsafe-name", f"a name with {field_problem(name)}")
         for at, (path, name) in sorted(lost.items())
     )
-    kept = np.delete(np.arange(len(entries)), sorted(lost))
-    return entries.take(kept), skipped
+    return entries.without(lost), skipped
 
 
 def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots, str]:
@@ -118,8 +117,7 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
     Raises:
         InvalidRequest: What was asked for tears a name, or both would.
     """
-    uses = entries.code_counts()
-    fields = [name for name, count in zip(entries.fields, uses, strict=True) if count and "." in name]
+    fields = [name for name in entries.used_fields() if "." in name]
     if asked != "last" and not has_dotted(entries.keys):
         return "first", ""
     key = next((at for at in range(len(entries)) if ends_early(entries.keys[at])), None) if asked != "last" else None
@@ -164,8 +162,7 @@ def _is_safe(chunk: bytes) -> bool:
 
 
 def _unsafe_fields(entries: Entries) -> list[str]:
-    uses = entries.code_counts()
-    return [name for name, count in zip(entries.fields, uses, strict=True) if count and field_problem(to_bytes(name))]
+    return [name for name in entries.used_fields() if field_problem(to_bytes(name))]
 
 
 # Rows of a source that share a key become one sample: of several folders, and of a table with a row for each file.
@@ -408,7 +405,7 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
     """
     counts = entries.counts()
     made: dict[str, Callable[[], pa.Array]] = {
-        "key": lambda: _texts(entries.keys),
+        "key": lambda: arrow.unended(entries.keys.span(0, len(entries)), pa.large_string()),
         "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), arrow.texts([*map(printable, shards)])),
         "size": lambda: number_array(_sums(entries.rows.size, entries.first[:-1], counts)),
         "fields": lambda: number_array(counts),
@@ -416,13 +413,6 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
     table = pa.Table.from_arrays([], names=[]) if entries.metadata is None else entries.metadata
     own = {name: make() for name, make in made.items() if name not in table.column_names}
     return pa.Table.from_arrays([*table.columns, *own.values()], names=[*table.column_names, *own])
-
-
-def _texts(names: Names) -> pa.LargeStringArray:
-    """Return names as an Arrow array: their buffer, without the NULs."""
-    data = names.span(0, len(names)).replace(b"\0", b"")
-    offsets = names.starts - names.starts[0] - np.arange(len(names) + 1)
-    return pa.Array.from_buffers(pa.large_string(), len(names), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _sums(values: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -595,4 +585,4 @@ def _with_one_each(
         messages |= {one: f"another sample of that key is in {where}" for one in group.samples if one != kept}
     lost = sorted(messages)
     skipped = tuple(Skipped(to_text(entries.keys[one]), "", "duplicate", messages[one]) for one in lost)
-    return entries.take(np.delete(np.arange(len(entries)), lost)), skipped
+    return entries.without(lost), skipped

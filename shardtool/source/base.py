@@ -384,21 +384,18 @@ def _scalars(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dic
     is_json = payload.lstrip()[:1] == b"{" or field.rpartition(".")[2].lower() == "json"
     found = json.loads(payload) if is_json else {field: _plain(payload)}
     if not isinstance(found, dict):
-        message = f"a JSON {_KINDS.get(type(found), 'null')}, not an object"
-        raise TypeError(message)
+        raise TypeError(f"a JSON {_KINDS.get(type(found), 'null')}, not an object")
     scalars: dict[str, Scalar] = {}
     for name, value in found.items():
         if isinstance(value, int) and not -_WHOLE <= value < _WHOLE:
-            message = f"a whole number over 2^63: {name[:80]!r}"
-            raise ValueError(message)
+            raise ValueError(f"a whole number over 2^63: {name[:80]!r}")
         if isinstance(value, str) and len(value) > LONG_TEXT:
             long[name] += 1
         elif not isinstance(value, (list, dict)):
             scalars[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     line = json.dumps(scalars, ensure_ascii=False, separators=(",", ":")).encode()
     if len(line) > _MOST_SCALARS:
-        message = f"{len(line):,} bytes of texts and numbers at its top, more than {_MOST_SCALARS:,}"
-        raise ValueError(message)
+        raise ValueError(f"{len(line):,} bytes of texts and numbers at its top, more than {_MOST_SCALARS:,}")
     return line, scalars
 
 
@@ -409,12 +406,10 @@ def _plain(payload: bytes) -> Scalar:
         ValueError: It is no plain number or short text.
     """
     if len(payload) > _SHORT:
-        message = f"{len(payload):,} bytes: no JSON object, and no number or text of at most {_SHORT:,}"
-        raise ValueError(message)
+        raise ValueError(f"{len(payload):,} bytes: no JSON object, and no number or text of at most {_SHORT:,}")
     text = payload.decode().strip()
     if any(ord(letter) < ord(" ") and letter not in "\t\r\n" for letter in text):
-        message = "control characters: no JSON object, number or text"
-        raise ValueError(message)
+        raise ValueError("control characters: no JSON object, number or text")
     value = json.loads(text) if _NUMBER.fullmatch(text) else text
     is_text = isinstance(value, int) and not -_WHOLE <= value < _WHOLE
     return (text if is_text else value) if text else None

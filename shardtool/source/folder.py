@@ -294,14 +294,7 @@ class FoldersSource(FolderSource):
             keys=Names.parse(b"".join(entries.keys.data for entries in trees)),
             first=np.concatenate((_numbers([0]), np.cumsum(np.concatenate([one.counts() for one in trees])))),
             fields=tuple(fields),
-            rows=FieldRows(
-                code=np.concatenate(codes),
-                kind=np.concatenate([one.kind for one in rows]),
-                size=np.concatenate([one.size for one in rows]),
-                mtime_ns=np.concatenate([one.mtime_ns for one in rows]),
-                changed_ns=np.concatenate([one.changed_ns for one in rows]),
-                paths=Names.parse(b"".join(paths)),
-            ),
+            rows=replace(FieldRows.joined(rows, codes), paths=Names.parse(b"".join(paths))),
             identity=" ".join(identity(tree.root) for tree in self._trees),
             folders=dict(zip(self._labels, (tree.root for tree in self._trees), strict=True)),
         )

@@ -13,8 +13,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
-from shardtool.entries.arrow import number_array
+from shardtool.entries.arrow import number_array, strings
 from shardtool.entries.classes import number_classes
 from shardtool.entries.entries import Entries, FieldRows
 from shardtool.errors import InvalidRequest, listing, printable
@@ -28,7 +29,6 @@ from shardtool.wording import either, flag, option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.entries.classes import Classes
@@ -167,10 +167,6 @@ def split_folders(keys: Names, *, in_order: bool = True) -> pa.ChunkedArray:
     Raises:
         InvalidRequest: Samples lie beside these folders.
     """
-    import pyarrow as pa
-
-    from shardtool.entries.arrow import strings
-
     if not in_order:
         order = keys.sorted_order()
         return split_folders(keys.take(order)).take(number_array(np.argsort(order)))
@@ -241,10 +237,6 @@ def table_of(entries: Entries) -> pa.Table:
     It is their metadata and, where they have no such column, `COLUMNS`: `path` is that of the sample's first file,
     `folder` what stands before the key's last slash, and `size` the bytes of all its files.
     """
-    import pyarrow as pa
-
-    from shardtool.entries.arrow import string_array
-
     keys, chunks, kinds = entries.keys, [], entries.rows.kind
     files = np.append(np.flatnonzero(kinds != INLINE), len(kinds))
     sizes = np.where(kinds == INLINE, 0, entries.rows.size)
@@ -253,10 +245,7 @@ def table_of(entries: Entries) -> pa.Table:
         paths = entries.paths(files[np.searchsorted(files, ends[:-1])])
         folders = [name.rpartition(b"/")[0] for name in names]
         totals = np.add.reduceat(sizes[: ends[-1]], ends[:-1])
-        texts = [
-            string_array(b"".join(column), np.array([len(one) for one in column], np.int64))
-            for column in (names, paths, folders)
-        ]
+        texts = map(strings, (names, paths, folders))
         chunks.append(pa.RecordBatch.from_arrays([*texts, number_array(totals)], names=list(COLUMNS)))
     schema = pa.schema([*((name, pa.string()) for name in COLUMNS[:-1]), (COLUMNS[-1], pa.int64())])
     own, table = pa.Table.from_batches(chunks, schema=schema), entries.metadata

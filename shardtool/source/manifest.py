@@ -64,19 +64,17 @@ from shardtool.table.open import open_table, read_columns, readable
 from shardtool.table.values import (
     ArrowTexts,
     check_list_field,
+    check_payload,
     column_texts,
     has_text,
     infinite_places,
-    large_places,
     missing_places,
-    nul_places,
     number_of,
     numbered,
     numbers_kept,
     render_rows,
     render_values,
     type_of,
-    unnamed_places,
 )
 from shardtool.values import FIELD_LIMIT, FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
 from shardtool.wording import flag, option
@@ -754,16 +752,8 @@ def check_values(rows: Rows, roles: Roles, classes: Mapping[str, list[str]]) -> 
         remedy = f"{option('where')} can leave such rows out."
         rows.refuse(missing, found, expected=f"a {role} in each row", remedy=remedy)
     for name in (*roles.columns_of("values"), *roles.paths(), *roles.columns_of("urls")):
-        rows.refuse(nul_places(rows.columns[name]), f"column {name!r}: a NUL in the text", expected="text without")
-    for name in roles.columns_of("values"):
-        bad = large_places(rows.columns[name])
-        rows.refuse(bad, f"column {name!r}: a number over 2^63", expected="what fits into int64")
-        if name in classes:
-            bad, expected = unnamed_places(rows.columns[name], classes[name]), f"0 to {len(classes[name]) - 1:,}"
-            remedy = f"{option('where')} can leave such rows out."
-            rows.refuse(bad, f"column {name!r}: the number of no class", expected=expected, remedy=remedy)
-    lists = (name for name in roles.columns_of("values") if pa.types.is_nested(rows.columns[name].type))
-    for name in (*roles.meta, *lists):
+        check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
+    for name in roles.meta:
         problem = f"column {name!r}: an infinite number"
         remedy = f"Make it null, or leave the column out of {option('meta')}."
         rows.refuse(infinite_places(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy)

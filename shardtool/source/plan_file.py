@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset.parquet_bounds import read_extents, read_footer
-from shardtool.entries.arrow import number_array, numbers
+from shardtool.entries.arrow import ended, number_array, numbers, payload, unended
 from shardtool.entries.classes import Classes
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import (
@@ -443,12 +443,10 @@ def plan_schema(inline: int, divides: pa.DataType | None, *, paths: bool, spans:
 
 def schema_of(entries: Entries, divides: pa.ChunkedArray | None) -> pa.Schema:
     """Return the columns that hold samples, what they are divided by, and their metadata."""
-    by, metadata = (
-        None if divides is None else divides.type,
-        pa.table({}) if entries.metadata is None else entries.metadata,
-    )
+    by, metadata = None if divides is None else divides.type, entries.metadata
     paths, spans = entries.rows.paths is not None, entries.spans is not None
-    return pa.schema([*plan_schema(len(entries.values.inline), by, paths=paths, spans=spans), *metadata.schema])
+    own = plan_schema(len(entries.values.inline), by, paths=paths, spans=spans)
+    return own if metadata is None else pa.schema([*own, *metadata.schema])
 
 
 def tables(entries: Entries, divides: pa.ChunkedArray | None) -> Iterator[pa.Table]:
@@ -457,7 +455,7 @@ def tables(entries: Entries, divides: pa.ChunkedArray | None) -> Iterator[pa.Tab
     for first in range(0, len(entries), at_once):
         last = min(first + at_once, len(entries))
         texts: list[Texts] = [entries.keys, *entries.values.inline.values()]
-        key, *inline = (_array(text.span(first, last)) for text in texts)
+        key, *inline = (unended(text.span(first, last), pa.large_binary()) for text in texts)
         columns = [key, _field_lists(entries, schema.field(FIELDS).type, first, last), *inline]
         columns += [] if divides is None else [divides.slice(first, last - first)]
         columns += [] if entries.metadata is None else entries.metadata.slice(first, last - first).columns
@@ -472,30 +470,16 @@ def _field_lists(entries: Entries, kind: pa.ListType, first: int, last: int) -> 
     columns += [] if spans is None else [spans.offset, spans.expected]
     arrays = [number_array(column[rows]) for column in columns]
     if known.paths is not None:
-        arrays.append(_array(known.paths.span(rows.start, rows.stop)))
+        arrays.append(unended(known.paths.span(rows.start, rows.stop), pa.large_binary()))
     structs = pa.StructArray.from_arrays(arrays, fields=[*kind.value_type])
     return pa.ListArray.from_arrays(number_array((starts - starts[0]).astype(np.int32)), structs, type=kind)
 
 
-def _array(data: bytes) -> pa.LargeBinaryArray:
-    """Return texts, each of which ends with a NUL, without these."""
-    raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw == 0)
-    offsets = np.concatenate(([0], ends - np.arange(len(ends)))).astype(np.int64)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw[raw != 0])]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), buffers)
-
-
 def _ended(array: pa.LargeBinaryArray) -> bytes:
     """Return the texts of an array, a NUL after each."""
-    offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
-    data = np.frombuffer(array.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
-    if not data.all():
+    if not np.frombuffer(payload(array), np.uint8).all():
         raise ValueError("a name with a NUL in it")
-    found, is_text = np.zeros(len(data) + len(array), np.uint8), np.ones(len(data) + len(array), np.bool_)
-    is_text[offsets[1:] - offsets[0] + np.arange(len(array))] = False
-    found[is_text] = data
-    return found.tobytes()
+    return ended(array)
 
 
 def _names(file: pq.ParquetFile, column: str) -> Names:

@@ -258,7 +258,7 @@ def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
     if len(failed) < len(rows):
         entries, notes = _with_table(entries, field, found, rows)
     if failed:
-        entries = entries.take(np.setdiff1d(np.arange(len(entries)), np.array([*failed])))
+        entries = entries.without(failed)
         left = replace(listed, skipped=(*listed.skipped, *failed.values()), digest=None)
     return replace(left, entries=entries, notes=(*listed.notes, *notes))
 

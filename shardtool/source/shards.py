@@ -27,7 +27,7 @@ from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.texts import pairs
 from shardtool.select import names as order
-from shardtool.select.fields import check_count, without_empty
+from shardtool.select.fields import check_count, places_beside, put_beside, without_empty
 from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source.base import Listing, Source, check_skipped
@@ -163,7 +163,7 @@ def _without(
         Skipped(entries.key(at), shards[int(file[at])].name, "corrupt", "a number that has not its checksum")
         for at in lost
     )
-    return entries.take(np.delete(np.arange(len(entries)), lost)), tuple(skipped)
+    return entries.without(lost), tuple(skipped)
 
 
 def _listed(
@@ -404,8 +404,6 @@ class ShardSource(Source):
         Raises:
             InvalidRequest: A sample is not in it, and is not to be left out; or both have a field of one name.
         """
-        from shardtool.select.beside import places_beside, put_beside
-
         options = self._options
         other = list_datasets([given], pool, observer, to_format=self._format, salvage=options.on_error == "skip")
         if packed := [one.name for one in (listed, other) if one.compressed]:
@@ -463,7 +461,7 @@ class ShardSource(Source):
 def _check_tar(listed: Listing) -> None:
     """Refuse fields that cannot be the ends of members' names, or that would be read as parts of keys there."""
     entries = listed.entries
-    fields = [name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count]
+    fields = entries.used_fields()
     dotted = [name for name in fields if "." in name]
     if dotted and "dots" in listed.recorded:
         found = f"keys with dots in their last part, and fields with dots: {listing(dotted)}"

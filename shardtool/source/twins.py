@@ -198,9 +198,8 @@ def without_twins(listed: Listing, source: Source, pool: Pool, observer: Observe
     if not skipped:
         return listed
     lost = sorted(skipped)
-    kept = entries.take(np.delete(np.arange(len(entries)), lost))
     rows = tuple(skipped[sample] for sample in lost)
-    return replace(listed, entries=kept, skipped=listed.skipped + rows, digest=None)
+    return replace(listed, entries=entries.without(lost), skipped=listed.skipped + rows, digest=None)
 
 
 def _left_out(entries: Entries, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:

@@ -324,7 +324,7 @@ def gather(chunks: Iterable[pa.Array]) -> tuple[Names, NDArray[np.int64]]:
     parts, bad, before = [], [np.zeros(0, np.int64)], 0
     for chunk in chunks:
         lengths = arrow.lengths(chunk)
-        parts.append(np.insert(np.frombuffer(arrow.payload(chunk), np.uint8), np.cumsum(lengths), 0).tobytes())
+        parts.append(arrow.ended(chunk))
         if int(lengths.max(initial=0)) > NAME_LIMIT or _may_be_unsound(parts[-1], len(chunk)):
             bad.append(_unsound(chunk, lengths) + before)
         before += len(chunk)

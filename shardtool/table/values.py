@@ -297,6 +297,31 @@ def _has_infinite(column: pa.Array) -> bool:
     return bool(pa.types.is_floating(kind) and pc.any(pc.is_inf(column)).as_py())
 
 
+def check_payload(
+    name: str, column: pa.ChunkedArray, called: Sequence[str] | None, refuse: Callable[..., None]
+) -> None:
+    """Refuse values of a column that no field can hold.
+
+    Args:
+        name: What the column is called.
+        column: It.
+        called: The names of classes, where the values are their numbers, or lists of these.
+        refuse: Raises for the rows at some places, where there are any: see `Rows.refuse`.
+
+    Raises:
+        InvalidRequest: There are such values.
+    """
+    refuse(nul_places(column), f"column {name!r}: a NUL in the text", expected="text without")
+    refuse(large_places(column), f"column {name!r}: a number over 2^63", expected="what fits into int64")
+    if called is not None:
+        expected, remedy = f"0 to {len(called) - 1:,}", f"{option('where')} can leave such rows out."
+        found = f"column {name!r}: the number of no class"
+        refuse(unnamed_places(column, called), found, expected=expected, remedy=remedy)
+    if pa.types.is_nested(column.type):
+        infinite = infinite_places(column)
+        refuse(infinite, f"column {name!r}: an infinite number", expected="what JSON has a form for")
+
+
 def unnamed_places(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[np.int64]:
     """Return where a number is that of none of some classes; in lists, none is looked for."""
     if not pa.types.is_integer(column.type):

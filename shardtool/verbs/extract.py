@@ -206,7 +206,7 @@ def _same_again(
     found = {name: known[0][name] for name in alike}
     if options.by_key:
         found.pop("portable", None)
-    if _LABEL in (name for name, count in zip(entries.fields, entries.code_counts(), strict=True) if count):
+    if _LABEL in entries.used_fields():
         found.pop("label_from_folder", None)  # they are files
     if "label_from_folder" in found:  # by folders alone, numbers would be others where a class has no sample
         found["classes_from"] = datasets[0].dataset_file
