@@ -32,6 +32,7 @@ from shardtool.wording import made_again, option
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from shardtool.dataset.shard_index import ShardFact, ShardTally
     from shardtool.values import Kind, Number, ValueType
 
     Json = Mapping[str, object]
@@ -69,6 +70,12 @@ class ShardEntry:
     sidecar_crc: int
     first_key: str
     last_key: str
+
+    @classmethod
+    def of(cls, fact: ShardFact, sidecar: bytes, tally: ShardTally) -> ShardEntry:
+        """Return the entry of a shard that was written, by its facts, its sidecar's bytes, and its figures."""
+        index = sidecar_name(fact.name), len(sidecar), crc32c(sidecar)
+        return cls(fact.name, tally.samples, fact.size, fact.crc, *index, tally.first_key, tally.last_key)
 
     def to_json(self) -> dict[str, object]:
         """Return wids's keys, then ours."""

@@ -272,6 +272,13 @@ class StaleIndexes:
         self.removed |= {name: self._forms[name] for name in self._stale}
         self._stale = []
 
+    def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
+        """Yield which were removed, but for those that the run makes again: `renewed`, as `--export` calls them."""
+        if gone := {name: form for name, form in self.removed.items() if form not in renewed}:
+            what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
+            again = export_call(dataset_file, sorted({*gone.values()}), overwrite=True)
+            yield f"{what} ({listing([*gone], 3)}): {again} makes them again"
+
 
 # The indexes of other tools that lie beside a dataset: they are copied with it where they are right.
 #

@@ -4,13 +4,19 @@ Afterwards no file of the dataset has a byte of them. What stays behind is a row
 out, with a hash of its key, so that `create --resume` and `--append` do not bring it back from the source.
 
 A shard keeps its name, also where it has no sample any more: which number a shard has, and how many there are, stays as
-programs know it. `publish/replacing.py` has the order in which files are replaced: a run that is killed has changed
-nothing, or the next one ends it.
+programs know it.
+
+Of the files, either all are replaced or none. All that is new is staged beside what is there. Then a plan appears,
+`.out.replacing`, which is the new dataset file under another name: from here on the new dataset counts. The old dataset
+file goes, staged files get their names, the new dataset file comes last, and the plan goes. A run that is killed before
+the plan is there has changed nothing; after it, the next run ends the work with what the plan says and what is staged.
+Until then nobody else gets the dataset's lock (docs/decisions/024-removing-and-extracting.md).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -18,14 +24,23 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import ShardEntry, features_of
-from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, ShardError, listing, memory_for, printable
+from shardtool.dataset.dataset_file import ShardEntry, features_of, read_dataset
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputExists,
+    ShardError,
+    listing,
+    memory_for,
+    printable,
+    reason,
+)
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern, replacing_name, sidecar_name
 from shardtool.publish.publisher import Destination, check_space, clean
-from shardtool.publish.records import encode_skipped, merged, skipped_rows
+from shardtool.publish.records import encode_skipped, merged, skipped_rows, wrong_size
 from shardtool.request.calls import by_names
 from shardtool.request.options import RemoveOptions
 from shardtool.request.results import Notes, Observer, RemovedFrom, RemoveResult, RunRecord
@@ -33,8 +48,8 @@ from shardtool.request.settings import given_options
 from shardtool.skipped import Skipped, key_mark, without_keys
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
-from shardtool.values import SPAN, counted, given_names, local_name, output_text
-from shardtool.wording import call, export_call, option
+from shardtool.values import SPAN, counted, given_names, local_name
+from shardtool.wording import call, option
 from shardtool.write.task import ShardTask, digest
 
 if TYPE_CHECKING:
@@ -99,16 +114,53 @@ def _end_begun(given: Any, notes: Notes) -> bool:
         Whether there was such a run.
     """
     from shardtool.dataset.find import EXPECTED
-    from shardtool.publish.replacing import begun_in, finish
 
     paths = given_names("the dataset", given, EXPECTED)
     folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
-    begun = [(folder, base) for folder in map(local_folder, dict.fromkeys(folders)) for base in begun_in(folder)]
+    plan = re.compile(re.escape(replacing_name("\0")).replace("\0", "(.+)"), re.DOTALL)
+    begun = [
+        (folder, match[1])
+        for folder in map(local_folder, dict.fromkeys(folders))
+        for name in folder.names()
+        if (match := plan.fullmatch(name))
+    ]
     for folder, base in begun:
         with folder.lock(base, finishes=True):
-            finish(folder, base)
+            _finish(folder, base)
         notes.add(f"{base}{DATASET_SUFFIX}: a removal that did not end is done")
     return bool(begun)
+
+
+def _finish(folder: Folder, base: str) -> None:
+    """End what a run has begun, once its plan is there, under the lock.
+
+    Raises:
+        CorruptShard: The plan, or a file that it lists, is not what it was.
+        OutputFailed: The file system refuses.
+    """
+    plan = replacing_name(base)
+    if not folder.facts([plan]):
+        return  # another run has, meanwhile
+    where = folder.full_path(plan)
+    try:
+        data = folder.read(plan)
+    except OSError as error:
+        raise CorruptShard(where, f"no plan of a removal: {reason(error)}", remedy="Move it away.") from None
+    file = read_dataset(data, where)
+    sizes = {local_name(one.name): one.size for one in file.shards}
+    sizes |= {local_name(one.sidecar): one.sidecar_size for one in file.shards}
+    staged = [one for one in folder.staged() if one.name in sizes or one.name == file.skipped_file]
+    left = sizes.keys() - {one.name for one in staged}
+    there = {name: fact.size for name, fact in folder.facts(left).items()}
+    for name in sorted(left):
+        if there.get(name) != sizes[name]:
+            raise wrong_size(folder.full_path(name), there.get(name), sizes[name])
+    folder.remove([base + DATASET_SUFFIX])
+    folder.publish(*staged)
+    if not file.skipped:
+        folder.remove([file.skipped_file])
+    folder.publish(folder.stage_whole(base + DATASET_SUFFIX, data))
+    folder.remove([plan])
 
 
 def _place(found: StoredDataset) -> tuple[Folder, str]:
@@ -298,16 +350,11 @@ class Removal:
             notes.add(
                 f"{listing([*empty], _SHOWN)}: no sample any more; the file stays, so that shards keep their numbers"
             )
-        if removed := self.beside.removed:
-            again = export_call(self.path, sorted({*removed.values()}), overwrite=True)
-            what = f"{counted(len(removed), 'file')} of other tools' indexes removed, since their shards changed"
-            notes.add(f"{what} ({listing([*removed], _SHOWN)}): {again} makes them again")
+        notes.add(*self.beside.removal_notes(self.path))
         return replace(result, fingerprint=file.fingerprint)
 
     def _replace(self, plan: Plan, doomed: Entries, pool: Pool, notes: Notes) -> DatasetFile:
         """Stage all that is new, and let it take the place of the old; return what the dataset file says."""
-        from shardtool.publish.replacing import replace_staged
-
         folder, beside = self.folder, self.beside
         self._discard()
         check_space(folder, int(plan.sizes.sum()), "written")
@@ -321,7 +368,8 @@ class Removal:
             for shard in self.shards:
                 beside.drop(local_name(shard.name))
             beside.remove()
-            replace_staged(folder, self.base, file)
+            folder.publish(folder.stage_whole(replacing_name(self.base), file.encode()))
+            _finish(folder, self.base)
         except BaseException:
             if not folder.facts([replacing_name(self.base)]):
                 self._discard()
@@ -350,11 +398,9 @@ class Removal:
             index = sidecar.index_of(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
             fact = replace(before.fact, size=result.size, crc=result.crc, plan="", made=None)
             data, _ = sidecar.encode(index, fact)
-            staged = self.folder.stage_whole(sidecar_name(task.name), data)
+            self.folder.stage_whole(sidecar_name(task.name), data)
             tally = index.tally()
-            said = output_text(staged.name), len(data), crc32c(data), tally.first_key, tally.last_key
-            entry = ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *said)
-            found[fact.name] = entry, before.tally(), tally
+            found[fact.name] = ShardEntry.of(fact, data, tally), before.tally(), tally
             observer.advance(0, 0, 1)
             observer.log(f"{task.name}: written, {tally.samples:,} samples, {fact.size:,} bytes")
         return found

@@ -135,6 +135,18 @@ def test_what_is_no_part_of_the_dataset_is_found(source: Path) -> None:
     assert _traces(dataset.parent, [_KEYS[0]]) == []
 
 
+def test_a_plan_that_cannot_be_read_is_said_and_nothing_touched(source: Path) -> None:
+    """A folder or a link where the plan of a removal would be is no mistake of ours, and no plan."""
+    dataset = _packed(source)
+    before, plan = read_tree(dataset.parent), dataset.parent / ".out.replacing"
+    for is_link in (False, True):
+        plan.symlink_to(dataset) if is_link else plan.mkdir()
+        ran = typed("remove", dataset, "--where", f"key == '{_KEYS[3]}'")
+        assert (ran.code, "no plan of a removal" in ran.err) == (4, True)
+        plan.unlink() if is_link else plan.rmdir()
+    assert read_tree(dataset.parent) == before
+
+
 def test_an_empty_shard_keeps_its_number(source: Path, ending: str) -> None:
     """A shard without a sample stays, and the dataset is sound; a class without one keeps its number."""
     dataset = _packed(source, ending)

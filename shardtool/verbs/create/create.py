@@ -68,7 +68,7 @@ def write_dataset(
 
         from shardtool.verbs.create.parts import begin_part, end_part, merge_if_last
         from shardtool.verbs.create.plans import check_outputs, plan_shards
-        from shardtool.verbs.create.result import check_content, publish_dataset, removal_notes, result
+        from shardtool.verbs.create.result import check_content, publish_dataset, result
         from shardtool.verbs.create.rounds import Packing
         from shardtool.verbs.create.shuffle import arrange_payloads, spool_place
 
@@ -97,7 +97,9 @@ def write_dataset(
                 else publish_dataset(output.totals, output.publisher, run.record(output))
             )
         remove_splits(run)
-        notes.add(*removal_notes(run), *(f"split {printable(name)} removed" for name in run.gone))
+        for output in run.outputs:
+            notes.add(*output.publisher.beside.removal_notes(output.destination.dataset_file, run.exports))
+        notes.add(*(f"split {printable(name)} removed" for name in run.gone))
         _export(run)
     merged = [merge_if_last(output.destination, notes) for output in run.outputs if run.part]
     return result(run, merged=bool(merged) and all(merged))

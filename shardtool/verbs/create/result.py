@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset.dataset_file import DatasetFile, features_of
-from shardtool.errors import Bug, CorruptShard, InvalidRequest, listing, memory_for, printable
+from shardtool.errors import Bug, CorruptShard, InvalidRequest, memory_for, printable
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.interop.indexes import cure, index_name, misreading
 from shardtool.interop.readers import unopenable
@@ -21,7 +21,7 @@ from shardtool.request.results import AppendedPart, CreateResult, DryRun, Planne
 from shardtool.skipped import in_order
 from shardtool.values import INLINE, URL, counted, local_name, output_text, show_size, to_bytes
 from shardtool.verbs.create.append import joined
-from shardtool.wording import either, export_call, flag, option
+from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -246,17 +246,6 @@ def check_fingerprint(source: str, found: str, wanted: str) -> None:
 
 
 # The result.
-
-
-def removal_notes(run: Run) -> Iterator[str]:
-    """Yield which indexes of other tools were removed, and are not made again by this run."""
-    for output in run.outputs:
-        removed = output.publisher.beside.removed
-        gone = {name: form for name, form in removed.items() if form not in run.exports}
-        if gone:
-            what = f"{counted(len(gone), 'file')} of other tools' indexes removed, since their shards changed"
-            again = export_call(output.destination.dataset_file, sorted({*gone.values()}), overwrite=True)
-            yield f"{what} ({listing([*gone], 3)}): {again} makes them again"
 
 
 def result(run: Run, *, merged: bool = False) -> CreateResult:

@@ -21,9 +21,8 @@ from shardtool.dataset.find import find_dataset, given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.execute.pool import Needs
-from shardtool.fingerprint import crc32c
 from shardtool.interop.indexes import wanted_exports
-from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern, sidecar_name
+from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
 from shardtool.publish.records import PartShare, check_divided_alike
@@ -89,8 +88,7 @@ class Totals:
 
     def add(self, fact: ShardFact, sidecar: bytes, tally: ShardTally) -> ShardEntry:
         """Add a shard, whose digest and left out samples the caller adds; return what the dataset file says of it."""
-        index, keys = (sidecar_name(fact.name), len(sidecar), crc32c(sidecar)), (tally.first_key, tally.last_key)
-        self.shards.append(ShardEntry(fact.name, tally.samples, fact.size, fact.crc, *index, *keys))
+        self.shards.append(ShardEntry.of(fact, sidecar, tally))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         return self.shards[-1]
