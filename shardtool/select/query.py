@@ -24,7 +24,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import types
 
+from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing
 from shardtool.frames import pandas
 from shardtool.table.columns import no_such
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import tzinfo
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
 Classes = Mapping[str, Sequence[str]]
@@ -64,6 +66,17 @@ _BETWEEN: Mapping[str, tuple[type[ast.cmpop], type[ast.cmpop]]] = {
     "both": (ast.GtE, ast.LtE), "neither": (ast.Gt, ast.Lt), "left": (ast.GtE, ast.Lt), "right": (ast.Gt, ast.LtE),
 }  # fmt: skip
 _CONSTANTS: Mapping[Kind, type | tuple[type, ...]] = {"true or false": bool, "a number": (int, float), "text": str}
+_TYPES: Sequence[tuple[Kind, Callable[[pa.DataType], bool], pa.DataType | None]] = (
+    # What Arrow's types are in a query, and what each becomes; the first that holds counts.
+    ("true or false", types.is_boolean, None),
+    ("a number", types.is_uint64, None),
+    ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would wrap round
+    ("a number", types.is_floating, None),
+    ("a number", types.is_decimal, pa.float64()),
+    ("text", lambda kind: str(kind) in ("string", "large_string"), pa.large_string()),
+    ("a time", types.is_date, pa.timestamp("ms")),
+    ("a time", types.is_timestamp, None),
+)
 _TIME_FIELDS = frozenset(
     {"year", "quarter", "month", "day", "dayofweek", "weekday", "dayofyear", "hour", "minute", "second"}
 )
@@ -129,8 +142,6 @@ def matching(table: pa.Table, query: str, classes: Classes = _NO_CLASSES) -> NDA
 
 
 def _chosen(table: pa.Table, query: _Query) -> NDArray[np.int64]:
-    import pyarrow as pa
-
     try:
         _Rows(query, table.slice(0, 0)).truth(query.tree)  # finds what is wrong with a query before a value is read
         parts = [
@@ -513,44 +524,20 @@ def _filled(data: _Data, *, missing: bool) -> NDArray[np.bool_]:
 
 def _nulls(kind: Kind, count: int) -> _Data:
     """Return a column of a kind that is null in every row."""
-    import pyarrow as pa
-
-    types = {"text": pa.large_string(), "a time": pa.timestamp("us"), "true or false": pa.bool_()}
-    return _read(pa.chunked_array([pa.nulls(count, types.get(kind, pa.int64()))]))[1]
+    kinds = {"text": pa.large_string(), "a time": pa.timestamp("us"), "true or false": pa.bool_()}
+    return _read(pa.chunked_array([pa.nulls(count, kinds.get(kind, pa.int64()))]))[1]
 
 
 def _read(column: pa.ChunkedArray) -> tuple[Kind, _Data]:
     """Return what a column holds, and a Series whose dtype depends on the column's type, never on its values."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    from shardtool.entries import arrow
-
     pd = pandas()
     column = arrow.plain(column)
     if types.is_null(column.type):
         return "empty", None
     dtypes = {pa.bool_(): pd.BooleanDtype(), pa.int64(): pd.Int64Dtype(), pa.uint64(): pd.UInt64Dtype()}
     dtypes[pa.large_string()] = pd.ArrowDtype(pa.large_string())
-    for kind, holds, becomes in _types():
+    for kind, holds, becomes in _TYPES:
         if holds(column.type):
             column = column if becomes is None else column.cast(becomes)
             return kind, column.to_pandas(types_mapper=dtypes.get)
     return "of another type", column
-
-
-def _types() -> tuple[tuple[Kind, Callable[[pa.DataType], bool], pa.DataType | None], ...]:
-    """Return what Arrow's types are in a query, and what each becomes; the first that holds counts."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    return (
-        ("true or false", types.is_boolean, None),
-        ("a number", types.is_uint64, None),
-        ("a number", types.is_integer, pa.int64()),  # in an int8, 2 * 100 would wrap round
-        ("a number", types.is_floating, None),
-        ("a number", types.is_decimal, pa.float64()),
-        ("text", lambda kind: str(kind) in ("string", "large_string"), pa.large_string()),
-        ("a time", types.is_date, pa.timestamp("ms")),
-        ("a time", types.is_timestamp, None),
-    )

@@ -10,7 +10,7 @@ import re
 from array import array
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from shardtool.source.scan import ScanRules
     from shardtool.storage.remote.stores import BucketEntry
 
-Number = TypeVar("Number", np.uint32, np.int64)
 COLUMNS = ("key", "path", "folder", "size")
 _WILD = re.compile(rb"[*?\[]")  # what a glob does not take for itself
 
@@ -58,23 +57,22 @@ def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped,
     remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
     check_count(printable(root), names, remedy)
     place = {name: at for at, name in enumerate(names)}
-    codes = [
-        np.array([place[name] for name in part.fields], np.uint16)[np.frombuffer(part.codes, np.uint32)]
-        for part in parts
-        if part.fields
-    ]
-    counts = _joined((part.counts for part in parts), np.uint32).astype(np.int64)
+    codes = [np.zeros(0, np.uint16)]
+    for part in parts:
+        own = np.array([place[name] for name in part.fields], np.uint16)
+        codes.append(own[np.frombuffer(part.codes, np.uint32)])
+    counts = np.frombuffer(b"".join(part.counts for part in parts), np.uint32)
     entries = Entries(
         root=root,
         keys=Names.parse(b"".join(part.keys[0] for part in parts)),
-        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
+        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))),
         fields=tuple(to_text(name) for name in names),
         rows=FieldRows(
-            code=np.concatenate(codes) if codes else np.zeros(0, np.uint16),
+            code=np.concatenate(codes),
             kind=np.frombuffer(b"".join(part.kinds for part in parts), np.uint8),
-            size=_joined((part.sizes for part in parts), np.int64),
-            mtime_ns=_joined((part.mtimes for part in parts), np.int64),
-            changed_ns=_joined((part.changed for part in parts), np.int64),
+            size=np.frombuffer(b"".join(part.sizes for part in parts), np.int64),
+            mtime_ns=np.frombuffer(b"".join(part.mtimes for part in parts), np.int64),
+            changed_ns=np.frombuffer(b"".join(part.changed for part in parts), np.int64),
         ),
     )
     return without_torn(entries, skipped), tuple(skipped)
@@ -86,11 +84,6 @@ def without_torn(entries: Entries, skipped: Iterable[Skipped]) -> Entries:
     if not torn:
         return entries
     return entries.take(np.array([at for at in range(len(entries)) if entries.keys[at] not in torn], np.int64))
-
-
-def _joined(parts: Iterable[array[int]], kind: type[Number]) -> NDArray[Number]:
-    arrays = [np.frombuffer(part, kind) for part in parts if len(part)]
-    return np.concatenate(arrays) if arrays else np.zeros(0, kind)
 
 
 def check_torn(entries: Entries) -> None:
