@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.request.results import IndexResult, Observer
-    from shardtool.verbs.inspect.overview import FoundSample
+    from shardtool.verbs.inspect.samples import SampleView
 
 __all__ = ["VERBS"]
 
@@ -673,26 +673,24 @@ def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running)
     from shardtool.verbs.inspect.samples import extract, find_sample, first_samples, view
 
     brief, folder = not options.samples, options.extract
-    found: Iterator[FoundSample] = (
-        first_samples(opened, options.head, options.where)
-        if brief
-        else (find_sample(opened, key) for key in options.samples)
-    )
-    viewed = ((view(one, text_limit=_BRIEF) if brief else view(one), one) for one in found)
-    shown = (
-        (seen, None if folder is None else [*map(output_text, extract(one, folder, overwrite=options.overwrite))])
-        for seen, one in viewed
-    )
+    wanted = (find_sample(opened, key) for key in options.samples)
+
+    def shown() -> Iterator[tuple[SampleView, dict[str, list[str]]]]:
+        for one in first_samples(opened, options.head, options.where) if brief else wanted:
+            seen, files = view(one, text_limit=_BRIEF) if brief else view(one), dict[str, list[str]]()
+            if folder is not None:
+                files = {"files": [*map(output_text, extract(one, folder, overwrite=options.overwrite))]}
+            yield seen, files
 
     def texts() -> Iterator[str]:
-        for number, (seen, files) in enumerate(shown):
+        for number, (seen, files) in enumerate(shown()):
             text = sample_line(seen, width()) if brief else ("\n" if number else "") + sample_text(seen, width())
-            if folder is not None and files is not None and not brief:
-                text += f"\n{counted(len(files), 'file')} written to {printable(folder)}"
+            if files and not brief:
+                text += f"\n{counted(len(files['files']), 'file')} written to {printable(folder or '')}"
             yield text
 
     if how.as_json:
-        show_json({"samples": [seen.to_json() | ({} if files is None else {"files": files}) for seen, files in shown]})
+        show_json({"samples": [seen.to_json() | files for seen, files in shown()]})
     else:
         show_each(texts())
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib import resources
@@ -425,9 +425,7 @@ def _sample(one: ShownSample) -> dict[str, object]:
         "images": [_image(image, with_data=image not in (one.images[0], one.overlay)) for image in one.images],
         "over": one.overlay is not None,
         "players": [{"field": player.field, "said": player.said, "size": len(player.data)} for player in one.players],
-        "texts": [
-            {"field": text.field, "kind": text.kind, "text": text.text, "cut": text.is_cut} for text in one.texts
-        ],
+        "texts": [asdict(text) for text in one.texts],
         "meta": _meta(one.chosen.metadata, one.labels),
         "problems": one.problems,
         "notes": one.notes,

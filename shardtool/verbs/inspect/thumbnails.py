@@ -11,7 +11,7 @@ from bisect import bisect
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -287,7 +287,7 @@ class Text:
     field: str
     kind: str
     text: str
-    is_cut: bool
+    cut: bool
 
 
 @dataclass
@@ -497,8 +497,9 @@ class _SampleReading:
             return self._cut(title, "numbers", numbers, is_cut=len(start) < length)
         if name.rpartition(".")[2].lower() in _JSON_ENDINGS and len(start) == length:
             try:
-                pretty = json.dumps(json.loads(start), indent=2, ensure_ascii=False)
-                return self._cut(title, "json", pretty, is_cut=False)
+                pieces = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(start))
+                pretty = "".join(islice(pieces, 2 * self._budget.text))  # deep JSON is mostly blanks: 1 MB became 1 GB
+                return self._cut(title, "json", pretty, is_cut=next(pieces, None) is not None)
             except (ValueError, RecursionError) as error:
                 shown.problems.append(f"{title}: no JSON: {printable(str(error))[:_SHORT]}")
         if (text := text_of(start, whole=len(start) == length)) is not None:

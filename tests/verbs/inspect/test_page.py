@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import tracemalloc
 import wave
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -526,6 +527,21 @@ def test_audio_and_video_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             with wave.open(io.BytesIO(data)) as file:
                 assert len(file.readframes(10**9)) == file.getnframes() * 2 == len(data) - 44
     assert any("audio, 10.0 s, the first" in one[0] for one in said.values() if one)
+
+
+def test_deep_json_is_not_laid_out_beyond_what_is_shown(tmp_path: Path) -> None:
+    """Each number in lists in lists stands on a line of blanks: laid out whole, 100 kB would be 30 MB."""
+    deep = b"[" * 300 + b",".join([b"1"] * 50_000) + b"]" * 300
+    shard = write_shard(tmp_path / "x-000.tar", {"deep": {"json": deep}, "flat": {"json": b'{"a": [1]}'}})
+    _page(shard)  # and what is imported for it
+    tracemalloc.start()
+    page = _page(shard)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 25_000_000
+    texts = {one["key"]: one["texts"][0] for one in page.samples}
+    assert (texts["deep"]["kind"], texts["deep"]["cut"], texts["flat"]["cut"]) == ("json", True, False)
+    assert json.loads(texts["flat"]["text"]) == {"a": [1]}
 
 
 @given(data=st.binary(max_size=60), head=st.sampled_from([b"RIFF....WAVE", b"fLaC", b"\x1a\x45\xdf\xa3webm", b"...."]))
