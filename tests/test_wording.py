@@ -28,8 +28,8 @@ from shardtool import (
 )
 from shardtool.cli.commands import VERBS
 from shardtool.request.options import InspectOptions
+from shardtool.verbs.cache.cache import CacheWriterOptions
 from shardtool.verbs.cache.folder import Space
-from shardtool.verbs.cache.writer import CacheWriterOptions
 from shardtool.wording import (
     call,
     command_line_words,

@@ -11,7 +11,7 @@ import pytest
 
 import shardtool
 from shardtool import Cache, InvalidRequest, OutputFailed, ShardError
-from shardtool.verbs.cache import writer as writing
+from shardtool.verbs.cache import cache as caching
 from tests.verbs.cache.conftest import made_shards
 from tests.verbs.cache.helpers import KILLING, python, read_all
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from shardtool.verbs.cache.writer import CacheWriter, Format
+    from shardtool.verbs.cache.cache import CacheWriter, Format
     from tests.verbs.cache.conftest import Noting
 
 SIZE = 12_000  # bytes of a shard at most: seven samples of 1,000 bytes in a tar
@@ -92,8 +92,8 @@ def test_writers_wait_for_trainers(tmp_path: Path, noting: Noting, monkeypatch: 
     It says so once, and gets room at the next refresh. Two trainers that take turns cannot keep a shard that must go:
     once it is to go, neither takes it again.
     """
-    monkeypatch.setattr(writing, "_LONG_S", 0.01)
-    monkeypatch.setattr(writing, "_LOOK_S", 0.01)
+    monkeypatch.setattr(caching, "_LONG_S", 0.01)
+    monkeypatch.setattr(caching, "_LOOK_S", 0.01)
     first, second = (Cache(tmp_path / "cache", 5 * SIZE, "oldest", observer=noting) for _ in range(2))
     with first.writer(max_size=SIZE) as writer:
         grow(writer, range(28))
@@ -247,7 +247,7 @@ _KILLED = (
 import sys
 from shardtool import Cache
 from shardtool.verbs.cache import folder as space
-from shardtool.verbs.cache import writer
+from shardtool.verbs.cache import cache as caching
 from shardtool.storage.staging import Folder, StagedFile
 
 folder = sys.argv[1]
@@ -259,7 +259,7 @@ def first_rename(*given):
 
 cache = Cache(folder, 60_000, "oldest")
 instants = [
-    (writer, "OpenShard", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
+    (caching, "OpenShard", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
     (os, "rename", first_rename), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
     (space, "remove_shard", after(space.remove_shard)),
 ]
