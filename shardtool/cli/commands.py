@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -148,9 +148,9 @@ def _write_shards(work: Callable[..., Any], how: Running, *, dry: bool) -> None:
     _carry_out(work, how, plan_table if dry else written_text, always=dry)
 
 
-def _terminal(how: Running) -> Terminal:
+def _terminal(how: Running) -> closing[Terminal]:
     accepted = click.get_current_context().meta.get(ACCEPTED)
-    return Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress, accepted=accepted)
+    return closing(Terminal(quiet=how.quiet, verbose=how.verbose, progress=how.progress, accepted=accepted))
 
 
 def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str], *, always: bool = False) -> Any:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import TextIO
 
-    from typing_extensions import Self
-
 
 # Progress as lines, for logs: where no terminal draws a bar, a line every ten seconds tells that a run goes on.
 
@@ -133,12 +131,6 @@ class Terminal(Observer):
         self._shards = (0, 0)
         self._fetched: _FetchText | None = None
         hear(lambda text: self.log(f"retry: {text}"))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""

@@ -29,10 +29,7 @@ KINDS = (
     (b"II*\0", "TIFF"), (b"MM\0*", "TIFF"), (b"BM", "BMP"), (b"P", "PNM"),
 )  # fmt: skip
 SNIFFED = 5  # of KINDS are known by their content alone, whatever the field is called
-_OF_FRAMES = (
-    "animated-image",
-    "image-depth",
-)  # sound images that `change` refuses, and of which a first frame is shown
+_OF_FRAMES = ("animated-image", "image-depth")  # sound, but `change` refuses them: a first frame is shown
 SHOULD_SHOW = frozenset((*_OF_FRAMES, "image-too-large"))
 _MOST_PIXELS = 100_000_000
 _QUALITY = 75
