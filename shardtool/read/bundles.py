@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing
 from shardtool.plan.order import permuted, random_at, random_start
@@ -30,14 +29,16 @@ from shardtool.wording import call, option
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import DTypeLike
+    from numpy.typing import DTypeLike, NDArray
 
     from shardtool.read.chain import Lists, Stages
     from shardtool.read.fetch import Reader, SkippedSamples
+    from shardtool.read.files import Numbers
     from shardtool.read.order import MixedSamples, Order, SampleView
     from shardtool.read.samples import Sample, Samples
 
     Views = SampleView | MixedSamples
+    Pieces = tuple[Numbers, Numbers, Numbers, Numbers]
 
 By = Literal["first-fit", "concat"]
 ASPECTS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9, 2.0)
@@ -47,10 +48,6 @@ ASPECTS = (1 / 2, 9 / 16, 2 / 3, 3 / 4, 1.0, 4 / 3, 3 / 2, 16 / 9, 2.0)
 #
 # Of each piece, int64: the bundle that it is in, from 0 on, the sample that it is of, where in that it starts, and how
 # long it is.
-
-
-Numbers = NDArray[np.int64]
-Pieces = tuple[Numbers, Numbers, Numbers, Numbers]
 
 
 def concatenated(tokens: int, lengths: Numbers) -> Pieces:

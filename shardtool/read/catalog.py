@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow.dataset as pads
-    from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset
+    from shardtool.read.files import Numbers
     from shardtool.values import Given, Kind, ValueType
 
-    Numbers = NDArray[np.int64]
 
 _THREADS = 4  # that walk shards: more than one where a disk is far away
 _log = logging.getLogger("shardtool")
@@ -78,8 +77,8 @@ class Catalog:
 
     name: str
     shards: tuple[StoredShard, ...] = field(repr=False)
-    firsts: NDArray[np.int64] = field(repr=False)
-    sizes: NDArray[np.int64] = field(repr=False)
+    firsts: Numbers = field(repr=False)
+    sizes: Numbers = field(repr=False)
     fingerprint: str
     fields: Mapping[str, int] = field(default_factory=dict)
     kinds: Mapping[str, Kind] = field(default_factory=dict)
@@ -90,7 +89,7 @@ class Catalog:
     key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     parts: tuple[Catalog, ...] = field(default=(), repr=False)
     shared: SharedBlocks | JoinedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
-    crcs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
+    crcs: Numbers = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
     split: str = ""
     listed: bool = False
     walks: bool = True
@@ -99,7 +98,7 @@ class Catalog:
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
-    def places(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def places(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """Return the shard of each sample, and its row there.
 
         Args:
@@ -108,7 +107,7 @@ class Catalog:
         shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         return shards, numbers - self.firsts[shards]
 
-    def by_shard(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    def by_shard(self, numbers: Numbers) -> Iterator[tuple[int, Numbers, Numbers]]:
         """Yield each shard that samples lie in: its place, their rows, ascending, and their places in `numbers`."""
         order = np.argsort(numbers, kind="stable")
         shards, rows = self.places(numbers[order])

@@ -244,27 +244,20 @@ def _failed(sample: Mapping[str, object], name: str, error: Exception) -> Sample
 
 
 def _rgb(data: bytes, images: str, reduce: tuple[int, int] | None, max_bytes: int) -> NDArray[Any] | Image:
-    from shardtool.transform.image import as_rgb
+    from shardtool.transform.image import as_rgb, pixels
     from shardtool.transform.jpeg import decoded
 
     if images == "numpy" and (array := decoded(data, least=reduce, max_bytes=max_bytes)) is not None:
         return array
-    image = _pixels(data, least=reduce, max_bytes=max_bytes)
+    image = pixels(data, least=reduce, max_bytes=max_bytes)
     return as_rgb(image) if images == "pil" else _values(image, as_rgb)
 
 
 def _mask(data: bytes, max_bytes: int) -> NDArray[Any]:
-    values = _values(_pixels(data, exact=True, max_bytes=max_bytes), lambda image: image)
+    from shardtool.transform.image import pixels
+
+    values = _values(pixels(data, exact=True, max_bytes=max_bytes), lambda image: image)
     return np.minimum(values.view(np.uint8), 1) if values.dtype == bool else values  # Pillow's True is 255
-
-
-def _pixels(data: bytes, **how: Any) -> Image:
-    from shardtool.transform.image import BadImage, pixels
-
-    try:
-        return pixels(data, **how)
-    except BadImage as error:
-        raise ValueError(error.message) from error
 
 
 def _values(image: Image, made: Callable[[Image], Image]) -> NDArray[Any]:
@@ -704,7 +697,8 @@ class Stages:
         for stage in self.stages:
             if isinstance(stage, Batch):
                 samples, on_skip = stage.over(_each(each, samples, on_skip, rng_of)), _refuse_batch
-                each, rng_of = [], partial(_of_later, rng_of, len(each) + 1)
+                longest = sum(max(map(len, one.each)) if isinstance(one, Chains) else 1 for one in each)
+                each, rng_of = [], partial(_of_later, rng_of, longest + 1)
             else:
                 each.append(stage)
         return _each(each, samples, on_skip, rng_of)
@@ -827,15 +821,23 @@ class Chain:
         """
         return self.with_stages(self.stages.then(Tuple(fields, missing)))
 
-    def batch(self, size: int, *, drop_last: bool = False, lists: Lists = ()) -> Self:
+    def batch(self, size: int | None = None, *, drop_last: bool = False, lists: Lists = (), **of_dataset: Any) -> Self:
         """Make batches of `size` samples: see `read.chain.collate`.
 
         Args:
             size: Samples of a batch.
             drop_last: Leave out a last batch that is smaller.
             lists: Fields whose values a batch has as a list, though they may be of one shape, such as boxes.
+            of_dataset: What only `Dataset.batch` takes, such as `by`: a stream has its order already.
+
+        Raises:
+            InvalidRequest: The size is no positive number, or something else is given.
         """
-        return self.with_stages(self.stages.then(Batch(size, drop_last, lists)))
+        if of_dataset:
+            expected = "size, drop_last and lists"
+            remedy = "Call dataset.batch(by=...).stream(): batches by size are an order of their own."
+            raise InvalidRequest("batch", f"{listing([*of_dataset])} of a stream", expected=expected, remedy=remedy)
+        return self.with_stages(self.stages.then(Batch(cast("int", size), drop_last, lists)))
 
 
 def _of_later(rng_of: RngOf, first: int, stage: int) -> np.random.Generator:

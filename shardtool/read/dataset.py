@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from shardtool.read.catalog import Catalog, IndexStore
     from shardtool.read.chain import Each
     from shardtool.read.fetch import Reader, SkippedSamples
-    from shardtool.read.files import ShardCache
+    from shardtool.read.files import Numbers, ShardCache
     from shardtool.read.order import Stop
     from shardtool.select.splits import Splits
     from shardtool.values import Given, OnBadSample
 
-    Numbers = NDArray[np.int64]
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
     Hashes = NDArray[np.uint64]
 

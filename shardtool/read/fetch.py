@@ -22,14 +22,10 @@ from shardtool.storage.shared import ForkLock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from shardtool.read.catalog import Catalog
-    from shardtool.read.files import ReadOptions
+    from shardtool.read.files import Numbers, ReadOptions
     from shardtool.read.order import MixedSamples
     from shardtool.read.samples import Sample, Samples
-
-    Numbers = NDArray[np.int64]
 
 _MOST_REASONS = 1000
 _READS_ELSEWHERE = 4

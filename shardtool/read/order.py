@@ -28,11 +28,8 @@ from shardtool.values import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from shardtool.read.catalog import Catalog
-
-    Numbers = NDArray[np.int64]
+    from shardtool.read.files import Numbers
 
 Shuffle = bool | Literal["full"]
 _ROUND_BYTES = 2**25
@@ -615,7 +612,7 @@ class Share:
         """Return how many samples the rank takes from `origin` to the end of an epoch of so many."""
         return -(-(self.end(length) - self.origin - self.rank) // self.world_size)
 
-    def positions(self, start: int, stop: int, length: int) -> NDArray[np.int64]:
+    def positions(self, start: int, stop: int, length: int) -> Numbers:
         """Return the positions from `start` to `stop` of the epoch that are this reader's, in order.
 
         Args:

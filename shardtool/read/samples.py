@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.errors import ShardError
     from shardtool.read.catalog import Catalog
-    from shardtool.read.files import OpenFile, ReadOptions
+    from shardtool.read.files import Numbers, OpenFile, ReadOptions
     from shardtool.values import Kind
-
-    Numbers = NDArray[np.int64]
 
 Sample = dict[str, object]
 if TYPE_CHECKING:

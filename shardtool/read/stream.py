@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
 
 import numpy as np
 
@@ -25,16 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import DTypeLike
     from typing_extensions import Self
 
     from shardtool.read.bundles import AnyReader, Views
     from shardtool.read.chain import Lists
     from shardtool.read.fetch import Reader
+    from shardtool.read.files import Numbers
     from shardtool.read.order import Ends, Order, OrderedSamples, Shuffle
     from shardtool.read.samples import Sample, Samples
-
-    Numbers = NDArray[np.int64]
 
 
 # Jobs done in a thread before their results are wanted.
@@ -188,12 +187,20 @@ class Streamable(Chain):
         reader = reader.reading_only(frozenset({source.name}))
         return Bundled(bundles.bundled(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad))
 
+    @overload  # type: ignore[override] # a Dataset takes more than a stream
+    def batch(self, size: int, *, drop_last: bool = False, lists: Lists = ()) -> Self: ...
+    @overload
+    def batch(
+        self, size: int | None = None, *, by: Literal["length", "aspect"], tokens: int | None = None,
+        field: str | None = None, dtype: DTypeLike | None = None, length: str | None = None,
+        aspects: Sequence[float] = bundles.ASPECTS, lists: Lists = (),
+    ) -> Bundled: ...  # fmt: skip
+
     def batch(  # noqa: PLR0913 - its public options
         self, size: int | None = None, *, drop_last: bool = False, by: Literal["length", "aspect"] | None = None,
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,
-        length: str | None = None, aspects: Sequence[float] = bundles.ASPECTS,
-        lists: Lists = (),
-    ) -> Any:  # fmt: skip
+        length: str | None = None, aspects: Sequence[float] = bundles.ASPECTS, lists: Lists = (),
+    ) -> Self | Bundled:  # fmt: skip
         """Make batches: of so many samples in a row; or in an order of batches, of samples of about one size.
 
         Args:
@@ -212,7 +219,7 @@ class Streamable(Chain):
             InvalidRequest: Sizes are not known, or a sample alone is longer than a batch.
         """
         if by is None:
-            return super().batch(cast("int", size), drop_last=drop_last, lists=lists)
+            return super().batch(size, drop_last=drop_last, lists=lists)
         check_choice("by", by, Literal["length", "aspect"])
         asked, limit, unasked = ("tokens", tokens, size) if by == "length" else ("size", size, tokens)
         if drop_last or unasked is not None:

@@ -27,7 +27,7 @@ from torch.nn.functional import interpolate
 from shardtool.errors import InvalidRequest
 from shardtool.read.chain import DecodedField, any_rng
 from shardtool.request.settings import check_least
-from shardtool.transform.image import BadImage, as_rgb, pixels
+from shardtool.transform.image import as_rgb, pixels
 from shardtool.transform.jpeg import JpegHead, cut, decoded, read_head
 
 if TYPE_CHECKING:
@@ -87,15 +87,12 @@ class _Crop:
         """
         head = read_head(data)
         image: NDArray[np.uint8] | Image.Image
-        try:
-            if head is None:
-                image, scale = as_rgb(pixels(data)), 1
-                box = box_in(*image.size)
-            else:
-                box = box_in(head.width, head.height)
-                image, scale = _above(data, head, box, self.size)
-        except BadImage as error:
-            raise ValueError(error.message) from error
+        if head is None:
+            image, scale = as_rgb(pixels(data)), 1
+            box = box_in(*image.size)
+        else:
+            box = box_in(head.width, head.height)
+            image, scale = _above(data, head, box, self.size)
         left, top = box[0] // scale, box[1] // scale
         part = _part(image, (left, top, -(-box[2] // scale), -(-box[3] // scale)))
         if scale == 1 and part.shape[:2] == (self.size, self.size):

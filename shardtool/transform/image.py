@@ -209,7 +209,7 @@ class ImageFact:
     mode: str
 
 
-class BadImage(Exception):
+class BadImage(ValueError):
     """An image that cannot be read, or not be changed as asked.
 
     Attributes:

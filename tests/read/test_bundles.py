@@ -264,6 +264,8 @@ def test_batches_go_without_what_stages_leave_out(folder: Path) -> None:
         (lambda one: one.batch(8, by="size"), "by: 'size'"),
         (lambda one: one.batch(8, by="length"), "tokens alone"),
         (lambda one: one.batch(by="aspect"), "size: None"),
+        (lambda one: one.stream().batch(by="length", tokens=9), "batch: by, tokens of a stream"),
+        (lambda one: one.stream().batch(), "batch: None; expected 1 or more samples"),
         (lambda one: one.batch(8, by="aspect", aspects=[]), "aspects"),
         (lambda one: shardtool.mix([one.pack(TOKENS, "npy")], [1]), "mix first, then batch or pack"),
     ],

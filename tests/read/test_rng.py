@@ -142,6 +142,22 @@ def test_what_is_drawn_stays() -> None:
 GOLDEN = {(0, 0, 0): 427472002, (0, 1, 0): 35655685, (0, 0, 1): 4198375598, (7, 10**9, 2): 3330521343}
 
 
+def test_batches_of_a_mix_draw_otherwise_than_its_samples(dataset: Any) -> None:
+    """No stage behind a batch shares its numbers with one of a dataset's own chain, however long that is."""
+
+    def noted(value: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {**value, "drawn": [*value.get("drawn", ()), float(rng.random())]}
+
+    chain = dataset
+    for _ in range(5):
+        chain = chain.map(noted)
+    mixed = shardtool.mix([chain, dataset.map(noted)]).map(noted).batch(1)
+    for _ in range(3):
+        mixed = mixed.map(lambda batch, rng: {**batch, "drawn": [*np.ravel(batch["drawn"]), float(rng.random())]})
+    drawn = [one for batch in mixed.stream() for one in np.ravel(batch["drawn"])]
+    assert len(set(drawn)) == len(drawn)
+
+
 def test_chains_of_a_mix_and_of_batches_by_size(dataset: Any) -> None:
     """What is done to samples before they are mixed, or put together by size, draws as surely."""
     for made in (
