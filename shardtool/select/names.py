@@ -403,25 +403,15 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
         shard: Which of `shards` each sample lies in.
         shards: The names of the shards.
     """
-    counts = entries.counts()
     made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: arrow.unended(entries.keys.span(0, len(entries)), pa.large_string()),
         "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), arrow.texts([*map(printable, shards)])),
-        "size": lambda: number_array(_sums(entries.rows.size, entries.first[:-1], counts)),
-        "fields": lambda: number_array(counts),
+        "size": lambda: number_array(np.diff(np.append(0, np.cumsum(entries.rows.size))[entries.first])),
+        "fields": lambda: number_array(entries.counts()),
     }
     table = pa.Table.from_arrays([], names=[]) if entries.metadata is None else entries.metadata
     own = {name: make() for name, make in made.items() if name not in table.column_names}
     return pa.Table.from_arrays([*table.columns, *own.values()], names=[*table.column_names, *own])
-
-
-def _sums(values: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of each sample's values, 0 for a sample without any."""
-    found = np.zeros(len(counts), np.int64)
-    some = counts > 0  # reduceat gives an empty run its next value
-    if some.any():
-        found[some] = np.add.reduceat(values, first[some])
-    return found
 
 
 def column_of(table: pa.Table, name: str, option: str) -> pa.ChunkedArray:

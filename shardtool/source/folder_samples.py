@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +28,7 @@ from shardtool.values import FILE, INLINE, SPLIT_NAMES, counted, split_name, to_
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -204,7 +205,7 @@ def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int,
                     beside.append(path + ".*" if b"/" in keys[at] else f"./{path}.*")  # as `exclude` takes it
                     at += 1
                     continue
-                end = _end_of(keys, at, high, above + name + b"0")  # "0" follows "/"
+                end = bisect_left(cast("Sequence[bytes]", keys), above + name + b"0", at, high)  # "0" follows "/"
                 found.append((at, end, above + name + b"/"))
                 at = end
         spans = found
@@ -214,14 +215,6 @@ def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int,
         remedy = f"Move them, or leave them out: {left_out}."
         raise InvalidRequest(option(asked[0]), problem, expected=asked[1], remedy=remedy)
     return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
-
-
-def _end_of(keys: Names, low: int, high: int, end: bytes) -> int:
-    """Return the first place from `low` to `high` whose key is not before `end`."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if keys[middle] < end else (low, middle)
-    return low
 
 
 def table_of(entries: Entries) -> pa.Table:
