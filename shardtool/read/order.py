@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Sized
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -508,15 +509,15 @@ def _length(weights: Sequence[int], lengths: Sequence[int], stop: Stop) -> int:
     if stop not in ("first", "all") or isinstance(stop, bool):
         raise InvalidRequest("stop", repr(stop), expected="'first', 'all', or a number of samples")
     enough = any if stop == "first" else all
-    low, high = 0, _MOST_POSITIONS + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        counts = _counts(weights, middle)
-        done = enough(count >= length for count, length in zip(counts, lengths, strict=True))
-        low, high = (low, middle) if done else (middle, high)
-    if high > _MOST_POSITIONS:
+
+    def is_over(position: int) -> bool:
+        counts = _counts(weights, position)
+        return enough(count >= length for count, length in zip(counts, lengths, strict=True))
+
+    end = bisect_left(range(_MOST_POSITIONS + 1), x=True, key=is_over)
+    if end > _MOST_POSITIONS:
         raise InvalidRequest("weights", "an epoch would have more than 2^40 samples", expected="more equal weights")
-    return high
+    return end
 
 
 def _check_each(name: str, numbers: Sequence[float], count: int) -> None:

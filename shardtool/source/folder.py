@@ -51,7 +51,7 @@ class FolderSource(Source):
     may_skip_names = True
 
     def __init__(self, source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> None:
-        self._name = _name_of(source)
+        self._name = name_of(source)
         self._source, self._options = source, options
         self._tree = open_tree(source, options, outputs)
 
@@ -181,7 +181,7 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
     return ObjectTree(root, rules)
 
 
-def _name_of(source: str) -> str:
+def name_of(source: str) -> str:
     """Return the name of a folder for outputs: of a link, that of what it leads to; of a whole bucket, the bucket's."""
     if is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))

@@ -45,7 +45,7 @@ from shardtool.request.results import differing_options
 from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
-from shardtool.source.folder import label
+from shardtool.source.folder import label, name_of
 from shardtool.storage.open_file import open_plain
 from shardtool.storage.places import file_stat, identity, is_url, source_root
 from shardtool.storage.staging import Folder, check_local, check_target
@@ -161,16 +161,12 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
         path, folder = archive
         stamp, place = _stamp(path), os.fsencode(path)
         file = SpanFile(place, *stamp, "zip" if path.lower().endswith(".zip") else "tar")
-        return PlanRequest("archive", (_name(path), folder), (stamp,), archive=file, identity=identity(place))
+        return PlanRequest("archive", (name_of(path), folder), (stamp,), archive=file, identity=identity(place))
     if is_table(path, options.text_form):
         stamps = tuple(map(_stamp, parquet_files(path) if os.path.isdir(path) else [path]))
         root = os.fsencode(options.root or folder_of(path)).rstrip(b"/") + b"/"
-        return PlanRequest("manifest", (_name(path),), stamps, root, outside=options.allow_outside)
-    return PlanRequest("folder", (_name(path),), root=source_root(path, needed=True), outside=follows)
-
-
-def _name(path: str) -> str:
-    return printable(os.fsencode(os.path.basename(os.path.realpath(path))))
+        return PlanRequest("manifest", (name_of(path),), stamps, root, outside=options.allow_outside)
+    return PlanRequest("folder", (name_of(path),), root=source_root(path, needed=True), outside=follows)
 
 
 def _stamp(path: str) -> tuple[int, int]:
