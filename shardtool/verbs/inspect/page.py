@@ -33,6 +33,7 @@ from shardtool.verbs.inspect.table import check_report
 from shardtool.verbs.inspect.thumbnails import (
     SPLIT,
     Budget,
+    ChosenSamples,
     common_start,
     dataset_name,
     gather,
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary, Summary
+    from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary
     from shardtool.verbs.inspect.media import Thumbnail
-    from shardtool.verbs.inspect.overview import Overview, Sizes, Spread
-    from shardtool.verbs.inspect.thumbnails import ChosenSamples, ShownSample
+    from shardtool.verbs.inspect.overview import Sizes, Spread
+    from shardtool.verbs.inspect.thumbnails import ShownSample
 
     # A label, how many values it has, and the rows of a table of these.
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
@@ -112,14 +113,15 @@ def write_page(
     ]
     budget = _budget(sum(map(len, odd)) + sum(len(one.chosen) for one in gathered))
     views = []
-    for at, (name, each, found) in enumerate(zip(_names(given), gathered, odd, strict=True)):
+    for number, (name, each, found) in enumerate(zip(_names(given), gathered, odd, strict=True), 1):
         strange = [*show_samples(each, budget, [sample for _, sample in found])]
         for one, (why, _) in zip(strange, found, strict=True):
             one.why = why
         shown = [*show_samples(each, budget)]
         if each.summary.samples > _SEEN_AT_ONCE and not any(one.why.startswith("widest") for one in strange):
             strange += _shapes(shown)
-        views.append(DatasetView(name, each, shown, strange, at + 1 if len(given) > 1 else 0))
+        at = number if len(given) > 1 else 0
+        views.append(DatasetView(**vars(each), name=name, shown=shown, strange=strange, number=at))
     _give_anchors(views)
     write_target(path, _page(views).encode())
 
@@ -153,7 +155,7 @@ def _shapes(shown: Sequence[ShownSample]) -> list[ShownSample]:
 
 def _all(views: Sequence[DatasetView]) -> list[ShownSample]:
     """Return the samples of a page, the odd ones last."""
-    return [one for view in views for one in view.shown] + [one for view in views for one in view.odd]
+    return [one for view in views for one in view.shown] + [one for view in views for one in view.strange]
 
 
 def _give_anchors(views: Sequence[DatasetView]) -> None:
@@ -166,37 +168,25 @@ def _give_anchors(views: Sequence[DatasetView]) -> None:
         one.anchor = f"{name}~{seen[name]}" if seen[name] > 1 else name
     if len(views) > 1:
         for view in views:
-            for one in view.shown + view.odd:
+            for one in view.shown + view.strange:
                 one.labels.setdefault(DATASET, view.name)
 
 
 @dataclass(frozen=True)
-class DatasetView:
+class DatasetView(ChosenSamples):
     """A dataset as the page shows it.
 
     Attributes:
         name: What it is called.
-        gathered: What was read of it.
         shown: Its samples.
-        odd: Those that stand out.
+        strange: Those that stand out.
         number: Which of several datasets it is, from 1; 0: it is the only one.
     """
 
     name: str
-    gathered: ChosenSamples
     shown: list[ShownSample]
-    odd: list[ShownSample]
+    strange: list[ShownSample]
     number: int
-
-    @property
-    def overview(self) -> Overview:
-        """What its indexes say."""
-        return self.gathered.overview
-
-    @property
-    def summary(self) -> Summary:
-        """The same, added up."""
-        return self.gathered.summary
 
     @property
     def dataset(self) -> StoredDataset:
