@@ -163,11 +163,11 @@ def verb(
                     _have_typed_win(kind, context)
             words = [given[one.name or ""] for one in typed]
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
-            if given.get("save_config") is None:
-                return function(*words, *asked[:-1], asked[-1]())
-            save = context.meta[ACCEPTED] = _saved(asked, given["save_config"], context)
+            if given.get("save_config") is not None:
+                context.meta[ACCEPTED] = _saved(asked, given["save_config"], context)
             code = function(*words, *asked[:-1], asked[-1]())
-            save()
+            if ACCEPTED in context.meta:
+                context.meta[ACCEPTED]()
             return code
 
         return Verb(function.__name__, params=[*typed, *params], callback=run, help=function.__doc__)

@@ -9,6 +9,7 @@ import base64
 import math
 import sys
 from bisect import bisect_right
+from codecs import getincrementaldecoder
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -355,13 +356,11 @@ def _recognized(
 
 def text_of(data: bytes, *, whole: bool) -> str | None:
     """Return bytes as text; None where they are none. Where they are not `whole`, the last character may be cut off."""
-    for cut in range(1 if whole else 4):
-        try:
-            text = data[: len(data) - cut].decode()
-        except UnicodeDecodeError:
-            continue
-        return None if "\0" in text else text
-    return None
+    try:
+        text = getincrementaldecoder("utf-8")().decode(data, final=whole)
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
 
 
 def plain(value: object) -> object:
