@@ -61,6 +61,11 @@ class DigestTask:
     starts: bytes
     stops: bytes
 
+    @classmethod
+    def of(cls, path: str, size: int, index: ShardIndex) -> DigestTask:
+        """Return the task of a shard whose samples lie as an index says."""
+        return cls(path, size, index.offsets.tobytes(), (index.offsets + index.lengths).tobytes())
+
 
 @dataclass(frozen=True, slots=True)
 class Digests:

@@ -626,11 +626,10 @@ class Exporter:
         self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
 
     def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex) -> indexes.DigestTask:
-        stops = index.offsets + index.lengths
-        if (index.offsets[1:] < stops[:-1]).any():
+        if (index.offsets[1:] < (index.offsets + index.lengths)[:-1]).any():
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
         path = join(join(self.folder.path, local_name(dataset.shards_folder)), local_name(shard.name))
-        return indexes.DigestTask(path, shard.size, index.offsets.tobytes(), stops.tobytes())
+        return indexes.DigestTask.of(path, shard.size, index)
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:
         """Return this dataset, and those that the same run made for other splits and that have an index."""

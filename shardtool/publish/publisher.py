@@ -25,17 +25,8 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.dataset_file import read_dataset, shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, OutputFailed, listing, reason
 from shardtool.pattern import ShardPattern, sidecar_name, text_of
+from shardtool.publish import records
 from shardtool.publish.foreign_indexes import StaleIndexes
-from shardtool.publish.records import (
-    check_skipped_file,
-    encode_skipped,
-    merged,
-    read_skipped,
-    record_name,
-    remove_records,
-    unmerged,
-    wrong_size,
-)
 from shardtool.skipped import in_order
 from shardtool.storage.folders import check_there
 from shardtool.storage.staging import check_facts
@@ -85,11 +76,11 @@ class Publisher:
             return in_order([*skipped, *removed.values()]) if removed else [*skipped]
         listed = self.destination.listed_skipped()
         try:
-            check_skipped_file(encode_skipped(listed), old, where)
+            records.check_skipped_file(records.encode_skipped(listed), old, where)
         except CorruptShard:
-            listed = unmerged(listed, skipped)  # an append may have been killed once its own list was there
-            check_skipped_file(encode_skipped(listed), old, where)
-        return merged(listed, skipped)
+            listed = records.unmerged(listed, skipped)  # an append may have been killed once its own list was there
+            records.check_skipped_file(records.encode_skipped(listed), old, where)
+        return records.merged(listed, skipped)
 
     def spool(self, size: int) -> StagedFile:
         """Return a temporary file that workers can read once payloads are written to it.
@@ -210,7 +201,7 @@ class Publisher:
             OutputFailed: The file system refuses.
         """
         wanted = {*shards, *map(sidecar_name, shards), self.pattern.dataset_file}
-        rows = encode_skipped(skipped)
+        rows = records.encode_skipped(skipped)
         if rows:
             wanted.add(self.pattern.skipped_file)
         stale, old = sorted(set(self._existing) - wanted), self.destination.old
@@ -221,7 +212,7 @@ class Publisher:
         self.beside.keep_only([*shards, *(() if old is None else (one.name for one in old.shards))])
         self.beside.remove()
         if not (self._waiting or stale) and self._has(self.pattern.dataset_file, dataset_file):
-            remove_records(self.folder, self.pattern)
+            records.remove_records(self.folder, self.pattern)
             return
         last = self.folder.stage_whole(self.pattern.dataset_file, dataset_file)
         if self._waiting or stale:
@@ -231,7 +222,7 @@ class Publisher:
         self.folder.remove(stale)
         self.folder.publish(last)
         self._waiting = []
-        remove_records(self.folder, self.pattern)
+        records.remove_records(self.folder, self.pattern)
 
     def begin(self) -> None:
         """Remove the record that this part has left before: until it ends again, it has not ended.
@@ -240,7 +231,7 @@ class Publisher:
             OutputFailed: The file system refuses.
         """
         own = self.destination.own
-        if own is not None and (name := record_name(self.pattern, own.part)) in self._existing:
+        if own is not None and (name := records.record_name(self.pattern, own.part)) in self._existing:
             self.folder.remove([name])
 
     def end_part(self, record: PartRecord, *, stays: bool) -> None:
@@ -253,7 +244,7 @@ class Publisher:
         Raises:
             OutputFailed: The file system refuses.
         """
-        staged = self.folder.stage_whole(record_name(self.pattern, record.part), record.encode())
+        staged = self.folder.stage_whole(records.record_name(self.pattern, record.part), record.encode())
         if not stays:
             self._withdraw_dataset_file()
         self.folder.publish(staged)
@@ -393,7 +384,7 @@ class Destination:
         """
         name = self.pattern.skipped_file
         try:
-            return read_skipped(self.folder.read(name) if name in self.existing else b"", self.skipped_file)
+            return records.read_skipped(self.folder.read(name) if name in self.existing else b"", self.skipped_file)
         except OSError as error:
             raise CorruptShard(self.skipped_file, f"cannot be read: {reason(error)}") from None
 
@@ -525,7 +516,7 @@ def _find_append(found: Destination) -> Append:
         remedy = f"Finish it with {finish}, or remove them: the dataset does not list them."
         raise OutputExists(folder.path or ".", what, remedy=remedy)
     if not later:  # a killed append may have put its own list there, with its shards
-        check_skipped_file(encode_skipped(found.listed_skipped()), old, found.skipped_file)
+        records.check_skipped_file(records.encode_skipped(found.listed_skipped()), old, found.skipped_file)
     if isinstance(before, EndedAppend):
         return before
     return Append(old, data, len(old.shards))
@@ -585,7 +576,7 @@ def check_old(
             if fact is None or fact.size != size:
                 if os.path.islink(path := folder.full_path(name)):
                     raise OutputExists(path, "a symbolic link", expected="the file itself, to append to")
-                raise wrong_size(path, None if fact is None else fact.size, size)
+                raise records.wrong_size(path, None if fact is None else fact.size, size)
     return old
 
 

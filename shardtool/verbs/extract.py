@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
+from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable, reason
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs
 from shardtool.request.calls import by_names
@@ -326,9 +326,15 @@ def _check_there(place: Folder, entries: Entries, names: Names, options: Extract
         for first, some in names.chunks():
             tree.check_free(some, sizes[first : first + len(some)])
     for name, table in _tables(entries, names).items():
-        if name in there and place.read(name) != table:
+        if name not in there:
+            continue
+        try:
+            found = "" if place.read(name) == table else "the table of other samples"
+        except OSError as error:
+            found = f"no table: {reason(error)}"
+        if found:
             remedy = f"Name all datasets in one command, choose another folder, or {flag('overwrite')}."
-            raise OutputExists(place.full_path(name), "the table of other samples", remedy=remedy)
+            raise OutputExists(place.full_path(name), found, remedy=remedy)
 
 
 def _folds_case(place: Folder) -> bool:

@@ -244,6 +244,17 @@ def test_names_of_its_own_files_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / name / "files").exists()
 
 
+def test_a_table_that_cannot_be_read_stays(tmp_path: Path) -> None:
+    """A folder or a link that has the name of the table is another file, and no mistake of ours."""
+    dataset = create(write_tree(tmp_path / "in", {"a.txt": b"a"}), tmp_path / "out-{0..}.tar").dataset_file
+    for is_link in (False, True):
+        table = tmp_path / f"to{is_link}" / MANIFEST
+        table.parent.mkdir()
+        table.symlink_to("nowhere") if is_link else table.mkdir()
+        ran = typed("extract", tmp_path / dataset, table.parent)
+        assert (ran.code, "no table" in ran.err, os.listdir(table.parent)) == (5, True, [MANIFEST])
+
+
 def test_classes_without_samples_keep_the_others_numbers(tmp_path: Path) -> None:
     """The options that make the same samples again do so where a class was removed, or a split has none of it."""
     write_tree(tmp_path / "in", {f"{label}/{number}.txt": b"x" for label in ("cat", "dog") for number in range(4)})

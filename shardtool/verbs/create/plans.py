@@ -21,25 +21,8 @@ from shardtool.skipped import key_mark, without_keys
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size, to_bytes
+from shardtool.verbs.create import result, resume
 from shardtool.verbs.create.append import append_notes, begin_append, check_appended, class_notes, new_samples
-from shardtool.verbs.create.result import (
-    empty_notes,
-    folder_notes,
-    label_notes,
-    loader_notes,
-    name_notes,
-    seed_notes,
-    small_notes,
-)
-from shardtool.verbs.create.resume import (
-    check_same_request,
-    find_changes,
-    plan_notes,
-    refusal,
-    shards_before,
-    splits_gone,
-    with_shards,
-)
 from shardtool.verbs.create.run import check_source_stays
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask, TransformWork
@@ -70,7 +53,7 @@ def check_outputs(run: Run) -> None:
     if not any(output.destination.appends for output in run.outputs):
         return
     if run.updates:
-        check_same_request(run)
+        resume.check_same_request(run)
     if run.takes_only_new:
         new = new_samples(run)
         run.listed = run.listed if new.all() else replace(run.listed, digest=None)  # that of all samples
@@ -166,7 +149,7 @@ def _bounds(run: Run, output: Output) -> Bounds:
         multiple_of=options.shards_multiple_of,
         oversize=options.oversize,
         by_hash=by_hash,
-        before=shards_before(output.destination) if by_hash else None,
+        before=resume.shards_before(output.destination) if by_hash else None,
     )
 
 
@@ -202,21 +185,21 @@ def _check_appended(run: Run) -> None:
 def _find_changes(run: Run) -> None:
     """Find what a run that resumes would change, and the splits that go, unless it would make another dataset."""
     if run.updates:
-        run.notes.add(*plan_notes(run))
+        run.notes.add(*resume.plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):
         return
-    changes = find_changes(run)
-    run.notes.add(*plan_notes(run))
+    changes = resume.find_changes(run)
+    run.notes.add(*resume.plan_notes(run))
     if changes is None:
         return
     most = share("max_removed", run.options.max_removed)
-    if run.options.if_exists == "resume" and (refused := refusal(run, changes, most)) is not None:
+    if run.options.if_exists == "resume" and (refused := resume.refusal(run, changes, most)) is not None:
         if not run.dry:
             raise refused
         run.notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
     if run.part is None:  # what the whole run changes, no part knows
-        run.gone = tuple(splits_gone(run)) if run.options.if_exists == "resume-overwrite" else ()
-        run.changes = with_shards(changes, run) if run.dry else changes
+        run.gone = tuple(resume.splits_gone(run)) if run.options.if_exists == "resume-overwrite" else ()
+        run.changes = resume.with_shards(changes, run) if run.dry else changes
 
 
 def _note_plans(run: Run) -> None:
@@ -225,7 +208,7 @@ def _note_plans(run: Run) -> None:
     for output in run.outputs:
         notes.add(*output.plan.notes)
     notes.add(*skipped_notes(run.listed.skipped))
-    notes.add(*seed_notes(run.options), *small_notes(run.outputs, run.options))
+    notes.add(*result.seed_notes(run.options), *result.small_notes(run.outputs, run.options))
     if run.verb == "create" and not run.options.shuffle and not any(one.destination.appends for one in run.outputs):
         from shardtool.entries.classes import sorted_note
 
@@ -234,17 +217,17 @@ def _note_plans(run: Run) -> None:
     if run.takes_only_new:
         entries = entries.take(np.sort(np.concatenate([_which(run, output) for output in run.outputs])))
     if run.verb == "create":
-        notes.add(*empty_notes(entries), *label_notes(entries, run.options))
+        notes.add(*result.empty_notes(entries), *result.label_notes(entries, run.options))
     if run.format == "tar":
         found = [one for one in misreads(entries) if not {*READERS[one.code]}.isdisjoint(run.options.readers)]
         safe = "" if run.options.portable else f" ({flag('portable')} makes them safe)"
         notes.add(*(str(replace(one, readers=one.readers + safe) if one.mendable else one) for one in found))
     outputs = [(output.destination, output.plan.shards) for output in run.outputs]
     if run.options.shards is None:
-        notes.add(*loader_notes(outputs, [int(output.plan.sizes.sum()) for output in run.outputs]))
-    notes.add(*name_notes(outputs, run.options.readers))
+        notes.add(*result.loader_notes(outputs, [int(output.plan.sizes.sum()) for output in run.outputs]))
+    notes.add(*result.name_notes(outputs, run.options.readers))
     if "huggingface" in run.options.readers:
-        notes.add(*folder_notes(outputs, run.exports))
+        notes.add(*result.folder_notes(outputs, run.exports))
 
 
 def _check_exports(run: Run) -> None:

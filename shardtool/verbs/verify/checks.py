@@ -13,17 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice, repeat
 from typing import TYPE_CHECKING
 
+from shardtool.dataset import find
 from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.find import (
-    ALL_SHARDS,
-    facts_beside,
-    find_dataset,
-    listed_by,
-    natural,
-    recorded_dots,
-    recorded_pattern,
-    unfinished,
-)
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
@@ -166,7 +157,7 @@ def read_stored(given: Given) -> tuple[StoredDataset, Findings]:
         InvalidRequest: There is no such dataset.
         CorruptShard: The dataset file names what lies elsewhere, or is none.
     """
-    found, findings = find_dataset(given, lacking=True), Findings()
+    found, findings = find.find_dataset(given, lacking=True), Findings()
     path = found.dataset_file
     try:
         if path is not None and shard_names(data := read_small(path)) is None:
@@ -177,7 +168,7 @@ def read_stored(given: Given) -> tuple[StoredDataset, Findings]:
         findings.add(-1, Finding("dataset-file-damaged", base_name(path or ""), reason(error)))
     except CorruptShard as error:
         findings.add(-1, finding_of("dataset-file-damaged", base_name(path or ""), error))
-    return found.with_dots(recorded_dots(found)), findings
+    return found.with_dots(find.recorded_dots(found)), findings
 
 
 def open_subject(given: Given) -> Subject:
@@ -567,9 +558,9 @@ def check_finished(subject: Subject) -> None:
         return
     there = [case for case in subject.cases if case.size is not None]
     facts = [case.fact if case.fact and case.fact.name == case.name else None for case in there]
-    short = [*unfinished(facts, facts_beside(subject.dataset))]
+    short = [*find.unfinished(facts, find.facts_beside(subject.dataset))]
     folder = base_name(subject.folder or ".")
-    subject.findings.add(-1, *(Finding("dataset-incomplete", folder, one, ALL_SHARDS) for one in short))
+    subject.findings.add(-1, *(Finding("dataset-incomplete", folder, one, find.ALL_SHARDS) for one in short))
     if missing is not None and not short:
         subject.findings.add(-1, missing)
 
@@ -592,7 +583,7 @@ def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
     """Return the shards that each dataset file in the folder lists, of those that list some that were given."""
     left, found = {case.name for case in subject.cases}, {}
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
-        if left & (listed := listed_by(join(subject.folder, name))):
+        if left & (listed := find.listed_by(join(subject.folder, name))):
             left -= listed
             found[name] = listed
     return found
@@ -621,10 +612,10 @@ def _is_one_file(given: Given) -> bool:
 
 def _extra(file: DatasetFile, names: set[str], listed: set[str]) -> Iterator[Finding]:
     """Yield files that belong to the dataset by their name, and are not listed."""
-    if (pattern := recorded_pattern(file)) is None:
+    if (pattern := find.recorded_pattern(file)) is None:
         return
     known = listed.union(one.sidecar for one in file.shards)
-    for name in sorted((name for name in names if output_text(name) not in known), key=natural):
+    for name in sorted((name for name in names if output_text(name) not in known), key=find.natural):
         kind = "sidecar" if name.endswith(SIDECAR_SUFFIX) else "shard"
         if pattern.owns(name) and (kind == "sidecar" or is_shard_name(name)):
             yield Finding(f"{kind}-extra", output_text(name), "not in the dataset file")

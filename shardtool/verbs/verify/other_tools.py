@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
-from shardtool.interop.indexes import (  # fmt: skip
-    EXPORTS,
-    HEAD_SIZE,
-    ONCE,
-    README,
-    IndexedShard,
-    form_of,
-    index_name,
-    is_ours,
-    listed,
-    misreading,
-    names_beside,
-)
+from shardtool.interop import indexes
 from shardtool.pattern import is_shard_name
 from shardtool.storage.places import base_name, folder_of, folders_in, is_file, is_url, join, names_in, read_head
 from shardtool.values import counted, output_text
@@ -72,8 +60,8 @@ def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -
     from shardtool.dataset.shard_index import walked_index
     from shardtool.interop.readers import READERS, Misreadings
 
-    indexes = [join(folder_of(case.path), index_name(case.name, EXPORTS["dali-webdataset"])) for case in subject.cases]
-    indexed = all(map(is_file, indexes))
+    dali = indexes.EXPORTS["dali-webdataset"]
+    indexed = all(is_file(join(folder_of(case.path), indexes.index_name(case.name, dali))) for case in subject.cases)
     found = Misreadings()
     for shard in shards:
         found.add_shard(walked_index(shard))
@@ -121,14 +109,14 @@ def _named(fields: frozenset[bytes]) -> str:
 def _check_folder(subject: Subject) -> None:
     """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
     names, folder = names_in(subject.folder), subject.folder
-    if README in names:
-        data, _ = _read(join(folder, README), 2**24)
-        if is_ours(data):
+    if indexes.README in names:
+        data, _ = _read(join(folder, indexes.README), 2**24)
+        if indexes.is_ours(data):
             return
         if b"data_files" in data:
-            subject.findings.unchecked.append(f"{README}: whether the data_files in it are the shards")
+            subject.findings.unchecked.append(f"{indexes.README}: whether the data_files in it are the shards")
             return
-    if wrong := misreading(map(output_text, names)):
+    if wrong := indexes.misreading(map(output_text, names)):
         found = f"load_dataset(folder) {wrong}"
         subject.findings.add(len(subject.cases), Finding("target-folder", "huggingface", found, "the shards"))
 
@@ -150,7 +138,7 @@ def check_beside(subject: Subject, pool: Pool) -> None:
     tasks: dict[int, tuple[SurveyTask, Sequence[str]]] = {}
     for number, case in enumerate(subject.cases):
         name = base_name(case.path)
-        files = [*names_beside(name, beside)]
+        files = [*indexes.names_beside(name, beside)]
         if files and case.survey is not None and is_shard_name(name):
             tasks[number] = SurveyTask(case.path, dots=case.shard.dots), files
     numbers = [*tasks]
@@ -158,8 +146,8 @@ def check_beside(subject: Subject, pool: Pool) -> None:
         findings.add(numbers[place], *found)
         findings.unchecked += [f"{output_text(name)}: in no form of an index that is known" for name in unknown]
     if subject.file is not None and subject.is_all:  # what tells of all shards was not named with some of them
-        for form, once in ONCE.items():
-            _check_counts(subject, subject.file, EXPORTS[form].reader, once)
+        for form, once in indexes.ONCE.items():
+            _check_counts(subject, subject.file, indexes.EXPORTS[form].reader, once)
         findings.add(-1, *_of_readme(subject, subject.file, names))
 
 
@@ -172,8 +160,8 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     (shard_task, files), forms = task, dict[str, str]()
     folder, shard_name = folder_of(shard_task.path), output_text(base_name(shard_task.path))
     for name in files:
-        head = _read(join(folder, name), HEAD_SIZE)
-        if form := form_of(name, head[0], head[1]):
+        head = _read(join(folder, name), indexes.HEAD_SIZE)
+        if form := indexes.form_of(name, head[0], head[1]):
             forms[name] = form
     unknown = [name for name in files if name not in forms and not name.endswith(".json")]
     if not forms:
@@ -181,7 +169,7 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     from shardtool.publish.foreign_indexes import misfit
 
     try:
-        shard = _indexed(shard_task, hashed=any(EXPORTS[form].hashed for form in forms.values()))
+        shard = _indexed(shard_task, hashed=any(indexes.EXPORTS[form].hashed for form in forms.values()))
     except StoreFailed:
         raise
     except ShardError:
@@ -190,27 +178,20 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     for name, form in forms.items():
         wrong = misfit(join(folder, name), form, shard)
         if wrong:
-            expected = f"an index of {shard_name}, for {EXPORTS[form].reader}"
+            expected = f"an index of {shard_name}, for {indexes.EXPORTS[form].reader}"
             findings.append(Finding(CODE, output_text(name), wrong, expected))
     return findings, unknown
 
 
-def _indexed(task: SurveyTask, *, hashed: bool) -> IndexedShard:
+def _indexed(task: SurveyTask, *, hashed: bool) -> indexes.IndexedShard:
     from shardtool.dataset.shard_index import walked_index
 
     found = survey(task)
     if found.error is not None:
         raise found.error
-    digests = None
-    if hashed:
-        from array import array
-
-        from shardtool.interop.indexes import DigestTask, digest
-
-        stops = array("q", [start + length for start, length in zip(found.offsets, found.lengths, strict=True)])
-        wanted = DigestTask(task.path, found.size, found.offsets.tobytes(), stops.tobytes())
-        digests = digest(wanted, lambda _, __: None)
-    return IndexedShard(walked_index(found), digests)
+    index = walked_index(found)
+    wanted = indexes.DigestTask.of(task.path, found.size, index)
+    return indexes.IndexedShard(index, indexes.digest(wanted, lambda _, __: None) if hashed else None)
 
 
 def _read(path: str, limit: int) -> tuple[bytes, int]:
@@ -247,12 +228,12 @@ def _check_counts(subject: Subject, file: DatasetFile, reader: str, once: Folder
 
 def _of_readme(subject: Subject, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
     """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
-    data, _ = _read(join(subject.folder, README), 2**24)
-    if not is_ours(data):
+    data, _ = _read(join(subject.folder, indexes.README), 2**24)
+    if not indexes.is_ours(data):
         return
     there, shards = {*map(output_text, names)}, {shard.name for shard in file.shards}
-    named = listed(data, there | shards)
+    named = indexes.listed(data, there | shards)
     if named & shards and (lacking := sorted(shards - named)):
-        yield Finding(CODE, README, f"nothing that names {lacking[0]}", "all shards of the dataset")
+        yield Finding(CODE, indexes.README, f"nothing that names {lacking[0]}", "all shards of the dataset")
     if named & shards and (gone := sorted(named - there - shards)):
-        yield Finding(CODE, README, f"a name of no shard: {gone[0]}", "names of shards")
+        yield Finding(CODE, indexes.README, f"a name of no shard: {gone[0]}", "names of shards")
