@@ -474,7 +474,7 @@ class KeyFinder:
         Raises:
             CorruptShard: A shard that had to be looked at has no sound sidecar, and is damaged.
         """
-        wanted = [key.encode("utf-8", "surrogateescape") for key in keys]
+        wanted = [key.encode("utf-8", "surrogatepass") for key in keys]  # half of a pair is in no key
         found = np.full(len(keys), -1, np.int64)
         if self._index is None and self._firsts:
             self._look_in_ranges(keys, wanted, found)

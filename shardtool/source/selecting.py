@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -227,7 +228,8 @@ def _given_keys(given: object) -> list[bytes]:
     if isinstance(given, Iterable) and not isinstance(given, bytes):
         found = [*given]
         if all(isinstance(key, str) and key and "\0" not in key for key in found):
-            return [to_bytes(key) for key in found]
+            with suppress(UnicodeEncodeError):  # half of a surrogate pair
+                return [to_bytes(key) for key in found]
     raise InvalidRequest(option("keys_from"), type(given).__name__, expected="a file with a key a line, or keys")
 
 

@@ -104,7 +104,8 @@ def test_names_of_files_for_keys(dataset: Dataset) -> None:
     """Who gives the name of a file learns the key; who gives numbers for keys, that keys are texts."""
     with pytest.raises(UnknownKey, match=r"^'a/001.tar.gz': .* Take 'a/001': a key has no ending\.$"):
         dataset["a/001.tar.gz"]
-    for unknown in ("a/x.txt", "a.b/001", ".txt", ""):
+    for unknown in ("a/x.txt", "a.b/001", ".txt", "", "half of a pair: \ud800"):
+        assert unknown not in dataset
         with pytest.raises(UnknownKey, match=r"such as those in `\.keys`$"):
             dataset[unknown]
     with pytest.raises(InvalidRequest, match=r"^keys: 1; expected texts"):
