@@ -144,11 +144,9 @@ def name_problem(name: bytes) -> str:
     """
     if len(name) > NAME_LIMIT:
         return f"more than {NAME_LIMIT:,} bytes"
-    try:
-        text = name.decode()
-    except UnicodeDecodeError:
+    if not is_utf8(name):
         return "bytes that are no UTF-8"
-    return "control characters" if _CONTROL.search(text) else ""
+    return "control characters" if _CONTROL.search(name.decode()) else ""
 
 
 def field_problem(name: bytes) -> str:

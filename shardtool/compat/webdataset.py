@@ -87,8 +87,7 @@ def encode_by_ending(value: Any, field: str, handlers: Handlers) -> Any:
 
 def default_handlers() -> dict[str, Callable[[Any], bytes]]:
     """Return webdataset's functions by ending, but for those of formats that want a package of their own."""
-    found: dict[str, Callable[[Any], bytes]] = {}
-    for endings, handler in (
+    handlers: tuple[tuple[str, Callable[[Any], bytes]], ...] = (
         ("cls cls2 class count index inx id", lambda value: str(value).encode("ascii")),
         ("txt text transcript html htm", lambda value: value.encode()),
         ("pyd pickle", pickle.dumps),
@@ -102,9 +101,8 @@ def default_handlers() -> dict[str, Callable[[Any], bytes]]:
         ("png", lambda value: _image(value, "PNG")),
         ("pbm pgm ppm", lambda value: _image(value, "PPM")),
         ("tiff tif", lambda value: _image(value, "TIFF", quality=100)),
-    ):
-        found |= dict.fromkeys(endings.split(), handler)
-    return found
+    )
+    return {ending: handler for endings, handler in handlers for ending in endings.split()}
 
 
 def _file(write: Callable[[BytesIO], object]) -> bytes:

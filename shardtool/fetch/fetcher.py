@@ -606,18 +606,8 @@ class Fetcher:
         self._client: Client | None = None
         self._lack: MemoryError | None = None
         self._loop.set_exception_handler(self._broken)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="shardtool-fetch", daemon=True)
         self._thread.start()
-
-    @property
-    def held(self) -> int:
-        """Bytes that were read, and not taken yet."""
-        return asyncio.run_coroutine_threadsafe(self._held(), self._loop).result()  # behind all that was asked before
-
-    @property
-    def ended(self) -> bool:
-        """Whether it was closed, and its thread has ended."""
-        return not self._thread.is_alive()
 
     def begin(self, urls: Sequence[str]) -> None:
         """Fetch these from now on; what was begun before is given up."""
@@ -657,9 +647,6 @@ class Fetcher:
             with self._ready:
                 self._lack = error
                 self._ready.notify()
-
-    async def _held(self) -> int:
-        return self._turns.held
 
     async def _close(self) -> None:
         await self._begin(())

@@ -20,7 +20,7 @@ from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import check_below, splits_in
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists, listing, reason
 from shardtool.interop import indexes
-from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_packed_name, sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, is_packed_name
 from shardtool.publish.records import LOOK, read_listed
 from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import READ_PLAIN
@@ -692,13 +692,13 @@ def exports_beside(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
     """Return which indexes of other tools, as `--export` calls them, lie beside the dataset that is appended to."""
     if old is None or not old.shards:
         return []
-    stem = sidecar_name(local_name(old.shards[0].name)).removesuffix(SIDECAR_SUFFIX)
     ours, found = {shard.name for shard in old.shards}, []
     for name, export in indexes.EXPORTS.items():
         if export.once is not None:  # a list of the folder's shards: it may be of others
             is_there = not ours.isdisjoint(sample_counts(export.once, folder) or ())
         else:
-            is_there = export.encode is not None and bool(folder.facts([stem + export.suffix]))
+            name_of_first = indexes.index_name(old.shards[0].name, export)
+            is_there = export.encode is not None and bool(folder.facts([name_of_first]))
         if is_there and export.shard_format == old.format:
             found.append(name)
     return found

@@ -48,7 +48,7 @@ from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label, name_of
 from shardtool.storage.open_file import open_plain
 from shardtool.storage.places import file_stat, identity, is_url, source_root
-from shardtool.storage.staging import Folder, check_local, check_target
+from shardtool.storage.staging import check_local, check_target, target_file
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
 from shardtool.values import (
@@ -263,11 +263,9 @@ def write_plan(
         }
     )
     check_local(path, "plan.parquet")
-    folder = Folder(os.path.dirname(path))
-    folder.ready()
     cure = option("if_exists", "overwrite")
     check_target(path, overwrite=overwrite, begins=b"PAR1", holds=_FACTS.encode(), cure=cure)
-    with folder.stage(os.path.basename(path)) as file:
+    with target_file(path) as file:
         try:
             _write(file.path, entries, divides, f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
             size = os.path.getsize(file.path)
@@ -277,7 +275,6 @@ def write_plan(
             raise OutputFailed(path, f"cannot write: {reason(error)}") from None
         except ValueError as error:
             raise InvalidRequest(path, f"a plan that could not be read again: {error}") from None
-        folder.publish(file.finish())
     return size
 
 

@@ -181,7 +181,8 @@ class StagedFile(AbstractContextManager["StagedFile"]):
             if mtime_ns is not None:
                 os.utime(self._fd, ns=(mtime_ns, mtime_ns))
             os.fsync(self._fd)
-            os.close(self._fd)
+            fd, self._fd = self._fd, -1  # closed twice, it could be another file's by then
+            os.close(fd)
         return DurableFile(self._name, self.path)
 
     def abandon(self) -> None:
@@ -544,15 +545,28 @@ def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cur
         raise OutputExists(path, "a file of another kind", expected=f"one that {cure} may replace", remedy=_MOVE)
 
 
-def write_target(path: str, data: bytes) -> None:
-    """Make a file appear at `path`, whole.
+@contextmanager
+def target_file(path: str) -> Iterator[StagedFile]:
+    """Give the file that appears at `path`, whole, where the block ends without an error.
 
     Raises:
         OutputFailed: It cannot be written.
     """
     folder = Folder(os.path.dirname(path))
     folder.ready()
-    folder.publish(folder.stage_whole(os.path.basename(path), data))
+    with folder.stage(os.path.basename(path)) as file:
+        yield file
+        folder.publish(file.finish())
+
+
+def write_target(path: str, data: bytes) -> None:
+    """Make a file appear at `path`, whole.
+
+    Raises:
+        OutputFailed: It cannot be written.
+    """
+    with target_file(path) as file:
+        file.write(data)
 
 
 def _special(path: str | bytes, mode: int, folder: int | None = None) -> str:

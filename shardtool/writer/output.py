@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
-from shardtool.dataset.sidecar import encode, encode_table, index_of, read_sidecar
+from shardtool.dataset.sidecar import encode, encode_table, read_sidecar
 from shardtool.entries.entries import FieldValues
 from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed, current_folder, listing, printable
 from shardtool.fingerprint import crc32c
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from shardtool.storage.staging import Folder
     from shardtool.values import ShardContent, ValueType
     from shardtool.verbs.create.run import OutputNames
-    from shardtool.writer.samples import FinishedShard, OpenShard, SampleEncoder
+    from shardtool.writer.samples import OpenShard, SampleEncoder
 
 
 class Keywords(TypedDict, total=False):
@@ -281,21 +281,19 @@ class Output:
             self.publisher = Publisher(self.destination)
             self._stack = stack.pop_all()
 
-    def add(self, shard: OpenShard, encoder: SampleEncoder, skipped: list[Skipped], done: FinishedShard) -> None:
+    def add(self, shard: OpenShard, encoder: SampleEncoder, skipped: list[Skipped]) -> None:
         """Publish a shard, with a sidecar that says that another is to come.
 
         Args:
             shard: The shard.
             encoder: Knows the fields of the dataset so far.
             skipped: What was left out since the shard before.
-            done: What `OpenShard.finish` returned.
 
         Raises:
             InvalidRequest: Its metadata cannot stand together.
             OutputFailed: The file system refuses.
         """
-        staged, content, crcs, plan = done
-        index = index_of(self.pattern.format, content, self.columns.table(shard.rows, shard.columns), crcs)
+        staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = output_text(self.pattern.shard(0)), shard.file.size, shard.file.crc
         fact = ShardFact(output_text(shard.name), size, crc, plan, None, first, len(self.totals.shards) + 2)
         data, _ = encode(index, fact)
@@ -453,18 +451,12 @@ def part_tag(part: int | str, parts: int | None) -> str:
     return f"part{part:0{len(str(parts - 1))}}of{parts}"
 
 
-def part_pattern(pattern: ShardPattern, part: int | str, parts: int | None) -> ShardPattern:
-    """Return the pattern of the names of a part.
-
-    Args:
-        pattern: That of the dataset.
-        part: The part's number, counted from 0, or its name.
-        parts: How many parts there are; None for a name.
+def part_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
+    """Return the pattern of the names of a part that is to be written, by its tag.
 
     Raises:
-        InvalidRequest: There is no such part, or the pattern has no numbers, or not any number of them.
+        InvalidRequest: The pattern has no numbers, or not any number of them.
     """
-    tag = part_tag(part, parts)
     if pattern.names is not None or pattern.count is not None:
         raise InvalidRequest(pattern.text, "names for parts", expected="an open range such as out-{000000..}.tar")
     return tagged_pattern(pattern, tag)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
+from shardtool.dataset.sidecar import index_of
 from shardtool.errors import InvalidRequest, OutputFailed, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
@@ -54,13 +55,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.skipped import SkipCode
     from shardtool.storage.staging import DurableFile, Folder, StagedFile
     from shardtool.values import Number, ShardContent, ValueType
     from shardtool.write.packer import Parts
 
     Row = Mapping[str, object]
-    FinishedShard = tuple[DurableFile, ShardContent, bytes, str]
+    FinishedShard = tuple[DurableFile, ShardIndex, ShardContent, bytes, str]
 
 
 # A value of a sample becomes the payload of its field, as `create` writes that of a table's column.
@@ -421,7 +423,7 @@ class SampleEncoder:
     def _lay_out(self, names: tuple[str, ...]) -> Layout:
         """Return the layout of samples with these names, if they can be those of fields."""
         if KEY not in names:
-            raise _refused("a sample", "no key", "", expected=f"its key as {KEY!r}")
+            raise _refused("a sample", "no key", "no-field", expected=f"its key as {KEY!r}")
         for name in names:
             if name == KEY:
                 continue
@@ -540,9 +542,8 @@ def _place(key: bytes, field: str) -> str:
     return f"{printable(key)}, field {field!r}"
 
 
-def _refused(where: str, found: str, code: str, *, expected: str, remedy: str = "") -> SampleRefused:
-    error = InvalidRequest(where, found, expected=expected, remedy=remedy)
-    return SampleRefused(error, cast("SkipCode", code or "no-field"))
+def _refused(where: str, found: str, code: SkipCode, *, expected: str, remedy: str = "") -> SampleRefused:
+    return SampleRefused(InvalidRequest(where, found, expected=expected, remedy=remedy), code)
 
 
 # The shard that a writer is filling: a staged file, and what went into it.
@@ -591,27 +592,30 @@ class OpenShard:
         if row:
             self.columns.update(dict.fromkeys(row))
 
-    def finish(self, numbers: Mapping[bytes, Number], *, inline: bool) -> FinishedShard:
+    def finish(self, encoder: SampleEncoder, columns: Columns) -> FinishedShard:
         """Make the file whole and durable, and not visible yet.
 
         Args:
-            numbers: The fields that are stored as numbers, and of what kind.
-            inline: Whether the plan of a table would carry a value of the dataset.
+            encoder: Knows the fields of the dataset so far.
+            columns: The metadata of the dataset so far.
 
         Returns:
-            The file; what it holds, its fields numbered in the order of the bytes of their names; uint32 for each
-            field, the CRC-32C of its bytes in the shard; the fingerprint that a plan of `create` has for these samples.
+            The file; its index; what it holds, its fields numbered in the order of the bytes of their names; uint32 for
+            each field, the CRC-32C of its bytes in the shard; the fingerprint that a plan of `create` has for it.
 
         Raises:
+            InvalidRequest: Its metadata cannot stand together.
             OutputFailed: The file system refuses.
         """
+        table = columns.table(self.rows, self.columns)
         self._records.flush()
         if TRAILER_SIZE[self._format]:
             self.file.write(TRAILER)
         staged = self.file.finish()
-        content = _in_order(self._records.content(numbers, texts=inline))
+        content = _in_order(self._records.content(encoder.stored_numbers, texts=encoder.inline))
         plan = fingerprint(self._format, ShardSamples(content, b"", b"", b"", b"", b"", ShardSpans()))
-        return staged, content, self._records.crcs.tobytes(), plan
+        crcs = self._records.crcs.tobytes()
+        return staged, index_of(self._format, content, table, crcs), content, crcs, plan
 
     def abandon(self) -> None:
         """Remove what was written."""

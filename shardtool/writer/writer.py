@@ -169,7 +169,7 @@ class ShardWriter:
         check_written(names)
         self._whole, self._tag = names, "" if given.part is None else part_tag(given.part, given.parts)
         if given.part is not None:
-            names = part_pattern(names, given.part, given.parts)
+            names = part_pattern(names, self._tag)
         elif given.parts is not None:
             raise InvalidRequest(option("parts"), "no part", expected=f"the number of this one: {option('part')}")
         self._pattern, self._pid = names, os.getpid()
@@ -412,10 +412,8 @@ class ShardWriter:
         return OpenShard(self._output.folder, self._pattern.shard(number), self._pattern.format)
 
     def _publish(self, shard: OpenShard) -> None:
-        encoder, skipped = self._encoder, self._skipped
-        done = shard.finish(encoder.stored_numbers, inline=encoder.inline)
+        self._output.add(shard, self._encoder, self._skipped)
         self._shard, self._skipped = None, []
-        self._output.add(shard, encoder, skipped, done)
 
     def _finish(self) -> None:
         """Publish the last shard and the dataset file, and say what the user should know."""

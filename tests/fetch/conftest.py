@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,3 +29,12 @@ def fetching(**options: Any) -> Iterator[Fetcher]:
     chosen = {"allow_private": True, "retries": 0, "per_host": 64, **options}
     with closing(Fetcher(FetchOptions(**chosen))) as fetcher:
         yield fetcher
+
+
+def held(fetcher: Fetcher) -> int:
+    """Return the bytes that were read and not taken yet, behind all that was asked before."""
+
+    async def found() -> int:
+        return fetcher._turns.held  # noqa: SLF001 - nobody else need know
+
+    return asyncio.run_coroutine_threadsafe(found(), fetcher._loop).result()  # noqa: SLF001 - where it changes

@@ -10,7 +10,7 @@ import pytest
 import shardtool
 from shardtool import InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.pattern import parse_pattern
-from shardtool.writer.output import PartFiles, find_parts, part_pattern
+from shardtool.writer.output import PartFiles, find_parts, part_pattern, part_tag
 from tests.helpers import read_tree, typed
 
 
@@ -73,7 +73,7 @@ def test_no_names_for_parts(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="open range"):
         ShardWriter(tmp_path / "out-{000..009}.tar", part=0, parts=2)
     pattern = parse_pattern("out-{000000..}.tar")
-    assert part_pattern(pattern, 1, 2).text == "out-part1of2-{000000..}.tar"
+    assert part_pattern(pattern, part_tag(1, 2)).text == "out-part1of2-{000000..}.tar"
     assert (
         find_parts(pattern, ["out-000000.tar", "out-party-000000.tar", "out-part1of2-x.tar", "out-part1of2.txt"]) == {}
     )

@@ -23,7 +23,6 @@ from shardtool import (
     CreateOptions,
     InvalidRequest,
     OutputExists,
-    OutputFailed,
     SampleFailed,
     ShardError,
     ShardWriter,
@@ -549,9 +548,9 @@ def test_names_run_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_refuses(tmp_path: Path) -> None:
-    """Where nothing can be written, the error is one of the output's."""
+    """A file where a folder must be is in the way of the output."""
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputFailed):
+    with pytest.raises(OutputExists, match="a folder"):
         ShardWriter(tmp_path / "file/out-{000000..}.tar")
 
 

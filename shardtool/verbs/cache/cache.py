@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, overload
 from shardtool.dataset.find import sidecar_path
 from shardtool.dataset.shard_file import SummedFile
 from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import encode, index_of, read_bytes, read_facts
+from shardtool.dataset.sidecar import encode, read_bytes, read_facts
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, memory_for, printable, reason
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
@@ -455,18 +455,15 @@ class CacheWriter:
         if shard is None:
             return
         try:
-            numbers, inline = self._encoder.stored_numbers, self._encoder.inline
-            staged, content, crcs, plan = shard.finish(numbers, inline=inline)
-            index = index_of(self._grown.format, content, self._columns.table(shard.rows, shard.columns), crcs)
+            staged, index, _, _, plan = shard.finish(self._encoder, self._columns)
             data, _ = encode(index, ShardFact(shard.name, shard.file.size, shard.file.crc, plan))
             self._folder.publish(staged, self._folder.stage_whole(sidecar_name(shard.name), data))
         except BaseException:
             shard.abandon()
             raise
         self.shards += 1
-        kinds = self._encoder.kinds
-        self._encoder = SampleEncoder(self._grown.format, None)  # the keys of a sampler have no end
-        self._encoder.restore(kinds, inline=inline)
+        before, self._encoder = self._encoder, SampleEncoder(self._grown.format, None)  # a sampler's keys have no end
+        self._encoder.restore(before.kinds, inline=before.inline)
 
     def close(self) -> None:
         """Publish the last shard, and give back the space that was taken. Closing twice is no error."""

@@ -15,7 +15,7 @@ from pyarrow import csv, parquet
 
 from shardtool.dataset.shard_index import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.storage.staging import Folder, check_local, check_target
+from shardtool.storage.staging import check_local, check_target, target_file
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import is_plain
 from shardtool.verbs.inspect.samples import pieces, plain, texts_of
@@ -95,9 +95,7 @@ def write_table(
     for dataset in datasets:
         check_report(dataset, path, overwrite=overwrite, ending=os.path.splitext(path)[1])
     schema = _schema(datasets)
-    folder = Folder(os.path.dirname(path))
-    folder.ready()
-    with folder.stage(os.path.basename(path)) as file:
+    with target_file(path) as file:
         sink, rows, is_csv = _Sink(file), 0, path.endswith(".csv")
         flat = pa.schema([(one.name, one.type if _is_flat(one) else pa.string()) for one in schema])
         target = pa.PythonFile(sink, "w")
@@ -113,7 +111,6 @@ def write_table(
             raise
         finally:
             writer.close()
-        folder.publish(file.finish())
     return rows
 
 
