@@ -274,13 +274,9 @@ class BundleReader:
         """Return this reader: which fields are read is said where samples are bundled."""
         return self
 
-    def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Raise the error of a bundle, or count it where damaged samples are skipped."""
-        self._reader.refuse(error, self._culprit(number), *counts)
-
-    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Count a bundle that is left out, in the dataset and in `counts`."""
-        self._reader.leave_out(error, self._culprit(number), *counts)
+    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
+        """Count a bundle that is left out, in the dataset and in `counts`, or raise its error, as the dataset does."""
+        self._reader.leave_out(error, self._culprit(number), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> list[Sample | ShardError]:
         """Return bundles, in the order of their numbers in the argument; a sample that is damaged damages its own."""

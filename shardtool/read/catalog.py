@@ -433,7 +433,6 @@ class IndexStore:
         self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
         self._seen, self._looked_at = set[int](), 0  # the indexes that this process has looked at, and their bytes
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
-        self._schema: pa.Schema | None = None
         self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
@@ -471,15 +470,16 @@ class IndexStore:
             if found is not None:
                 self._tables.move_to_end(shard)
                 return found
-            schema = self._schema
-        if schema is None:
-            schema = self._schema = metadata_schema(self._catalog)
-        found = whole_table(self._catalog.shards[shard], schema)
+        found = whole_table(self._catalog.shards[shard], self._schema)
         with self._lock:
             self._tables[shard] = found
             while sum(table.nbytes for table in self._tables.values()) > _ROOM and len(self._tables) > 1:
                 self._tables.popitem(last=False)
         return found
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        return metadata_schema(self._catalog)
 
     def _look(self, shard: int, index: ShardIndex) -> None:
         """Note that an index is looked at. Where that makes too many, pages go back to the system, or indexes go."""

@@ -65,10 +65,20 @@ class SkippedSamples:
 
 
 class _SampleReader:
-    """What reads samples by their numbers."""
+    """What reads samples by their numbers.
 
+    Attributes:
+        mean_size: Bytes of a sample, with all around it; 1 at least.
+        copies: Whether shards are copied into a cache before they are read.
+        reads_at_once: How many calls of `read_late` are best made at the same time: more than one where shards lie
+            elsewhere.
+    """
+
+    mean_size: int
+    copies: bool
+    reads_at_once: int
     read: Callable[[Numbers], Samples]
-    refuse: Callable[..., None]
+    leave_out: Callable[..., None]
 
     def fetch(self, numbers: Numbers) -> list[Sample]:
         """Return samples, in the order of their numbers in the argument.
@@ -85,7 +95,7 @@ class _SampleReader:
         found = []
         for at, sample in enumerate(self.read(numbers)):
             if isinstance(sample, ShardError):
-                self.refuse(sample, int(numbers[at]))
+                self.leave_out(sample, int(numbers[at]))
             else:
                 found.append(sample)
         return found
@@ -110,6 +120,9 @@ class Fetcher(_SampleReader):
         self._near: dict[int, OpenShard] = {}
         self.store, self._files = IndexStore(catalog, self._near.clear), OpenFiles(options.cache, self._near.clear)
         self.skipped = SkippedSamples()
+        self.mean_size = int(catalog.sizes.sum()) // max(1, len(catalog)) + 1
+        self.copies = isinstance(options.cache, CopyingCache)
+        self.reads_at_once = _READS_ELSEWHERE if catalog.is_remote else 1
         self._broken: dict[int, CorruptShard] = {}
         self._firsts: list[int] = catalog.firsts.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
@@ -124,21 +137,6 @@ class Fetcher(_SampleReader):
 
     def __reduce__(self) -> tuple[type[Fetcher], tuple[Catalog, ReadOptions]]:
         return Fetcher, (self.catalog, self.options)
-
-    @property
-    def mean_size(self) -> int:
-        """Bytes of a sample, with all around it; 1 at least."""
-        return int(self.catalog.sizes.sum()) // max(1, len(self.catalog)) + 1
-
-    @property
-    def copies(self) -> bool:
-        """Whether shards are copied into a cache before they are read."""
-        return isinstance(self.options.cache, CopyingCache)
-
-    @property
-    def reads_at_once(self) -> int:
-        """How many calls of `read_late` are best made at the same time: more than one where shards lie elsewhere."""
-        return _READS_ELSEWHERE if self.catalog.is_remote else 1
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
@@ -168,23 +166,20 @@ class Fetcher(_SampleReader):
             return self
         return self.selecting(frozenset(wanted))
 
-    def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Raise the error of a sample, or count it where damaged samples are skipped.
+    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
+        """Count a sample that is left out, in `skipped` and in `counts`.
 
         Args:
             error: What is wrong.
             number: Of the sample.
-            counts: Where it is counted, beside `skipped`.
+            counts: Where it is counted, too.
+            damaged: Whether it cannot be read; otherwise a stage leaves it out.
 
         Raises:
-            ShardError: They are not skipped.
+            ShardError: It is damaged, and such samples are not skipped.
         """
-        if self.options.on_error == "raise":
+        if damaged and self.options.on_error == "raise":
             raise error
-        self.leave_out(error, number, *counts)
-
-    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Count a sample that is left out, in `skipped` and in `counts`."""
         shard = int(self.catalog.places(np.array([number]))[0][0])
         for count in (self.skipped, *counts):
             count.count_sample(error, self.catalog.shards[shard].path)
@@ -315,23 +310,10 @@ class MixedReader(_SampleReader):
         spans = [one.span for one in source.sources]
         self._ends, self._firsts = np.cumsum(spans), np.cumsum(spans) - spans
         self._datasets = [0, *accumulate(source.datasets)]  # the number of the first dataset of each source
-
-    @property
-    def mean_size(self) -> int:
-        """Bytes of a sample, with all around it, as often as each dataset comes."""
-        weights = self._source.weights
-        total = sum(weight * reader.mean_size for weight, reader in zip(weights, self.readers, strict=True))
-        return total // sum(weights)
-
-    @property
-    def copies(self) -> bool:
-        """Whether shards of any dataset are copied into a cache before they are read."""
-        return any(one.copies for one in self.readers)
-
-    @property
-    def reads_at_once(self) -> int:
-        """How many calls of `read_late` are best made at the same time."""
-        return max(one.reads_at_once for one in self.readers)
+        sizes = (weight * one.mean_size for weight, one in zip(source.weights, readers, strict=True))
+        self.mean_size = sum(sizes) // sum(source.weights)  # as often as each dataset comes
+        self.copies = any(one.copies for one in readers)
+        self.reads_at_once = max(one.reads_at_once for one in readers)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of samples that are read soon copied into the cache, but for those of `seen`."""
@@ -342,15 +324,10 @@ class MixedReader(_SampleReader):
         """Return a reader of these fields, where every sample of a dataset has them."""
         return MixedReader([one.reading_only(fields) for one in self.readers], self._source)
 
-    def refuse(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Raise the error of a sample, or count it where damaged samples of its dataset are skipped."""
-        reader, there = self._reader_of(number)
-        reader.refuse(error, there, *counts)
-
-    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples) -> None:
-        """Count a sample that is left out, in its dataset and in `counts`."""
-        reader, there = self._reader_of(number)
-        reader.leave_out(error, there, *counts)
+    def leave_out(self, error: ShardError, number: int, *counts: SkippedSamples, damaged: bool = True) -> None:
+        """Count a sample that is left out, in its dataset and in `counts`, or raise its error, as that dataset does."""
+        at = int(np.searchsorted(self._ends, number, side="right"))
+        self.readers[at].leave_out(error, number - int(self._firsts[at]), *counts, damaged=damaged)
 
     def read(self, numbers: Numbers) -> Samples:
         """Return samples, in the order of their numbers in the argument, and errors in place of damaged ones."""
@@ -369,11 +346,6 @@ class MixedReader(_SampleReader):
         """Yield each reader, and its samples among `numbers`, as it numbers them."""
         for at, reader in enumerate(self.readers):
             yield reader, numbers[which == at] - self._firsts[at]
-
-    def _reader_of(self, number: int) -> tuple[Reader, int]:
-        """Return the reader of a sample, and its number there."""
-        at = int(np.searchsorted(self._ends, number, side="right"))
-        return self.readers[at], number - int(self._firsts[at])
 
 
 def _of_dataset(number: int, sample: Sample | ShardError) -> Sample | ShardError:

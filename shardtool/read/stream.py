@@ -274,11 +274,12 @@ class Stream(Chain):
     as `len` says. With `ends="pad"` that one has `__padding__`; with `"uneven"` nothing takes the place.
 
     Attributes:
+        share: What its rank takes of an epoch.
         skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
     """
 
     def __init__(self, fetcher: AnyReader, source: OrderedSamples, options: OrderOptions, share: Share) -> None:
-        self.reader, self._source, self._options, self._share = fetcher, source, options, share
+        self.reader, self._source, self._options, self.share = fetcher, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._begun = _Pass(0, options, share), False
         self._most = options.round * _MOST_OF_OWN  # positions read together, whatever states are loaded
@@ -299,7 +300,7 @@ class Stream(Chain):
 
     def __iter__(self) -> Iterator[Any]:
         self.rewind()
-        current = self._pass = _Pass(self._pass.start, self._options, self._share)
+        current = self._pass = _Pass(self._pass.start, self._options, self.share)
         self._begun = True
         samples = self._samples(current)
         return self.stages.run(samples, lambda error: self._place(current).left_out(error), current.rng)
@@ -311,11 +312,11 @@ class Stream(Chain):
 
     def next_epoch(self, stages: Stages) -> int:
         """Return the epoch of the next iteration: this one, while enough is left that stages make something of it."""
-        left = -(-(self.end - self._position - self._share.rank) // self.world_size)
+        left = -(-(self.end - self._position - self.share.rank) // self.world_size)
         return self._options.epoch + (self._begun and stages.count(max(0, left)) == 0)
 
     def __repr__(self) -> str:
-        options, share = self._options, self._share
+        options, share = self._options, self.share
         order = f"shuffle={options.shuffle!r}, seed={options.seed}, epoch={options.epoch}"
         name = "rank" if share.alike == 1 else "group"
         rank = f", {name} {share.rank} of {share.world_size}" if share.world_size > 1 else ""
@@ -359,24 +360,14 @@ class Stream(Chain):
         current.start = share.end(order.length)
 
     @property
-    def ends(self) -> Ends:
-        """What becomes of the last samples where they are no multiple of the ranks."""
-        return self._share.ends
-
-    @property
     def world_size(self) -> int:
         """How many ranks, or groups of them, divide the stream."""
-        return self._share.world_size
-
-    @property
-    def processes(self) -> int:
-        """How many ranks read the stream, those of a group counted apart."""
-        return self._share.world_size * self._share.alike
+        return self.share.world_size
 
     @property
     def end(self) -> int:
         """How many samples of the epoch all ranks together have taken when they are through it."""
-        return self._share.end(self._source.length_in(self._options))
+        return self.share.end(self._source.length_in(self._options))
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in that of a state that was loaded, or of the next iteration, it stays."""
@@ -410,39 +401,39 @@ class Stream(Chain):
             batch_size: Samples of a batch.
             position: The position of the epoch that this worker goes on from: this one, or a later one.
         """
-        share = replace(self._share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
+        share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
         divided = Stream(self.reader, self._source, self._options, share)
         divided._pass, divided._most = _Pass(position, self._options, share), self._most
         return divided.with_stages(self.stages)
 
     def _go_to(self, options: OrderOptions, position: int) -> None:
-        self._options, self._share = options, replace(self._share, origin=position)
-        self._pass, self._begun = _Pass(position, options, self._share), False
+        self._options, self.share = options, replace(self.share, origin=position)
+        self._pass, self._begun = _Pass(position, options, self.share), False
 
     @property
     def _samples_of_rank(self) -> int:
-        return replace(self._share, origin=0).count(self._source.length_in(self._options))
+        return replace(self.share, origin=0).count(self._source.length_in(self._options))
 
     @property
     def _position(self) -> int:
         """How many positions of the epoch all ranks are past."""
         current = self._pass
         taken = current.positions[: current.taken]
-        return self._share.after(int(taken[-1])) if len(taken) else current.start
+        return self.share.after(int(taken[-1])) if len(taken) else current.start
 
     @property
     def _step(self) -> int | None:
         """Positions that are read together where samples are not shuffled among themselves; None: a round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        share, mean = self._share, self.reader.mean_size
+        share, mean = self.share, self.reader.mean_size
         most = min(_MOST_TOGETHER, (_LATER if mean >= LATE else _TOGETHER) // mean)
         return max(1, most) * share.world_size * share.workers
 
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
         batch = self.reader.read_late(numbers)
-        if self._share.ends == "pad":
+        if self.share.ends == "pad":
             return numbers, _padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
@@ -451,7 +442,7 @@ class Stream(Chain):
         if not self.reader.copies or self._options.shuffle == "full":  # which wants all shards at once
             yield from jobs
             return
-        seen, share = set[str](), self._share
+        seen, share = set[str](), self.share
         size = self.reader.mean_size * (self._step or self._options.round) // (share.world_size * share.workers)
         most = min(_MOST_EXPECTED, 1 + _EXPECTED // max(1, size))
 
@@ -465,7 +456,7 @@ class Stream(Chain):
     def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
         """Count a damaged sample, or raise its error, and stay in front of it."""
         try:
-            self.reader.refuse(error, number, self.skipped)
+            self.reader.leave_out(error, number, self.skipped)
         except ShardError:
             current.taken -= 1
             raise
@@ -513,7 +504,7 @@ class StreamPosition:
     def left_out(self, error: ShardError) -> Sample | None:
         """Return the sample that comes instead of the last one, as `other` does; count the place's own."""
         if self._others is None:
-            self._stream.reader.leave_out(error, self._number, self._stream.skipped)
+            self._stream.reader.leave_out(error, self._number, self._stream.skipped, damaged=False)
         return self.other(error)
 
     def other(self, error: ShardError) -> Sample | None:
@@ -528,7 +519,7 @@ class StreamPosition:
         Raises:
             SampleFailed: All of them were left out, too.
         """
-        order, ends = self._order, self._stream.ends
+        order, ends = self._order, self._stream.share.ends
         if ends == "uneven":
             return
         for at in others(order, self._options, self.position):

@@ -188,8 +188,9 @@ class Streaming:
                 remedy = "Give it to stream(...), or the dataset here."
                 raise InvalidRequest(one.name, "given for a stream", remedy=remedy)
         _, world_size = _rank_and_world_size(None, None)
-        if world_size not in (None, stream.processes):
-            found = f"{stream.processes} of the stream, but torch.distributed has {world_size}"
+        processes = stream.share.world_size * stream.share.alike
+        if world_size not in (None, processes):
+            found = f"{processes} of the stream, but torch.distributed has {world_size}"
             raise InvalidRequest("world_size", found, remedy="Give the dataset itself.")
         stream.rewind()
         return stream
@@ -625,7 +626,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         """
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
-        if self._stream.ends == "uneven" and self.skipped.samples:
+        if self._stream.share.ends == "uneven" and self.skipped.samples:
             found = f"{counted(self.skipped.samples, 'sample')} left out with ends='uneven': batches tell no position"
             remedy = "Have others take their places (ends='pad'), or take a loader, whose state knows."
             raise InvalidRequest("state_at", found, remedy=remedy)

@@ -201,12 +201,10 @@ class BatchRows:
             field = self._fields.get(name)
             if field is None:
                 with self._lock:
-                    field = self._fields.setdefault(name, self._field(name))
+                    made = _Field(self._count, pin=self._pin, listed=name in self._lists)
+                    field = self._fields.setdefault(name, made)
             field.put(row, value)
         self._forms[row] = kind, [*parts]
-
-    def _field(self, name: object) -> _Field:
-        return _Field(self._count, pin=self._pin, listed=name in self._lists)
 
     def batch(self, keys: list[object]) -> object:
         """Return the batch; None: all of its samples were left out.
