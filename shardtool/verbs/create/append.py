@@ -172,7 +172,7 @@ def _example(plan: Plan, name: str, kind: str) -> str:
     for place in places:
         try:
             column[place].cast(pa.type_for_alias(kind))
-        except (ValueError, pa.ArrowException):  # a value, or the type, has no such form
+        except (ValueError, TypeError, NotImplementedError):  # a value, or the type, has no such form
             return f", such as {column[place].as_py()!r:.60} of {printable(plan.entries.key(place))!r}"
     return ""
 
