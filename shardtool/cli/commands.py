@@ -801,8 +801,6 @@ def in_files(names: Sequence[str], *, table: bool = False) -> tuple[str, ...]:
         InvalidRequest: A command fails, or gives something else than a tar or zip.
         OutputFailed: There is no room for it.
     """
-    if not any(name == "-" or name.startswith(_PIPE) for name in names):
-        return (*names,)
     return tuple(_in_file(name, number, table=table) for number, name in enumerate(names))
 
 
@@ -842,9 +840,7 @@ def _kept(stream: IO[bytes], where: str, number: int) -> Iterator[str]:
     """Give a file with what a stream holds."""
     import tempfile
 
-    head = b""
-    while len(head) < _HEAD and (more := stream.read(_HEAD - len(head))):
-        head += more
+    head = stream.read(_HEAD)
     ending = _ending(head)
     if not ending:
         found = "nothing" if not head else "no tar, and no zip"

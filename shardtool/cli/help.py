@@ -186,7 +186,7 @@ class _Page(click.HelpFormatter):
     """A page as wide as the terminal, up to 100 columns, on which no line ends within an option's name."""
 
     def __init__(self) -> None:
-        super().__init__(width=width())
+        super().__init__(width=min(_WIDEST, max(50, shutil.get_terminal_size((_WIDEST, 24)).columns)))
 
     def write_text(self, text: str) -> None:
         """Write paragraphs."""
@@ -210,11 +210,6 @@ class _Page(click.HelpFormatter):
         if lines:
             with self.section("Examples"):
                 self.write("".join(f"  {line}\n" for line in lines))
-
-
-def width() -> int:
-    """Return how wide the help is: as the terminal, up to 100 columns."""
-    return min(_WIDEST, max(50, shutil.get_terminal_size((_WIDEST, 24)).columns))
 
 
 def overview(group: click.Group, ctx: click.Context, verbs: dict[str, str]) -> str:

@@ -424,10 +424,9 @@ def _fetching(default: Default, text: str, **facts: Any) -> Default:
 class CreateOptions(SelectingOptions):
     """The options of `create`; each has an option on the command line, of the same name where no other is given."""
 
-    split_by: str | None = setting(
-        None, "Column of the splits; or folder: the top folder is the split.", metavar="COLUMN", recorded=False,
-        common=True, divide=_of_split_by,
-    )  # fmt: skip
+    split_by: str | None = like(
+        OutputOptions, "split_by", text="Column of the splits; or folder: the top folder is the split."
+    )
     include: Texts = setting(
         (), "Pattern of the files to take: '*.jpg', 'train/*'.", section="folders", metavar="GLOB", of="folder",
         common=True,

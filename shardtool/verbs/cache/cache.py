@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from errno import EMFILE
 from functools import partial
@@ -55,8 +55,6 @@ from shardtool.writer.samples import Columns, OpenShard, SampleEncoder, SampleRe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from typing_extensions import Self
 
     from shardtool.dataset.find import StoredShard
     from shardtool.request.results import Observer
@@ -350,7 +348,7 @@ class CacheWriterOptions:
     max_count: int
 
 
-class CacheWriter:
+class CacheWriter(AbstractContextManager["CacheWriter"]):
     """Writes samples into a cache; made by `Cache.writer`, to be used in a `with` block, by one thread.
 
     A shard is visible, for `refresh`, once it is full or the block ends. Before each shard, its bytes are taken: where
@@ -395,9 +393,6 @@ class CacheWriter:
         if room is None:
             raise OutputFailed(self._folder.path, "cannot be locked")
         self._room = room
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
@@ -613,7 +608,7 @@ _MOMENT_S = 1.0  # for a look at a shard's lock, or an eviction: system calls
 
 
 @dataclass(slots=True)
-class CachedShard:
+class CachedShard(AbstractContextManager["CachedShard"]):
     """A shard to read: the copy in a cache, held until `close`, or the shard itself where there is no copy.
 
     Attributes:
@@ -623,9 +618,6 @@ class CachedShard:
 
     path: str
     lock: Lock | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

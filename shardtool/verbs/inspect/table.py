@@ -187,7 +187,7 @@ class _Sink(RawIOBase):
     """A staged file as pyarrow writes to one; once it is dropped, nothing is written."""
 
     def __init__(self, file: StagedFile) -> None:
-        self._file, self._size, self.dropped = file, 0, False
+        self._file, self.dropped = file, False
 
     def writable(self) -> bool:
         """Tell that it can be written."""
@@ -198,12 +198,11 @@ class _Sink(RawIOBase):
         view = memoryview(data)
         if not self.dropped:
             self._file.write(view)
-        self._size += view.nbytes
         return view.nbytes
 
     def tell(self) -> int:
         """Return how many bytes there are."""
-        return self._size
+        return self._file.size
 
 
 def _flattened(table: pa.Table, schema: pa.Schema) -> pa.Table:
