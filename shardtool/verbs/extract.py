@@ -218,7 +218,7 @@ def _same_again(
 @memory_for("extracting")
 def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions, pool: Pool, notes: Notes) -> int:
     """Write all files, under the lock; return how many were there already."""
-    if _folds_case(place):
+    if place.facts([f".{_LOCK.upper()}.lock"]):  # the folder takes names for one that differ in case only
         check_names(names, folded=True)
     entries, observer = listed.entries, notes.observer
     entries = replace(entries, rows=replace(entries.rows, paths=names))
@@ -278,6 +278,7 @@ def _tables(entries: Entries, names: Names) -> dict[str, bytes]:
     """
     import numpy as np
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from shardtool.names import Names
 
@@ -288,7 +289,11 @@ def _tables(entries: Entries, names: Names) -> dict[str, bytes]:
     found = {MANIFEST: pa.table({"key": _strings(keys), "path": _strings(names)})}
     if (metadata := _metadata(entries)) is not None:
         found[METADATA] = metadata.append_column("key", _strings(entries.keys))
-    return {name: _parquet(table) for name, table in found.items()}
+    tables = {}
+    for name, table in found.items():
+        pq.write_table(table, sink := io.BytesIO())
+        tables[name] = sink.getvalue()
+    return tables
 
 
 def _metadata(entries: Entries) -> pa.Table | None:
@@ -302,14 +307,6 @@ def _strings(names: Names) -> pa.StringArray:
     from shardtool.entries.arrow import string_array
 
     return string_array(names.data.replace(b"\0", b""), names.lengths())
-
-
-def _parquet(table: pa.Table) -> bytes:
-    import pyarrow.parquet as pq
-
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
-    return sink.getvalue()
 
 
 def _check_there(place: Folder, entries: Entries, names: Names, options: ExtractOptions) -> None:
@@ -335,11 +332,6 @@ def _check_there(place: Folder, entries: Entries, names: Names, options: Extract
         if found:
             remedy = f"Name all datasets in one command, choose another folder, or {flag('overwrite')}."
             raise OutputExists(place.full_path(name), found, remedy=remedy)
-
-
-def _folds_case(place: Folder) -> bool:
-    """Tell whether a folder takes names for one that differ in case only: it has our lock, then, under another name."""
-    return bool(place.facts([f".{_LOCK.upper()}.lock"]))
 
 
 @contextmanager

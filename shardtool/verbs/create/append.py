@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shardtool.request.results import RunRecord
     from shardtool.storage.folders import OutputFolder
     from shardtool.values import Kind
-    from shardtool.verbs.create.run import Output, Run
+    from shardtool.verbs.create.run import Run
 
 
 _SHOWN = 5  # keys in a message
@@ -50,18 +50,20 @@ _NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it i
 _NULL = "null"  # the type of a column without a value: it goes with any
 
 
-def taken_keys(run: Run, output: Output) -> Names:
-    """Return the keys that new samples cannot have: those of the dataset that is appended to.
+def taken_keys(run: Run) -> Names:
+    """Return the keys that new samples cannot have: those of the datasets that are appended to.
 
     Where this very append may have been killed when all but its end was done, its own samples are not counted.
 
     Raises:
-        CorruptShard: A sidecar of the dataset is damaged.
+        CorruptShard: A sidecar of a dataset is damaged.
     """
-    destination, old = output.destination, output.destination.old
-    if old is None:
-        return Names.of(())
-    return existing_keys(destination.folder, old.shards[: _last_alike(destination, old, run.record(output))])
+    found = []
+    for output in run.outputs:
+        if (old := output.destination.old) is not None:
+            shards = old.shards[: _last_alike(output.destination, old, run.record(output))]
+            found += [keys_of(read_listed(output.destination.folder, shard)) for shard in shards]
+    return Names.parse(b"".join(found))
 
 
 def begin_append(run: Run) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
     from shardtool.values import Datasets, Dots
-    from shardtool.verbs.create.run import Output, OutputNames, Run
+    from shardtool.verbs.create.run import OutputNames, Run
 
 
 # What `create` and `reshard` share: samples from a source become one dataset, or one for each split.
@@ -211,11 +211,9 @@ def _taken_keys(run: Run) -> Names | None:
     """Return the keys of the datasets that are appended to; None: there are no such datasets."""
     if not any(output.destination.appends for output in run.outputs):
         return None
-    from shardtool.names import Names
     from shardtool.verbs.create.append import taken_keys
 
-    found = [taken_keys(run, output) for output in run.outputs]
-    return Names.parse(b"".join(names.span(0, len(names)) for names in found))
+    return taken_keys(run)
 
 
 def _settle_dots(run: Run) -> None:
@@ -248,20 +246,14 @@ def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
         open_outputs(run, [*splits.names, *(name for name in there if name not in splits.names)])
     for at, output in enumerate(run.outputs):
         output.which = splits.samples(at)
-    empty = [
-        one.split for one in run.outputs if one.which is not None and not len(one.which) and not _may_stay(run, one)
-    ]
-    if empty:
+    lacking = [one for one in run.outputs if one.which is not None and not len(one.which)]
+    # An update leaves splits that are there as they are.
+    if empty := [one.split for one in lacking if not (run.updates and one.destination.appends)]:
         found = f"no sample falls into {', '.join(empty)}: {len(entries):,} in all"
         remedy = f"Use larger shares, another {option('seed')}, or {option('stratify')}."
         raise InvalidRequest(option("split"), found, remedy=remedy)
     entries = replace(entries, metadata=with_split(entries.metadata, splits.names, splits.number))
     run.listed = replace(run.listed, entries=entries)
-
-
-def _may_stay(run: Run, output: Output) -> bool:
-    """Tell whether a split may get no sample: an update leaves those that are there as they are."""
-    return run.updates and output.destination.appends
 
 
 def _spool(run: Run, source: Source) -> None:
