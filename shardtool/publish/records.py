@@ -307,6 +307,18 @@ def check_divided_alike(folder: OutputFolder, pattern: ShardPattern, part: Part)
         raise OutputExists(where, found, expected=expected, remedy=remedy)
 
 
+def read_output(folder: OutputFolder, name: str) -> bytes:
+    """Return a small file of an output, which should be there.
+
+    Raises:
+        CorruptShard: It cannot be read: it may be a folder, or a link.
+    """
+    try:
+        return folder.read(name)
+    except OSError as error:
+        raise CorruptShard(folder.full_path(name), f"cannot be read: {reason(error)}") from None
+
+
 def read_there(folder: OutputFolder, name: str) -> DatasetFile | None:
     """Return what a dataset file says; None where there is none, or it is damaged."""
     try:

@@ -24,7 +24,7 @@ from shardtool.names import Names
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, check_written, parse_pattern, text_of
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.publisher import Destination, Publisher, check_old, clean, look
-from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_skipped
+from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_output, read_skipped
 from shardtool.publish.records import find_parts as find_records
 from shardtool.request.options import CreateOptions, readers_of
 from shardtool.request.results import IndexResult, Observer, RunRecord
@@ -481,7 +481,7 @@ def merged_part(folder: Folder, whole: ShardPattern, part: ShardPattern) -> Data
     """
     if whole.dataset_file not in folder.facts([whole.dataset_file]):
         return None
-    found = read_dataset(folder.read(whole.dataset_file), folder.full_path(whole.dataset_file))
+    found = read_dataset(read_output(folder, whole.dataset_file), folder.full_path(whole.dataset_file))
     shards = tuple(shard for shard in found.shards if part.owns(local_name(shard.name)))
     return replace(found, shards=shards, skipped=0) if shards else None
 
@@ -599,7 +599,7 @@ class _Merge:
         if name not in self._folder.facts([name]):
             return None
         where = self._folder.full_path(name)
-        old = read_dataset(self._folder.read(name), where)
+        old = read_dataset(read_output(self._folder, name), where)
         if _MERGED not in old.made.document:
             found = "a dataset file that no merge has made"
             raise OutputExists(where, found, remedy="Move that dataset away, or give the writers another pattern.")
@@ -626,7 +626,7 @@ class _Merge:
         """Return what the dataset file of a part says, whose shards are all there."""
         own = tagged_pattern(self._pattern, part.tag)
         existing = self._folder.facts(name for name in self._folder.names() if own.owns(name))
-        return check_old(self._folder, own, existing, self._folder.read(part.dataset_file))
+        return check_old(self._folder, own, existing, read_output(self._folder, part.dataset_file))
 
     def _check_keys(self, whole: Iterable[DatasetFile]) -> None:
         """Refuse keys that two parts have."""
@@ -657,7 +657,7 @@ class _Merge:
         found: list[Skipped] = []
         for dataset, name in datasets:
             where = self._folder.full_path(name)
-            data = self._folder.read(name) if name in self._folder.facts([name]) else b""
+            data = read_output(self._folder, name) if name in self._folder.facts([name]) else b""
             check_skipped_file(data, dataset, where)
             found = merged(found, read_skipped(data, where))
         return found

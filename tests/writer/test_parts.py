@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardtool
-from shardtool import InvalidRequest, OutputExists, ShardWriter, merge, verify
+from shardtool import CorruptShard, InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.pattern import parse_pattern
 from shardtool.writer.output import PartFiles, find_parts, part_pattern, part_tag
 from tests.helpers import read_tree, typed
@@ -204,3 +204,17 @@ def test_a_merge_that_was_killed_is_repeated(tmp_path: Path, removed: int) -> No
         (tmp_path / name).write_bytes(kept[name])
     merge(pattern)
     assert read_tree(tmp_path) == whole
+
+
+@pytest.mark.parametrize("name", ["out.json", "out-part0of1.json", "out-part0of1.skipped"])
+def test_what_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
+    """A folder or a link in the place of a file that a merge reads is named; nothing is touched."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    with ShardWriter(pattern, part=0, parts=1) as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CorruptShard, match=f"{name}: cannot be read: no plain file"):
+        merge(pattern)
+    assert sorted(tmp_path.iterdir()) == before

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.entries.arrow import ipc_stream
-from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, reason
+from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import sidecar_name
 from shardtool.publish import records
@@ -246,11 +246,7 @@ def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFil
 def _merged_before(folder: OutputFolder, pattern: ShardPattern, ended: Sequence[Part]) -> tuple[int, DatasetFile]:
     """Return a dataset that is there: a merge was killed when it removed records, or another came first."""
     where = folder.full_path(pattern.dataset_file)
-    try:
-        data = folder.read(pattern.dataset_file)
-    except OSError as error:
-        raise CorruptShard(where, reason(error)) from None
-    dataset = read_dataset(data, where)
+    dataset = read_dataset(records.read_output(folder, pattern.dataset_file), where)
     others = [str(part) for part in ended if not _is_in(dataset, records.read_record(folder, pattern, part))]
     if others:
         found = f"a dataset file of other shards than the parts {listing(others)} have left"
