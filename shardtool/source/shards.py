@@ -30,19 +30,10 @@ from shardtool.select import names as order
 from shardtool.select.fields import check_count, places_beside, put_beside, without_empty
 from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
+from shardtool.source import shard_columns
 from shardtool.source.base import Listing, Source, check_skipped
 from shardtool.source.selecting import chosen, first_of, in_order, sampled, table_of, with_fields
-from shardtool.source.shard_columns import (
-    FilesSeen,
-    SourceShard,
-    arranged,
-    find_numbers,
-    indexed,
-    needs_walk,
-    sidecar_bytes,
-    stat_shard,
-    walked,
-)
+from shardtool.source.shard_columns import FilesSeen, SourceShard
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
 from shardtool.table.columns import gather
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, numbers_among, output_text, to_bytes, to_text
@@ -116,7 +107,7 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     for part in parts:
         _check_rows(part, wanted)
     classes, more = joined_classes(datasets, parts, wanted)
-    numbers = find_numbers(parts, wanted, to_format, pool.map, salvage=salvage)
+    numbers = shard_columns.find_numbers(parts, wanted, to_format, pool.map, salvage=salvage)
     columns = joined_columns(parts, datasets)
     classes_known = _known_classes(datasets)
     columns, lacking = _without_partial(columns, parts, classes_known)
@@ -171,17 +162,17 @@ def _listed(
 ) -> list[SourceShard]:
     """Return what lies in each shard: as its sidecar says, or a walk finds, which checks the records of TFRecords."""
     parts, walks, with_index = [*shards], list[int](), set[int]()
-    for at, found in enumerate(for_each(sidecar_bytes, shards, lambda shard: shard.path)):
+    for at, found in enumerate(for_each(shard_columns.sidecar_bytes, shards, lambda shard: shard.path)):
         if isinstance(found, CorruptShard):
             raise found
         if found is not None:
             seen.add(shards[at].path, found[0])
-            parts[at] = indexed(shards[at], found[1])
+            parts[at] = shard_columns.indexed(shards[at], found[1])
             with_index.add(at)
-        if found is None or needs_walk(parts[at]):
+        if found is None or shard_columns.needs_walk(parts[at]):
             walks.append(at)
         else:
-            parts[at] = arranged(parts[at])
+            parts[at] = shard_columns.arranged(parts[at])
             observer.listed(len(parts[at].index))
     tasks = [  # behind damage a walk goes on only where no index says what there is
         SurveyTask(
@@ -191,7 +182,7 @@ def _listed(
     ]
     for number, found_there in pool.map(survey, tasks):
         at = walks[number]
-        parts[at] = walked(parts[at], found_there, has_index=at in with_index)
+        parts[at] = shard_columns.walked(parts[at], found_there, has_index=at in with_index)
         observer.listed(len(parts[at].index))
     return parts
 
@@ -514,7 +505,7 @@ def open_datasets(givens: Sequence[Given], seen: FilesSeen) -> tuple[list[Stored
         # What other tools made may have lists of values, whatever was said of it; how these lie only a walk can find.
         if file is not None and file.made.verb != "index" and not any(one.is_list for one in file.features.values()):
             of_records = numbers_in(file.features)
-        for stored, fact in zip(found.shards, for_each(stat_shard, found.paths), strict=True):
+        for stored, fact in zip(found.shards, for_each(shard_columns.stat_shard, found.paths), strict=True):
             seen.add(stored.path, fact)
             if stored.entry is not None and stored.entry.size != fact.st_size:
                 found_there, expected = f"{fact.st_size:,} bytes", f"{stored.entry.size:,}, as the dataset file says"

@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.pattern import format_of, is_shard_name
 from shardtool.request.texts import BY_NAME
-from shardtool.storage.places import (
-    base_name,
-    entries_in,
-    folder_of,
-    is_file,
-    is_url,
-    is_web,
-    join,
-    names_in,
-    objects_below,
-    read_head,
-)
+from shardtool.storage import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +37,7 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 
 def table_ending(path: str) -> str:
     """Return the ending that names a table's format, without that of a compression; empty for no table."""
-    lower = base_name(path).lower() if is_web(path) else path.lower()  # an address may end in a query
+    lower = places.base_name(path).lower() if places.is_web(path) else path.lower()  # an address may end in a query
     packed = next((one for one in _PACKED if lower.endswith(one)), "")
     ending = os.path.splitext(lower.removesuffix(packed))[1]
     text = (*SEPARATORS, *JSON_LINES, JSON)
@@ -57,8 +46,8 @@ def table_ending(path: str) -> str:
 
 def is_glob(path: str) -> bool:
     """Tell whether a path names several Parquet files, and no file is called so; only its last part may be a glob."""
-    several = any(mark in base_name(path) for mark in "*?[") and table_ending(path) == PARQUET and not is_web(path)
-    return several and not is_file(path)
+    is_pattern = any(mark in places.base_name(path) for mark in "*?[") and not places.is_web(path)
+    return is_pattern and table_ending(path) == PARQUET and not places.is_file(path)
 
 
 def parquet_files(folder: str) -> list[str]:
@@ -67,15 +56,16 @@ def parquet_files(folder: str) -> list[str]:
     Names that start with a dot or an underscore are a writer's own, such as `_SUCCESS`.
     """
     if is_glob(folder):
-        above = folder_of(folder)
-        names = fnmatch.filter(names_in(above), base_name(folder))
-        return [join(above, name) for name in sorted(names, key=os.fsencode) if name[0] != "."]
-    if is_url(folder):
+        above = places.folder_of(folder)
+        names = fnmatch.filter(places.names_in(above), places.base_name(folder))
+        return [places.join(above, name) for name in sorted(names, key=os.fsencode) if name[0] != "."]
+    if places.is_url(folder):
         return _parquet_objects(folder)
     found, folders = [], [folder]
     try:
         while folders:
-            for entry in entries_in(folders.pop()):  # up to the first that is something else: there may be millions
+            # Up to the first that is something else: there may be millions.
+            for entry in places.entries_in(folders.pop()):
                 if entry.name[0] in "._":
                     continue
                 if entry.is_dir(follow_symlinks=False):
@@ -91,14 +81,14 @@ def parquet_files(folder: str) -> list[str]:
 
 def _parquet_objects(folder: str) -> list[str]:
     found = []
-    if is_web(folder):
+    if places.is_web(folder):
         return []
-    for one in objects_below(folder):
+    for one in places.objects_below(folder):
         if any(part[0] in "._" for part in one.key.split("/")) or not one.size:
             continue
         if not one.key.lower().endswith(PARQUET):
             return []
-        found.append(join(folder, one.key))
+        found.append(places.join(folder, one.key))
     return sorted(found, key=os.fsencode)
 
 
@@ -115,7 +105,7 @@ def _holds_rows(path: str) -> bool:
     if not path.lower().endswith(JSON):  # packed, which a dataset file never is
         return True
     try:
-        head = read_head(path, _HEAD)[0].removeprefix(b"\xef\xbb\xbf").lstrip()
+        head = places.read_head(path, _HEAD)[0].removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError:
         return False
     return head[:1] == b"[" or (_OF_COCO.search(head) is not None and b'"shardlist"' not in head)
@@ -145,12 +135,12 @@ def is_table(source: object, form: TextForm = BY_NAME) -> bool:
         return True
     if (ending := table_ending(path)) and not os.path.isdir(path):
         return ending != JSON or _holds_rows(path)
-    if is_url(path):
-        if is_web(path) or is_shard_name(base_name(path)) or path.lower().endswith(".zip"):
+    if places.is_url(path):
+        if places.is_web(path) or is_shard_name(places.base_name(path)) or path.lower().endswith(".zip"):
             return False
-        names: Iterator[str] = (one.key for one in objects_below(path))
+        names: Iterator[str] = (one.key for one in places.objects_below(path))
     else:
-        names = (one.name for one in entries_in(path)) if os.path.isdir(path) else iter(())
+        names = (one.name for one in places.entries_in(path)) if os.path.isdir(path) else iter(())
     try:
         some = list(islice(names, _LOOKED_AT))
     except OSError:
