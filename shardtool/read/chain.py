@@ -828,15 +828,15 @@ class Chain:
             size: Samples of a batch.
             drop_last: Leave out a last batch that is smaller.
             lists: Fields whose values a batch has as a list, though they may be of one shape, such as boxes.
-            of_dataset: What only `Dataset.batch` takes, such as `by`: a stream has its order already.
+            of_dataset: What only `Dataset.batch(by=...)` takes: a stream has its order already.
 
         Raises:
             InvalidRequest: The size is no positive number, or something else is given.
         """
         if of_dataset:
             expected = "size, drop_last and lists"
-            remedy = "Call dataset.batch(by=...).stream(): batches by size are an order of their own."
-            raise InvalidRequest("batch", f"{listing([*of_dataset])} of a stream", expected=expected, remedy=remedy)
+            remedy = "Batches by size are an order of their own: dataset.batch(by='length', tokens=...).stream()."
+            raise InvalidRequest("batch", f"given {listing([*of_dataset])}", expected=expected, remedy=remedy)
         return self.with_stages(self.stages.then(Batch(cast("int", size), drop_last, lists)))
 
 

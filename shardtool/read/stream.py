@@ -219,7 +219,9 @@ class Streamable(Chain):
             InvalidRequest: Sizes are not known, or a sample alone is longer than a batch.
         """
         if by is None:
-            return super().batch(size, drop_last=drop_last, lists=lists)
+            others = {"tokens": tokens, "field": field, "dtype": dtype, "length": length}
+            given = {name: value for name, value in others.items() if value is not None}
+            return super().batch(size, drop_last=drop_last, lists=lists, **given)
         check_choice("by", by, Literal["length", "aspect"])
         asked, limit, unasked = ("tokens", tokens, size) if by == "length" else ("size", size, tokens)
         if drop_last or unasked is not None:

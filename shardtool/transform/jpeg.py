@@ -91,9 +91,8 @@ def read_head(data: bytes) -> JpegHead | None:
 
 def cut(data: bytes, head: JpegHead, rows: int) -> tuple[bytes, JpegHead]:
     """Return a baseline JPEG of the first rows alone, by another height in its header, and its head."""
-    return b"".join((data[: head.at], rows.to_bytes(2, "big"), data[head.at + 2 :])), head._replace(
-        height=rows, whole=False
-    )
+    lower = b"".join((data[: head.at], rows.to_bytes(2, "big"), data[head.at + 2 :]))
+    return lower, head._replace(height=rows, whole=False)
 
 
 def decoded(
