@@ -618,8 +618,9 @@ class _Merge:
         where = self._pattern.text
         counts = {part.parts for part in self.parts.values() if part.parts is not None}
         open_ = [f"{part.tag} ({counted(len(part.shards), 'shard')})" for part in new if not part.ended]
-        there = {part.number for part in self.parts.values()} | {_number(tag) for tag in self._before}
-        missing = [part_tag(number, count) for count in counts for number in range(count) if number not in there]
+        there = {*self.parts, *self._before}
+        wanted = [part_tag(number, count) for count in counts for number in range(count)]
+        missing = [tag for tag in wanted if tag not in there]
         check_all_ended(where, counts, open_, missing, flag("resume"))
 
     def _dataset(self, part: PartFiles) -> DatasetFile:
@@ -661,9 +662,3 @@ class _Merge:
             check_skipped_file(data, dataset, where)
             found = merged(found, read_skipped(data, where))
         return found
-
-
-def _number(tag: str) -> int | None:
-    """Return the number of a part, by its tag; None: it has a name."""
-    digits = tag.removeprefix("part").partition("of")[0]
-    return int(digits) if digits.isdigit() else None
