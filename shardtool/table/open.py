@@ -38,6 +38,7 @@ from shardtool.request.texts import BY_NAME
 from shardtool.storage import places
 from shardtool.storage.open_file import open_blob, open_object
 from shardtool.storage.places import file_fact
+from shardtool.table import kinds
 from shardtool.table.columns import (
     LONGEST_ROW,
     MOST_COLUMNS,
@@ -51,17 +52,6 @@ from shardtool.table.columns import (
     too_deep,
     too_long,
     too_many_columns,
-)
-from shardtool.table.kinds import (
-    ARROW,
-    JSON,
-    JSON_LINES,
-    PARQUET,
-    SEPARATORS,
-    is_frame,
-    is_glob,
-    parquet_files,
-    table_ending,
 )
 from shardtool.values import counted, is_utf8
 from shardtool.wording import create_again, either, option
@@ -923,31 +913,31 @@ def _open_path(path: str, named: Collection[str], form: TextForm) -> Table:
     if path == "-":
         return _standard_input(sys.stdin.buffer.read(), named, form)
     is_remote = places.is_url(path)
-    if is_glob(path) and (files := parquet_files(path)):
+    if kinds.is_glob(path) and (files := kinds.parquet_files(path)):
         return ParquetTable(path, files)
     if not is_remote and not os.path.exists(path):
         raise InvalidRequest(path, "no such file or folder", expected="a table")
-    if table_ending(path) if is_remote else not os.path.isdir(path):
+    if kinds.table_ending(path) if is_remote else not os.path.isdir(path):
         with readable(path):
             return _open_file(path, form)
-    files = parquet_files(path)
+    files = kinds.parquet_files(path)
     if not files:
         raise InvalidRequest(path, "a folder", expected="one that holds Parquet files only")
     return ParquetTable(path, files)
 
 
 def _open_file(path: str, form: TextForm) -> Table:
-    ending = table_ending(path)
-    if ending == PARQUET:
+    ending = kinds.table_ending(path)
+    if ending == kinds.PARQUET:
         return ParquetTable(path, [path])
-    if ending in ARROW:
+    if ending in kinds.ARROW:
         return ArrowTable(path)
-    if ending == JSON:
+    if ending == kinds.JSON:
         return _read_json_file(path)
-    if ending in SEPARATORS or (form.delimiter and ending not in JSON_LINES):
-        separator, folder = SEPARATORS.get(ending, ""), folder_of(path)
+    if ending in kinds.SEPARATORS or (form.delimiter and ending not in kinds.JSON_LINES):
+        separator, folder = kinds.SEPARATORS.get(ending, ""), folder_of(path)
         return DelimitedTable(path, _opener(path), form, separator, name=base_name(path), folder=folder)
-    if ending in JSON_LINES:
+    if ending in kinds.JSON_LINES:
         return MemoryTable(path, folder_of(path), read_json_lines(path, _opener(path)), base_name(path))
     remedy = f"Of a text, {option('delimiter')} says what stands between the values."
     raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON, Parquet or Feather", remedy=remedy)
@@ -1026,7 +1016,7 @@ def _in_memory(source: object) -> MemoryTable:
             table = source.read_all()
         elif isinstance(source, pa.Table):
             table = source
-        elif is_frame(source):
+        elif kinds.is_frame(source):
             table = _from_pandas(name, source)
         elif hasattr(source, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(source).read_all()
