@@ -588,7 +588,8 @@ def bundled(
     Raises:
         InvalidRequest: There is nothing to bundle.
     """
-    if (in_turn := rule is of_one_kind) is False and not sizes.any():
+    in_turn = rule is of_one_kind
+    if not in_turn and not sizes.any():
         raise InvalidRequest("the dataset", "no tokens in any sample")
     mean = 1 if in_turn else sizes.sum() / sum(view.length for _, view in _each(reader, views))
     each = 1 << max(0, round(math.log2(limit / mean)))

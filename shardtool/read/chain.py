@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 Images = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
-if TYPE_CHECKING:
-    Decoder = Function | Named | None
+Decoder: TypeAlias = "Function | Named | None"
 
 _WHOLE_NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id"))  # as for webdataset; a `label` may be a word
 _SHOWN = 40  # bytes of a payload that is no number

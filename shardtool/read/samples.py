@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from shardtool.values import Kind
 
 Sample = dict[str, object]
-if TYPE_CHECKING:
-    Samples = Iterable[Sample | ShardError]  # errors in place of those that could not be read
+Samples: TypeAlias = "Iterable[Sample | ShardError]"  # errors in place of those that could not be read
 _float = Struct("<f")
 _RESERVED = frozenset(map(bytes.decode, RESERVED))
 _SINGLE = 0x80  # a varint of one byte is below
