@@ -103,7 +103,7 @@ CODES: dict[int, tuple[Callable[[Path], None], str]] = {
     4: (_garbage, "inspect out-000.tar --sample 0"),
     5: (_finished, f"create s {PATTERN}"),
     6: (lambda root: _fifo(root / "s"), f"create s {PATTERN}"),
-    7: (_file_for_folder, f"create s file/{PATTERN}"),
+    7: (_nothing, f"create s /proc/nowhere/{PATTERN}"),  # where no folder can be made
 }
 
 

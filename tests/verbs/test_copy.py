@@ -317,14 +317,14 @@ def test_a_source_that_grows_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is too little space nothing is written; a folder that may not be written to is named."""
+    """Where there is too little space nothing is written; a file in the way of the folder is named."""
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "free_bytes", lambda _: 1000)
         with pytest.raises(OutputFailed, match="nothing was copied"):
             copy(packed, tmp_path / "copy")
     assert read_tree(tmp_path / "copy") == {}
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OutputFailed, match="file"):
+    with pytest.raises(OutputExists, match="a file; expected a folder"):
         copy(packed, tmp_path / "file/copy")
 
 
