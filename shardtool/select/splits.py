@@ -14,11 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import types
 
-from shardtool.entries.arrow import is_number, plain
 from shardtool.errors import Bug, InvalidRequest, listing, printable
 from shardtool.request.texts import SHARE_UNIT, SplitOptions, check_split_names
 from shardtool.values import counted
@@ -27,6 +23,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.names import Names
@@ -88,6 +85,12 @@ def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = 
 
 def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
     """Return the values as a simple type, without time zones, and with NaN as null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    from shardtool.entries.arrow import is_number, plain
+
     texts = types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_fixed_size_binary
     others, found = (*texts, types.is_date, types.is_timestamp, types.is_time), plain(values)
     if not is_number(found.type) and not any(one(found.type) for one in others):
@@ -235,6 +238,8 @@ def _encoded(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.
 
 def _texts(values: pa.Array) -> list[bytes]:
     """Return the values of an Arrow array as text that neither width nor unit changes: 7, 7.0 and "7" are the same."""
+    from pyarrow import types
+
     kind = values.type
     if types.is_boolean(kind):
         return [b"true" if value else b"false" for value in values.to_pylist()]
