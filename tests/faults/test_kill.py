@@ -87,10 +87,15 @@ def test_kill_at_any_instant(bulk: Bulk, place: Path) -> None:
 
 def test_parts_side_by_side_one_of_them_killed(bulk: Bulk, place: Path) -> None:
     """Parts at once touch nothing of each other; one that is killed is waited for, and resumed to the same bytes."""
-    runs = {part: start(bulk.source, place / "out", *bulk.options, "--part", part) for part in ("1/3", "2/3", "3/3")}
-    assert settles((place / "out" / "out-008.tar").exists, step_s=0.0005)
-    runs["2/3"].signal(signal.SIGKILL, group=True)
-    assert [run.end().code for run in runs.values()] == [0, -signal.SIGKILL, 0]
+    for _ in range(5):  # on a machine that is busy, a part may have ended before the signal comes
+        shutil.rmtree(place / "out", ignore_errors=True)
+        runs = [start(bulk.source, place / "out", *bulk.options, "--part", f"{part}/3") for part in (1, 2, 3)]
+        assert settles((place / "out" / "out-008.tar").exists, step_s=0.0005)
+        runs[1].signal(signal.SIGKILL, group=True)
+        codes = [run.end().code for run in runs]
+        if codes[1]:
+            break
+    assert codes == [0, -signal.SIGKILL, 0]
     _whole(place / "out", bulk)
     assert {".out.part1of3", ".out.part3of3"} <= {*hidden(place / "out")}
     before = identity(place / "out", finished(place / "out"))
