@@ -174,8 +174,10 @@ class Decode:
                 decoder = known[name] if name in known else known.setdefault(name, self._decoder(name))
                 if decoder is not None and (type(value) is bytes or decoder in _OF_NUMBERS):
                     try:
-                        drawn = {"rng": rng()} if any(decoder is one for one in self.draws) else {}
-                        found: object = decoder(value, **drawn)  # type: ignore[arg-type]
+                        if self.draws and any(decoder is one for one in self.draws):
+                            found: object = decoder(value, rng=rng())  # type: ignore[arg-type,call-arg]
+                        else:
+                            found = decoder(value)  # type: ignore[arg-type]
                         if type(found) is DecodedField:
                             decoded.update(found.beside)
                             found = found.value
