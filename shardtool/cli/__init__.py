@@ -289,8 +289,12 @@ def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:
 
 # Ctrl-C and its kind: the first signal ends the run by an exception, and none after it is ignored.
 #
+# A signal that comes just before the main thread falls asleep wakes it no more: Python looks for signals, and then it
+# asks for a lock that another thread gives back in an hour (seen: one in a hundred, with six threads of requests). So
+# a timer wakes it from the start.
+#
 # The exception is raised wherever the program is, which may be inside of a library that drops it: in a destructor, or
-# in an import that goes on without what it could not import. So a timer looks again until the exception is seen at
+# in an import that goes on without what it could not import. So the timer looks again until the exception is seen at
 # work: where nothing is being unwound, it is raised once more. While workers are killed and temporary files are
 # removed, nothing disturbs that, but for two limits: requests to stores end after `_LOCKS_S`, and once a second
 # signal has come, the process ends after `_PATIENCE_S`.
@@ -298,6 +302,7 @@ def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SOON_S, _AGAIN_S = 0.02, 0.2
+_AWAKE_S = 0.5  # between two times that the main thread is woken, in case a signal came as it fell asleep
 _LOCKS_S = 1.0  # for locks in stores to be given back: those that stay, the next run takes over
 _PATIENCE_S = 2.0  # for what is removed after an interrupt, once the user asks again
 
@@ -323,6 +328,7 @@ class Signals:
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._on_signal)
+        self._ring(_AWAKE_S, _AWAKE_S)
         self._unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 
@@ -334,20 +340,22 @@ class Signals:
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
         if self._ended:
             self.first = self.first or signum
-            signal.signal(signal.SIGALRM, self._on_alarm)
-            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+            self._ring(_PATIENCE_S)
             return
         if self.first is not None:
             if self._latest_end is None:
                 self._latest_end = time.monotonic() + _PATIENCE_S
-                signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)
+                self._ring(_SOON_S, _AGAIN_S)
             return
         self.first = signum
         if requests := sys.modules.get("shardtool.storage.remote.retry"):  # `--help` needs no such import
             requests.end_requests(_LOCKS_S)
-        signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S, _AGAIN_S)
+        self._ring(_AGAIN_S, _AGAIN_S)
         raise Interrupted(signum)
+
+    def _ring(self, after_s: float, again_s: float = 0) -> None:
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        signal.setitimer(signal.ITIMER_REAL, after_s, again_s)
 
     def _on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
         if self.first is None:
@@ -366,7 +374,7 @@ class Signals:
         if dropped.exc_type is not Interrupted:
             self._unraisable(dropped)
         elif not self._ended:
-            signal.setitimer(signal.ITIMER_REAL, _SOON_S, _AGAIN_S)
+            self._ring(_SOON_S, _AGAIN_S)
 
 
 def _is_unwinding() -> bool:
