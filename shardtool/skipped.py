@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from binascii import a2b_base64, b2a_base64
 from collections import Counter
-from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 from zlib import compress, decompressobj
 from zlib import error as zlib_error
 
@@ -98,7 +97,7 @@ def without_keys(rows: Iterable[Skipped], keys: Collection[str]) -> list[Skipped
     twins, found = {same_as(key) for key in keys}, [one for one in rows if printable(one.key) not in keys]
     for at, one in enumerate(found):
         if not twins.isdisjoint((one.message, one.message.rpartition(_OTHERS)[0])):
-            found[at] = replace(one, message=same_as("a removed sample"))
+            found[at] = one._replace(message=same_as("a removed sample"))
     return found
 
 
@@ -147,8 +146,7 @@ def http_code(status: int) -> SkipCode:
     return cast("SkipCode", f"http-{status}")
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(NamedTuple):
     """Something that was left out: a row of `out.skipped`.
 
     Attributes:

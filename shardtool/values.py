@@ -277,8 +277,7 @@ class ShardContent:
     lists: Mapping[int, Kind] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSpans:
+class ShardSpans(NamedTuple):
     """Where the payloads of a shard's SPAN fields lie; all is empty where there are no such fields.
 
     Attributes:

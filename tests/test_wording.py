@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,7 +95,7 @@ def _named() -> list[Named]:
 
 
 def _has(verb: str, name: str) -> bool:
-    return name in {one.name for one in fields(_VERBS[verb])}
+    return name in getattr(_VERBS[verb], "_fields", ()) or name in getattr(_VERBS[verb], "__dataclass_fields__", ())
 
 
 def test_messages_name_options_that_there_are() -> None:

@@ -258,7 +258,7 @@ def _follows(one: str, other: str) -> bool:
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Reporting(Running):
     """How `verify` tells what it found."""
 
@@ -418,7 +418,7 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: Runn
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Making(IndexOptions):
     """What `index` makes beside sidecars and a dataset file."""
 
@@ -505,7 +505,7 @@ _PICTURES = ("html", "contact_sheet")
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Looking(InspectOptions):
     """What `inspect` shows in place of a summary."""
 

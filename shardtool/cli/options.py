@@ -74,7 +74,7 @@ def _use_config(path: str) -> None:
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Output(Settings):
     """What is printed, and how."""
 
@@ -91,7 +91,7 @@ class Output(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Running(Output):
     """What is said while a verb runs, and which servers are asked."""
 
@@ -116,7 +116,7 @@ class Running(Output):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DryRunning(Running):
     """What can be asked of a verb that plans before it writes, too."""
 

@@ -12,8 +12,7 @@ Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardtool.format.tfrecord import read_varint
 
@@ -44,8 +43,7 @@ _LEVELS = 4  # bytes: two levels a value
 _Struct = dict[int, tuple[int, Any]]  # field to the type and the value
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """A column of plain values, which may be part of a nested one.
 
     Attributes:
@@ -65,8 +63,7 @@ class Leaf:
     repeated: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Footer:
+class Footer(NamedTuple):
     """The content of a footer.
 
     Attributes:
@@ -82,8 +79,7 @@ class Footer:
     chunks: tuple[tuple[int, tuple[_Struct, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The memory that a leaf takes.
 
     Attributes:
@@ -200,8 +196,7 @@ def _facts(footer: _Struct) -> dict[str, str]:
     return {_text(pair, _KEY).decode(): _text(pair, _VALUE).decode() for pair in pairs}
 
 
-@dataclass(frozen=True, slots=True)
-class _Pages:
+class _Pages(NamedTuple):
     """The pages of a leaf in one row group; attributes as those of `Extent`."""
 
     values: int

@@ -67,8 +67,7 @@ OWN_COLUMNS = (*SCHEMA.names, SHARD.name)  # all others are metadata
 UNREAD = _schema(pa.struct([one.with_nullable(one.name == "crc32c") for one in FIELD]))
 
 
-@dataclass(frozen=True, slots=True)
-class MadeFact:
+class MadeFact(NamedTuple):
     """Facts of a shard of changed samples, which its plan could not know.
 
     Attributes:
@@ -86,8 +85,7 @@ class MadeFact:
     left_out: tuple[Skipped, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ShardFact:
+class ShardFact(NamedTuple):
     """The facts of a shard in its sidecar.
 
     Attributes:
@@ -109,8 +107,7 @@ class ShardFact:
     shards: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardTally:
+class ShardTally(NamedTuple):
     """The figures of a shard that the dataset file lists or adds up: `fields` is how many samples have each."""
 
     samples: int

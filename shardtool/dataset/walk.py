@@ -163,8 +163,7 @@ _NAMES_LIMIT = 2**16  # of fields, that the fingerprint's columns can distinguis
 _MOST = 100  # of a kind of damage in one shard: the rest says nothing new
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyTask:
+class SurveyTask(NamedTuple):
     """A shard to look at.
 
     Attributes:

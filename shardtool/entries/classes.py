@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.values import counted, source_text
@@ -27,8 +26,7 @@ _AT_ONCE = 2**16  # samples at a time
 SHOWN = 60  # letters of a name in a message
 
 
-@dataclass(frozen=True, slots=True)
-class Classes:
+class Classes(NamedTuple):
     """Names of classes, the first of which is number 0.
 
     Attributes:

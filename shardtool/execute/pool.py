@@ -11,11 +11,10 @@ import stat
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import zip_longest
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shardtool import wording
 from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory, reason
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """What every machine with workers must have: the same as this process sees.
 
     Attributes:
@@ -150,8 +148,7 @@ _REPORT_S = 1.0
 ATTEMPT_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """What tasks find as they would on the parent's machine.
 
     Attributes:
@@ -183,8 +180,7 @@ class Surroundings:
         wording.set_words(command_line=self.command_line)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The result of a task, or the error that ended it: exceptions that Ray raises for a task would have its type."""
 
     result: object = None

@@ -6,8 +6,7 @@ of a sample are its heads, payloads and tails in turn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ _CHUNK = 2**18  # samples at a time: temporary columns stay small
 NUMBERS = {"tar": False, "tfrecord": True, "files": False}  # whether a format has numbers; others store their text
 
 
-@dataclass(frozen=True, slots=True)
-class Payloads:
+class Payloads(NamedTuple):
     """The content of a shard as columns; the fields of each sample in the order of the bytes of their names.
 
     Attributes:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha1, sha256
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.errors import CorruptShard, InvalidRequest, machine_reads, printable, reason
 from shardtool.fingerprint import crc32c
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 _SHA256_SIZE = 32
 
 
-@dataclass(frozen=True, slots=True)
-class DigestTask:
+class DigestTask(NamedTuple):
     """A shard to be hashed.
 
     Attributes:
@@ -67,8 +66,7 @@ class DigestTask:
         return cls(path, size, index.offsets.tobytes(), (index.offsets + index.lengths).tobytes())
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
+class Digests(NamedTuple):
     """The hashes of a shard.
 
     Attributes:
@@ -515,8 +513,7 @@ def _hub_difference(data: bytes, shard: IndexedShard) -> str:
 # What exports there are.
 
 
-@dataclass(frozen=True, slots=True)
-class FolderIndex:
+class FolderIndex(NamedTuple):
     """Index files of which a folder has one set, shared by all splits of a dataset.
 
     Attributes:

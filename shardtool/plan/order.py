@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -125,8 +125,7 @@ def _network(values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64] | n
 NO_LIMIT = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """The limits that were asked for.
 
     Attributes:
@@ -158,8 +157,7 @@ class ShardsAsked:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """The limits by which a plan's shards were cut.
 
     Attributes:

@@ -13,8 +13,7 @@ import heapq
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, listing, printable, reason
@@ -138,8 +137,7 @@ _MOST = 2**62
 _LOCK = ".lock"
 
 
-@dataclass(frozen=True, slots=True)
-class PartShare:
+class PartShare(NamedTuple):
     """The share of a part in its dataset.
 
     Attributes:
@@ -160,8 +158,7 @@ class PartShare:
         return PartShare(self.part, own, files)
 
 
-@dataclass(frozen=True, slots=True)
-class PartRecord:
+class PartRecord(NamedTuple):
     """What a part has left.
 
     Attributes:

@@ -319,8 +319,7 @@ AnyReader = Fetcher | MixedReader | BundleReader
 # How long samples are, before any is read.
 
 
-@dataclass(frozen=True)
-class TokenField:
+class TokenField(NamedTuple):
     """A field that holds values, one after the other.
 
     Attributes:

@@ -75,8 +75,7 @@ def asks_for_rng(function: object) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class DecodedField:
+class DecodedField(NamedTuple):
     """What a decoder returns that makes more than the value of its field.
 
     Attributes:
@@ -609,8 +608,7 @@ class Tuple(_FieldStage):
         return self._lacking(sample, names.replace(";", " or "))
 
 
-@dataclass(frozen=True)
-class Chains:
+class Chains(NamedTuple):
     """What is done first to the samples of a mix: the stages of each dataset, by the `__dataset__` of its samples."""
 
     each: tuple[tuple[Each, ...], ...]

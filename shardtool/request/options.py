@@ -91,7 +91,7 @@ def _of_fields(_kind: type, value: object) -> dict[str, object]:
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WorkerOptions(Settings):
     """The options of every verb that starts workers."""
 
@@ -123,7 +123,7 @@ def readers_of(asked: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OutputOptions(WorkerOptions):
     """The options of every verb that writes shards; options on the command line have the same names."""
 
@@ -268,7 +268,7 @@ class OutputOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SelectingOptions(OutputOptions):
     """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
 
@@ -420,7 +420,7 @@ def _fetching(default: Default, text: str, **facts: Any) -> Default:
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CreateOptions(SelectingOptions):
     """The options of `create`; each has an option on the command line, of the same name where no other is given."""
 
@@ -582,7 +582,7 @@ class CreateOptions(SelectingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ReshardOptions(SelectingOptions):
     """The options of `reshard`; options on the command line have the same names where no other is given.
 
@@ -630,7 +630,7 @@ class ReshardOptions(SelectingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class VerifyOptions(WorkerOptions):
     """The options of `verify`."""
 
@@ -677,7 +677,7 @@ class VerifyOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class IndexOptions(WorkerOptions):
     """The options of `index`."""
 
@@ -700,7 +700,7 @@ class IndexOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ExportOptions(WorkerOptions):
     """How to write the indexes of other tools."""
 
@@ -711,7 +711,7 @@ class ExportOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CopyOptions(Settings):
     """How to copy a dataset."""
 
@@ -736,7 +736,7 @@ class CopyOptions(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class InspectOptions(Settings):
     """How to look at a dataset."""
 
@@ -750,7 +750,7 @@ class InspectOptions(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DiffOptions(WorkerOptions):
     """The options of `diff`; but for those of workers, they are about a source that a dataset is compared with."""
 
@@ -760,7 +760,7 @@ class DiffOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 
@@ -778,7 +778,7 @@ class ChoosingOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ExtractOptions(ChoosingOptions):
     """The options of `extract`."""
 
@@ -793,6 +793,6 @@ class ExtractOptions(ChoosingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RemoveOptions(ChoosingOptions):
     """The options of `remove`."""

@@ -242,7 +242,7 @@ def _name(key: object) -> str:
     return str(key).strip().replace("-", "_")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Settings:
     """The base of all classes of options: each value is checked as far as it can be without the source.
 
@@ -256,7 +256,19 @@ class Settings:
         InvalidRequest: One cannot be, or does not go together with another.
     """
 
-    observer: Observer | None = field(default=None, repr=False, compare=False)
+    observer: Observer | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        given = [
+            f"{name}={value!r}" for name, value in self._values() if value != self.__dataclass_fields__[name].default
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values() == other._values()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values()))
 
     def __post_init__(self) -> None:
         self._keep_spelled()
@@ -275,6 +287,10 @@ class Settings:
                 _READERS[one.form](name, value, one)
         for name in filter(self.is_given, facts(type(self))):
             self._check_others(name)
+
+    def _values(self) -> list[tuple[str, Any]]:
+        """Return the options by their names. Methods of each class for this would cost each start 5 ms."""
+        return [(one.name, getattr(self, one.name)) for one in fields(self) if one.compare]
 
     def is_given(self, name: str) -> bool:
         """Tell whether an option is another than by default."""

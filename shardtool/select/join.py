@@ -6,11 +6,11 @@ samples there is no Python object for each. A table that is itself the source of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from keyword import iskeyword
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,8 +72,7 @@ _EMPTY, _END = arrow.text(""), arrow.text("\0")
 _NOWHERE = pa.nulls(1, pa.int64())[0]
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedSamples:
+class JoinedSamples(NamedTuple):
     """Samples with the columns of a table.
 
     Attributes:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -168,8 +168,7 @@ def _unsafe_fields(entries: Entries) -> list[str]:
 # Rows of a source that share a key become one sample: of several folders, and of a table with a row for each file.
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(NamedTuple):
     """Which of many parts belong to one sample.
 
     Attributes:
@@ -439,8 +438,7 @@ _APPENDED_TO = "the dataset appended to"
 _TORN = "It looks like a plain tar in which the fields of a sample lie apart: unpack it, and use `create`."
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(NamedTuple):
     """Samples that share a key.
 
     Attributes:

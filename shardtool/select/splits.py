@@ -7,11 +7,10 @@ reads the column, names a file, or orders the samples of a split.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,8 +34,7 @@ _PERSON = b"shardtool split"  # of the hashes
 _FAR = 4  # a share that is off by more than this part of itself is worth a note
 
 
-@dataclass(frozen=True, slots=True)
-class Splits:
+class Splits(NamedTuple):
     """The split of each sample.
 
     Attributes:

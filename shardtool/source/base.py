@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, SampleFailed, StoreFailed, listing, printable, reason
@@ -200,8 +200,7 @@ def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:
 FILES_A_TASK = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
+class Files(NamedTuple):
     """Files to read: their paths, whether each is read through a link, and how many are read at the same time."""
 
     paths: tuple[bytes, ...]
@@ -209,8 +208,7 @@ class Files:
     reads: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Spans:
+class Spans(NamedTuple):
     """Payloads of a shard or archive to read: int64 offsets, ascending, and lengths; `form` is that of `SpanFile`."""
 
     path: str
@@ -320,8 +318,7 @@ _WHOLE = 2**63  # whole numbers beyond fit into no column
 _KINDS = {str: "text", int: "number", float: "number", bool: "truth", list: "list"}
 
 
-@dataclass(frozen=True, slots=True)
-class Scalars:
+class Scalars(NamedTuple):
     """The scalars of some payloads.
 
     Attributes:

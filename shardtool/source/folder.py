@@ -7,10 +7,10 @@ import os
 import threading
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.find import listed_by, sidecar_path, usual_names
 from shardtool.errors import InvalidRequest, listing, printable
@@ -112,7 +112,7 @@ class FolderSource(Source):
             check_torn(entries)
         old = [to_bytes(one.key) for one in skipped if one.key]
         new = dict(zip(old, iter(pattern.split(Names.of(old))[0]), strict=True))
-        skipped = tuple(replace(one, key=to_text(new.get(to_bytes(one.key), b""))) for one in skipped)
+        skipped = tuple(one._replace(key=to_text(new.get(to_bytes(one.key), b""))) for one in skipped)
         return without_torn(with_keys(entries, pattern), skipped), skipped
 
     def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
@@ -134,8 +134,7 @@ class FolderSource(Source):
         return table.column(name)
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(NamedTuple):
     """A folder to list; `root` ends in a slash."""
 
     root: bytes
@@ -231,7 +230,7 @@ class FoldersSource(FolderSource):
                 check_torn(entries)
             entries, left_out = self._with_keys(entries, left_out, pattern)
             trees.append(entries)
-            skipped += [replace(one, path=f"{to_text(label)}/{one.path}") for one in left_out]
+            skipped += [one._replace(path=f"{to_text(label)}/{one.path}") for one in left_out]
         names = self._name_fields([entries.fields for entries in trees])
         joined = self._join(trees, names)
         groups = find_groups(joined.keys, by_key=True)
@@ -252,7 +251,7 @@ class FoldersSource(FolderSource):
         return entries, tuple(sorted(skipped, key=lambda one: (to_bytes(one.path), to_bytes(one.key)))), notes
 
     def _below_folders(self, skipped: tuple[Skipped, ...]) -> tuple[Skipped, ...]:
-        return tuple(replace(one, path=one.path.partition("/")[2]) for one in skipped)
+        return tuple(one._replace(path=one.path.partition("/")[2]) for one in skipped)
 
     def _name_fields(self, endings: Sequence[Sequence[str]]) -> list[dict[str, str]]:
         """Return, for each folder, the field that files with an ending are.

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -338,8 +337,7 @@ class NamedFiles:
         return taken
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectTree:
+class ObjectTree(NamedTuple):
     """A prefix to list; `root` is its address, ending in a slash.
 
     A listing is one stream of names, in the order of the store. So the parent reads it; no object is asked for.

@@ -1093,8 +1093,7 @@ class FieldColumn(NamedTuple):
     changed_ns: _OneOrEach
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """The order of each sample's fields.
 
     Attributes:

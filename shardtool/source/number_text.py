@@ -11,7 +11,7 @@ import struct
 from array import array
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.errors import CorruptShard
@@ -28,8 +28,7 @@ _LEAST_NORMAL = 2.0**-126
 _DIGITS = (6, 7, 8, 9)  # that a float of 32 bits may need; a subnormal one fewer
 
 
-@dataclass(frozen=True, slots=True)
-class NumberField:
+class NumberField(NamedTuple):
     """The values of one field in one shard.
 
     Attributes:
@@ -49,8 +48,7 @@ class NumberField:
     crcs: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TextTask:
+class TextTask(NamedTuple):
     """A shard to read numbers from; `salvage`: a damaged one is noted, and no error."""
 
     file: SpanFile

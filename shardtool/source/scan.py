@@ -127,8 +127,7 @@ class Item(NamedTuple):
     links: frozenset[bytes] = frozenset()
 
 
-@dataclass(frozen=True)
-class ScanTask:
+class ScanTask(NamedTuple):
     """Items for one worker. `root` ends in a slash."""
 
     root: bytes
@@ -423,8 +422,7 @@ def _failure(key: bytes, path: bytes, error: OSError) -> Skipped:
 # opened, and neither NumPy nor pyarrow is imported (see `scan`).
 
 
-@dataclass(frozen=True, slots=True)
-class ListedTask:
+class ListedTask(NamedTuple):
     """Files for one worker.
 
     Attributes:

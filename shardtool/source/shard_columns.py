@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -314,8 +314,7 @@ def _remedy() -> str:
     return f"`shardtool verify` tells what is wrong, and {mends} mends what it can."
 
 
-@dataclass(frozen=True, slots=True)
-class NumberFields:
+class NumberFields(NamedTuple):
     """The fields that are numbers or lists.
 
     Attributes:

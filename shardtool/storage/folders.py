@@ -526,8 +526,7 @@ def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> 
 # A file is copied, and checked on the way: what appears has the bytes that its index says, or nothing appears.
 
 
-@dataclass(frozen=True, slots=True)
-class Original:
+class Original(NamedTuple):
     """A file that may be copied.
 
     Attributes:

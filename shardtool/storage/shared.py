@@ -11,9 +11,8 @@ import struct
 import threading
 from bisect import bisect_right
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
 
 if TYPE_CHECKING:
@@ -216,8 +215,7 @@ _ENTRY = struct.Struct("<qq")
 _END = struct.Struct("<q")
 
 
-@dataclass(frozen=True)
-class _Origin:
+class _Origin(NamedTuple):
     """Where a process finds the file that another one made."""
 
     pid: int

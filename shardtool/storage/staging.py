@@ -15,7 +15,7 @@ import stat
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 from shardtool.pattern import replacing_name
@@ -37,8 +37,7 @@ def spool_remedy() -> str:
     return f"Choose another {option('temp_dir')}, or {option('method', 'gather')}, which needs none."
 
 
-@dataclass(frozen=True, slots=True)
-class Spool:
+class Spool(NamedTuple):
     """A spool's path. A plain value that travels to workers.
 
     Attributes:
@@ -97,8 +96,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-@dataclass(frozen=True, slots=True)
-class DurableFile:
+class DurableFile(NamedTuple):
     """A file that is whole and durable, and in a folder not visible yet.
 
     Attributes:
@@ -112,8 +110,7 @@ class DurableFile:
     data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileFact:
+class FileFact(NamedTuple):
     """What is said of a name.
 
     Attributes:
@@ -840,8 +837,7 @@ def _compare(parent: int, name: bytes, blocks: Iterable[bytes | memoryview]) -> 
 # Second names for the files of a dataset, so that they can be brought back whatever happens to the first ones.
 
 
-@dataclass(frozen=True, slots=True)
-class KeptFiles:
+class KeptFiles(NamedTuple):
     """Files of a folder that have a second name in a new folder below it.
 
     Attributes:

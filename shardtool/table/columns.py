@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -225,8 +224,7 @@ def rows_text(rows: list[int], *, total: int | None = None) -> str:
     return f"row{'' if total == 1 else 's'} {listing([f'{row:,}' for row in rows[:_SHOWN]], total=total)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of a table that are left.
 
     Attributes:

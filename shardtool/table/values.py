@@ -13,7 +13,6 @@ timestamps are ISO 8601 text (UTC, with a Z, where they have a time zone); a dur
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -387,7 +386,7 @@ def numbers_kept(
         is_list, called = pa.types.is_nested(values.type), [*map(unquote_to_bytes, classes[column])]
         flat = values.flatten() if is_list else values
         if known.grows:  # by all classes of the table, in its order
-            known = replace(known, names={**known.names, field: [*dict.fromkeys([*known.of(field), *classes[column]])]})
+            known = known._replace(names={**known.names, field: [*dict.fromkeys([*known.of(field), *classes[column]])]})
         used = {called[number] for number in pc.unique(flat).drop_null().to_pylist()}
         place, classes[column] = number_classes(used, field, known)
         numbers = pa.array([place.get(name) for name in called], pa.int64()).take(flat)

@@ -20,7 +20,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -322,8 +322,7 @@ def collate(samples: list[Any], lists: Lists = ()) -> Any:
 _CHUNKS = 4  # of a batch, for each thread: small ones keep all threads busy to the end, large ones cost less
 
 
-@dataclass(frozen=True)
-class SampleWork:
+class SampleWork(NamedTuple):
     """What becomes of samples.
 
     Attributes:

@@ -7,11 +7,10 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from shardtool.errors import InvalidRequest
 from shardtool.frames import allow_pandas
@@ -48,8 +47,7 @@ class BadSample(Exception):
         self.code, self.message, self.detail, self.field = code, message, detail, field
 
 
-@dataclass(frozen=True, slots=True)
-class Transform:
+class Transform(NamedTuple):
     """The changes to each sample. A plain value that travels to workers.
 
     Attributes:
@@ -101,8 +99,7 @@ class Transform:
         return " ".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedSample:
+class ChangedSample(NamedTuple):
     """A sample that comes out of a transform.
 
     Attributes:

@@ -38,7 +38,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import decompressobj
 
 # Each import registers a format: what is missing would make Pillow import all of its decoders.
@@ -194,8 +194,7 @@ class ImageOptions:
         return field[: len(field) - len(ending)] + encode
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFact:
+class ImageFact(NamedTuple):
     """An image as it is written.
 
     Attributes:
@@ -454,8 +453,7 @@ def _colours(mode: str) -> str:
     return "grey" if mode in _GREY else mode if mode in ("CMYK", "LAB") else "RGB"
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(NamedTuple):
     """The place of the pixels: the centred part `kept` is resampled to `scaled`, which is centred on `canvas`.
 
     All of it is in the orientation that a viewer shows.

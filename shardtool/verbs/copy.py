@@ -20,9 +20,8 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardtool.dataset.dataset_file import read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, given_datasets, recorded_pattern
@@ -155,8 +154,7 @@ def _places(sources: Sequence[CopySource], where: str) -> list[str]:
 # What is copied: the files of a dataset, and what its dataset file says that each of them is.
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPair:
+class ShardPair(NamedTuple):
     """A shard and its sidecar, as they are to be copied."""
 
     shard: Original
@@ -164,8 +162,7 @@ class ShardPair:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class CopySource:
+class CopySource(NamedTuple):
     """A dataset that is copied.
 
     Attributes:
@@ -239,7 +236,7 @@ def _open_source(given: Given) -> CopySource:
     list_path = join(folder, source.file.skipped_file)
     skipped = _read(list_path)
     check_skipped_file(skipped, file, list_path)
-    return replace(source, skipped=skipped)
+    return source._replace(skipped=skipped)
 
 
 def _original(folder: str, name: str, size: int, crc: int | None) -> Original:
@@ -263,8 +260,7 @@ def _check_sizes(originals: Sequence[Original]) -> None:
 # Where a copy goes: what is there, what of it is right, and whether the rest may be touched. Nothing is changed.
 
 
-@dataclass(frozen=True, slots=True)
-class CopyDestination:
+class CopyDestination(NamedTuple):
     """The place of a copy, and what was there.
 
     Attributes:
@@ -338,8 +334,7 @@ def _look(source: CopySource, where: str) -> CopyDestination:
     return CopyDestination(source, folder, below, facts, data, old, old_below)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardState:
+class ShardState(NamedTuple):
     """What is there of a shard and of its sidecar: True if it is right, False if it is not, None if nothing is."""
 
     pair: ShardPair

@@ -396,7 +396,7 @@ class Removal:
         for at, result in pool.map(pack_shard, tasks, lambda _, *done: observer.advance(done[0], done[1], 0)):
             task, before = tasks[at], self.shards[at].index()
             index = sidecar.index_of(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
-            fact = replace(before.fact, size=result.size, crc=result.crc, plan="", made=None)
+            fact = before.fact._replace(size=result.size, crc=result.crc, plan="", made=None)
             data, _ = sidecar.encode(index, fact)
             self.folder.stage_whole(sidecar_name(task.name), data)
             tally = index.tally()

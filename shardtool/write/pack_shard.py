@@ -9,7 +9,6 @@ import hashlib
 from array import array
 from bisect import bisect_right
 from contextlib import closing, suppress
-from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -100,7 +99,7 @@ def _from_source(task: ShardTask, *, hashes: bool) -> tuple[ShardResult | None, 
             hashed = hashlib.md5(usedforsecurity=False)
             with suppress(StartAgain):
                 packer = _packed(task, hashed.update if hashes else no_report, no_report, skipped)
-                return replace(packer.result(None), compared=True), hashed.hexdigest()
+                return packer.result(None)._replace(compared=True), hashed.hexdigest()
     return None, ""
 
 

@@ -11,9 +11,8 @@ import errno
 import os
 from array import array
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import PARTS
@@ -36,8 +35,7 @@ _BLOCK = 4 * 2**20  # read at a time, and summed while it is in the processor's 
 _MOST_ROWS = PARTS // 2  # a gap and a payload each
 
 
-@dataclass(frozen=True, slots=True)
-class ScatterTask:
+class ScatterTask(NamedTuple):
     """Payloads of one file, in the order of their places in it.
 
     Attributes:
@@ -63,8 +61,7 @@ class ScatterTask:
     stop: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ScatterResult:
+class ScatterResult(NamedTuple):
     """The result of a task.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from shardtool.fingerprint import content_digest, crc32c
 
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from shardtool.values import Dots, OnError, Oversize, ShardContent, ShardSamples
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(NamedTuple):
     """A file of the shard's name has a sound sidecar, of a source that has not changed: it stays if it is that file.
 
     Attributes:
@@ -38,8 +36,7 @@ class Keep:
 Todo: TypeAlias = "Keep | Literal['write', 'compare']"
 
 
-@dataclass(frozen=True, slots=True)
-class TransformWork:
+class TransformWork(NamedTuple):
     """The changes to samples, whose sizes the plan then only estimates, and the limits of the shard.
 
     Attributes:
@@ -57,8 +54,7 @@ class TransformWork:
     dots: Dots = "first"
 
 
-@dataclass(frozen=True, slots=True)
-class TransformedSamples:
+class TransformedSamples(NamedTuple):
     """A shard's samples as transforms made them.
 
     Attributes:
@@ -76,8 +72,7 @@ class TransformedSamples:
     images: list[tuple[int, int, str] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardTask:
+class ShardTask(NamedTuple):
     """A shard to write.
 
     Attributes:
@@ -108,8 +103,7 @@ class ShardTask:
     size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardResult:
+class ShardResult(NamedTuple):
     """The result of a shard's task.
 
     Attributes:

@@ -13,10 +13,9 @@ import errno
 import os
 from bisect import bisect_right
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard, SampleFailed, printable
 from shardtool.fingerprint import crc32c
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 _REPORTED = 64  # files after which the time is looked at
 
 
-@dataclass(frozen=True, slots=True)
-class UnpackTask:
+class UnpackTask(NamedTuple):
     """Samples that lie in one shard; `task.samples.paths` are the names of their files below `task.folder`.
 
     Attributes:

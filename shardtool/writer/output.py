@@ -78,7 +78,7 @@ class Keywords(TypedDict, total=False):
 
 
 @described
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WriterOptions(Settings):
     """What can be asked of a `ShardWriter`; what `create` has, too, means the same there."""
 
@@ -345,7 +345,7 @@ class Output:
             before = self.publisher.sidecar(name)
             sidecar = read_sidecar(before, entry.sidecar, entry.size)
             table = _with_columns(sidecar.plain_table(), self.columns.schema)
-            data = encode_table(table, replace(sidecar.fact, shards=len(entries)))
+            data = encode_table(table, sidecar.fact._replace(shards=len(entries)))
             if data != before:
                 renewed[name] = data
                 entries[number] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))

@@ -11,7 +11,7 @@ import math
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -297,8 +297,7 @@ class SampleRefused(Exception):
         self.error, self.code = error, code
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """The fields of samples that have the same ones.
 
     Attributes:

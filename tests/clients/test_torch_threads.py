@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ def _same(sample: Any) -> Any:
 
 def _work(function: Callable[[Any], Any] = _same, batch_size: int = 4, **options: Any) -> SampleWork:
     plain = SampleWork(lambda given: function(given[0]), batch_size, drop_last=False, collate=None, pin=False)
-    return replace(plain, **options)
+    return plain._replace(**options)
 
 
 def batches(source: Numbers, work: SampleWork, threads: int, depth: int) -> Generator[list[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,7 +51,7 @@ def looked(task: tuple[Surroundings, Needs, dict[str | bytes, str], str]) -> lis
 def test_each_attempt_has_a_file_of_its_own(pool: LocalPool, tmp_path: Path) -> None:
     """Attempts at a task write side by side, where the parent is; what one wrote is published, and all others go."""
     (tmp_path / "out").mkdir()
-    there, folder = replace(Surroundings.here(), folder=str(tmp_path)), Folder(str(tmp_path / "out"))
+    there, folder = Surroundings.here()._replace(folder=str(tmp_path)), Folder(str(tmp_path / "out"))
     tasks = [(there, staged, ("out", data)) for data in ("late", "right", "early")]
     answers = [answer.result for _, answer in pool.map(served, tasks)]
     assert {place for _, place in answers} == {str(tmp_path)}
@@ -80,7 +79,7 @@ def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
     os.utime(tmp_path / "a", ns=(0, 10**9 + 1))
     here, function, output = Surroundings.here(), Needs(function="mine:same"), Needs(output=str(tmp_path))
-    with_path = replace(here, path=(*here.path, str(tmp_path)))
+    with_path = here._replace(path=(*here.path, str(tmp_path)))
     marker = str(tmp_path / "a")
     same: dict[str | bytes, str] = {str(tmp_path): see(tmp_path.as_posix()), marker: see(marker)}
     assert list(same.values()) == ["a folder", "3 bytes, changed at 1.000000001"]

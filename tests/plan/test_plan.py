@@ -4,7 +4,6 @@ import hashlib
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -253,7 +252,7 @@ def test_as_many_shards_as_asked_for(samples: Sizes, count: int, max_count: int 
     if isinstance(plan, InvalidRequest):
         assert plan.where == f"shards={count}"
         other = int(re.findall(r"shards=(\d+)", plan.remedy)[0])
-        plan, count = make_plan(made_entries(samples), OPEN, replace(bounds, shards=other)), other
+        plan, count = make_plan(made_entries(samples), OPEN, bounds._replace(shards=other)), other
     assert plan.shards == count
     assert max(_check_whole(plan, samples)) <= (bounds.max_size or 0)
     assert max(map(len, _places(plan))) <= (max_count or len(samples))

@@ -150,7 +150,7 @@ def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
         unread = UNREAD.field("__fields__")
         fields = table.column("__fields__").to_pylist()
         unknown = pa.array([[{**one, "crc32c": None} for one in row] for row in fields], unread.type)
-        path.write_bytes(encode_table(table.set_column(3, unread, unknown), replace(fact, crc=None)))
+        path.write_bytes(encode_table(table.set_column(3, unread, unknown), fact._replace(crc=None)))
     (dataset / "x.json").unlink()
     assert index(dataset, ONE).kept == 3
     assert index(dataset, READ).kept == 0

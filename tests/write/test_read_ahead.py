@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -85,12 +84,12 @@ def _packed(task: ShardTask) -> tuple[bytes, ShardResult]:
     assert result.staged is not None
     task.folder.publish(result.staged)
     with open(task.folder.full_path(task.name), "rb") as file:
-        return file.read(), replace(result, staged=None)
+        return file.read(), result._replace(staged=None)
 
 
 def _failure(task: ShardTask) -> str:
     with pytest.raises(SampleFailed) as failed:
-        pack_shard(replace(task, on_error="stop"), no_report)
+        pack_shard(task._replace(on_error="stop"), no_report)
     return str(failed.value)
 
 
@@ -102,21 +101,21 @@ def test_nothing_shows(fault: str | None, ending: str, source: Path) -> None:
     if fault is not None:
         for name in ("s00.b", "s03.a", "s04.a", "s04.b", f"s{LARGE}.a", f"s{SAMPLES - 1}.b"):
             FAULTS[fault](source / name)
-    alone, together = _packed(task), _packed(replace(task, reads=READS))
+    alone, together = _packed(task), _packed(task._replace(reads=READS))
     assert together == alone
     assert [at for at, _ in alone[1].skipped] == ([] if fault is None else [0, 3, 4, LARGE, SAMPLES - 1])
     assert threading.active_count() == threads
     if fault is not None:
-        assert _failure(replace(task, reads=READS)) == _failure(task)
+        assert _failure(task._replace(reads=READS)) == _failure(task)
 
 
 def test_a_shard_that_is_there_is_compared(source: Path) -> None:
     """Reading the source again, several files at a time, finds that a shard is right, and that it is not."""
-    task = replace(_task(source, "tar"), reads=READS)
+    task = _task(source, "tar")._replace(reads=READS)
     _packed(task)
-    assert pack_shard(replace(task, todo="compare"), no_report).compared
+    assert pack_shard(task._replace(todo="compare"), no_report).compared
     (source / "s07.a").unlink()
-    assert not pack_shard(replace(task, todo="compare"), no_report).compared
+    assert not pack_shard(task._replace(todo="compare"), no_report).compared
 
 
 def _planned(source: Path) -> Iterator[PlannedFile]:
@@ -148,7 +147,7 @@ def test_few_descriptors(source: Path) -> None:
     highest = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 4, before[1]))
     try:
-        together = _packed(replace(task, reads=64))
+        together = _packed(task._replace(reads=64))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert together == alone
@@ -166,4 +165,4 @@ def test_few_threads(possible: int, source: Path, monkeypatch: pytest.MonkeyPatc
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_a_few)
-    assert _packed(replace(task, reads=READS)) == alone
+    assert _packed(task._replace(reads=READS)) == alone

@@ -17,10 +17,9 @@ import socket
 import threading
 import time
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable, reason
 from shardtool.storage.remote.address import join, parse_address, shown
@@ -48,8 +47,7 @@ _held: dict[str, list[Lease]] = {}  # by folder; of this process
 _mine: set[str] = set()  # tokens of locks that it holds, or is about to hold
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """Who holds a lock.
 
     Attributes:
@@ -77,7 +75,7 @@ class Holder:
 
     def encode(self, renewals: int = 0) -> bytes:
         """Return the bytes of its lock: others each time that it is renewed, for stores tell versions by them."""
-        return json.dumps({"shardtool lock": 1, **asdict(self), "renewals": renewals}).encode() + b"\n"
+        return json.dumps({"shardtool lock": 1, **self._asdict(), "renewals": renewals}).encode() + b"\n"
 
     def is_dead(self) -> bool:
         """Tell whether it is a process of this machine that has ended, or a run of this process that has."""
@@ -109,8 +107,7 @@ def age_s(headers: Mapping[str, str]) -> float | None:
     return now - then
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """A lock that is there."""
 
     holder: Holder

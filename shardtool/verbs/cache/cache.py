@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from errno import EMFILE
 from functools import partial
 from secrets import token_hex
@@ -192,7 +192,7 @@ class Cache:
         self._expected.add(original.name)
         evicted = None
         try:
-            lock, evicted = copied(replace(self._space, policy="keep"), original)
+            lock, evicted = copied(self._space._replace(policy="keep"), original)
             lock.close()
         finally:
             if evicted is None:  # another has copied it, or it could not be copied

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from errno import EBUSY
 from hashlib import blake2b
 from secrets import token_hex
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shardtool.dataset.sidecar import read_bytes, read_facts
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputFailed, reason
@@ -194,8 +194,7 @@ def _read(folder: Folder, name: str) -> Counts:
 _ROOM_SIZE = 200  # bytes: numbers of a room
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(NamedTuple):
     """A finished shard in the folder.
 
     Attributes:
@@ -370,8 +369,7 @@ class Pauses:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(NamedTuple):
     """The space of a cache's folder, as one process may use it.
 
     Attributes:

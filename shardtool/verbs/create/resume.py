@@ -6,9 +6,9 @@ Sidecars are read one at a time, and of the keys of either run only hashes are h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -56,8 +56,7 @@ _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file
 _SECOND_NS = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedShard:
+class PlannedShard(NamedTuple):
     """A shard that is to be there.
 
     Attributes:

@@ -166,7 +166,7 @@ class Packing:
         if transform.fetch is None:
             return transform
         per_host = max(1, transform.fetch.per_host // self._at_once)
-        return replace(transform, fetch=replace(transform.fetch, per_host=per_host))
+        return transform._replace(fetch=replace(transform.fetch, per_host=per_host))
 
     def _reads(self) -> int:
         """Return how many files each worker reads at the same time: one, beside a user's function, which may fork."""
@@ -334,7 +334,7 @@ class Packing:
             raise Bug(planned.name, "a kept shard without its facts")
         shards = self._planned(planned.shard, fact.made.consumed)  # another if the source has grown or shrunk since
         if (fact.shards, index.version) != (shards, sidecar.FORMAT_VERSION):
-            fact = replace(fact, first=self._first, shards=shards)
+            fact = fact._replace(first=self._first, shards=shards)
             data = sidecar.encode_table(table, fact)
         return index, fact, data
 

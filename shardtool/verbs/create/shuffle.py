@@ -15,10 +15,10 @@ import random
 import time
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from math import isqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -89,8 +89,7 @@ def arrange_payloads(run: Run) -> None:
             output.plan = plan
 
 
-@dataclass(frozen=True, slots=True)
-class ReadStrategy:
+class ReadStrategy(NamedTuple):
     """The way in which the samples of plans are read.
 
     Attributes:
@@ -129,8 +128,7 @@ def choose_method(plans: list[Plan], *, workers: int, packed: bool, asked: ReadM
     return _cheaper(plans, entries.known_spans.files, lie, size, workers)
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolRoom:
+class SpoolRoom(NamedTuple):
     """What the first pass may take.
 
     Attributes:
@@ -454,8 +452,7 @@ _STEP = 2**18
 REQUEST_S, REMOTE_BYTE_S = 30e-3, 1 / 100e6  # of a store, as a rule: until an answer begins; and a byte of it
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """The cost of reading: seconds for a sample at its place, and for a byte in sequence."""
 
     sample_s: float

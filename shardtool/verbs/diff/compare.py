@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -51,8 +51,7 @@ METADATA = "(metadata)"  # stands for all columns among the fields of a sample t
 _SPLIT_COLUMN = "split"  # of metadata: what a run divided
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(NamedTuple):
     """The samples of one side.
 
     Attributes:
@@ -69,11 +68,10 @@ class Side:
 
     def take(self, samples: Rows) -> Side:
         """Return the side with these of its samples."""
-        return replace(self, entries=self.entries.take(samples), split=self.split[samples])
+        return self._replace(entries=self.entries.take(samples), split=self.split[samples])
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """What is not compared, of a dataset and its source.
 
     Attributes:

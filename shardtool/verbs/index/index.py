@@ -6,8 +6,8 @@ import json
 import os
 from collections import Counter
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
@@ -53,8 +53,7 @@ if TYPE_CHECKING:
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
 
 
-@dataclass(frozen=True, slots=True)
-class IndexTarget:
+class IndexTarget(NamedTuple):
     """Shards to index.
 
     Attributes:
@@ -284,8 +283,7 @@ def _dataset_at(path: str) -> DatasetFile | None:
 # A sidecar that is there, held against what a walk over its shard found: whether it stays, and what it adds.
 
 
-@dataclass(frozen=True, slots=True)
-class DifferingSidecar:
+class DifferingSidecar(NamedTuple):
     """A sidecar that was read and found wrong: what it is, and the columns that only it has."""
 
     found: str
@@ -328,7 +326,7 @@ def compare_sidecar(
         return DifferingSidecar("checksums of other payloads", lost)
     if seen.crc is None or (fact.crc is not None and known.crcs is not None):
         return known, data if known.version == FORMAT_VERSION else None
-    return replace(known, crcs=walked.crcs, fact=replace(fact, crc=seen.crc)), None
+    return replace(known, crcs=walked.crcs, fact=fact._replace(crc=seen.crc)), None
 
 
 _NULL = "null"  # the type of a column without a value: it goes with any

@@ -9,9 +9,9 @@ from __future__ import annotations
 import base64
 import re
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -37,8 +37,7 @@ _EDGE_LEAST = 40
 _TRIES = 6
 
 
-@dataclass(frozen=True)
-class Thumbnail:
+class Thumbnail(NamedTuple):
     """An image made small.
 
     Attributes:
@@ -209,8 +208,7 @@ _AUDIO = (
 _KNOWN_AUDIO = 3  # by their content alone, whatever the field is called
 
 
-@dataclass(frozen=True)
-class Player:
+class Player(NamedTuple):
     """Audio or video.
 
     Attributes:

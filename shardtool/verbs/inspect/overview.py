@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -49,8 +49,7 @@ _OWN = ("__key__", "__offset__", "__size__", FIELDS)
 NO_LABELS = ("split", "mode", "width", "height")
 
 
-@dataclass(frozen=True, slots=True)
-class Payloads:
+class Payloads(NamedTuple):
     """The payloads of a field in one shard.
 
     Attributes:

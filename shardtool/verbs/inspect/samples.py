@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -133,8 +133,7 @@ _HEAD = 64  # bytes of a payload that is neither text nor an image
 _DIGITS = 18  # of a number of samples
 
 
-@dataclass(frozen=True, slots=True)
-class FieldView:
+class FieldView(NamedTuple):
     """A field, for people.
 
     Attributes:

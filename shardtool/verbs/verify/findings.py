@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard, printable
 from shardtool.wording import call, either, flag, option
@@ -23,8 +23,7 @@ MOST = 100  # findings of one code about one file: the rest says nothing new, an
 _LONGEST = 1000  # characters of a text: a name in a tar may have a million, and be in a thousand findings
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """The meaning of a code, in a few words, and what to do about it.
 
     Attributes:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -332,8 +332,7 @@ _CHOOSE = ("where", "head", "per_class", "split_column", "stratify", "group_by")
 _CHOSEN_BY = (*_CHOOSE, "of", "sort_by", "descending", "split")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
+class RecordedRun(NamedTuple):
     """The recorded run that made a dataset, as far as it can be done again.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -53,10 +52,10 @@ def test_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert me.is_dead()  # nobody of this process holds it
     monkeypatch.setattr(lock, "_mine", {me.token})
     assert not me.is_dead()
-    assert replace(me, born="1").is_dead()
-    assert not replace(me, born="1", machine="another").is_dead()
-    assert not replace(me, born="1", machine="").is_dead()
+    assert me._replace(born="1").is_dead()
+    assert not me._replace(born="1", machine="another").is_dead()
+    assert not me._replace(born="1", machine="").is_dead()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert replace(me, pid=ended.pid).is_dead()
+    assert me._replace(pid=ended.pid).is_dead()
     assert me.pid == os.getpid()
