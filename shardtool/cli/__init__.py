@@ -289,12 +289,8 @@ def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:
 
 # Ctrl-C and its kind: the first signal ends the run by an exception, and none after it is ignored.
 #
-# A signal that comes just before the main thread falls asleep wakes it no more: Python looks for signals, and then it
-# asks for a lock that another thread gives back in an hour (seen: one in a hundred, with six threads of requests). So
-# a timer wakes it from the start.
-#
 # The exception is raised wherever the program is, which may be inside of a library that drops it: in a destructor, or
-# in an import that goes on without what it could not import. So the timer looks again until the exception is seen at
+# in an import that goes on without what it could not import. So a timer looks again until the exception is seen at
 # work: where nothing is being unwound, it is raised once more. While workers are killed and temporary files are
 # removed, nothing disturbs that, but for two limits: requests to stores end after `_LOCKS_S`, and once a second
 # signal has come, the process ends after `_PATIENCE_S`.
@@ -302,7 +298,6 @@ def _interrupted(signum: int, arguments: list[str]) -> dict[str, Any]:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SOON_S, _AGAIN_S = 0.02, 0.2
-_AWAKE_S = 0.5  # between two times that the main thread is woken, in case a signal came as it fell asleep
 _LOCKS_S = 1.0  # for locks in stores to be given back: those that stay, the next run takes over
 _PATIENCE_S = 2.0  # for what is removed after an interrupt, once the user asks again
 
@@ -328,7 +323,6 @@ class Signals:
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._on_signal)
-        self._ring(_AWAKE_S, _AWAKE_S)
         self._unraisable = sys.unraisablehook
         sys.unraisablehook = self._on_unraisable
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute.pool import Pool, reported, reporter, what_of
-from shardtool.storage.remote.retry import hear, tell
+from shardtool.storage.remote.retry import SLICE_S, hear, tell
 from shardtool.storage.shared import write_all
 from shardtool.wording import option, speaks_command_line
 
@@ -153,7 +153,7 @@ class LocalPool(Pool):
         for fd in by_fd:
             poll.register(fd, select.POLLIN)
         while any(one.number is not None for one in self._workers):
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(1000 * SLICE_S):
                 one = by_fd[fd]
                 try:
                     kind, number, value = receive(fd)

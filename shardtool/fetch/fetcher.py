@@ -28,7 +28,7 @@ from yarl import URL
 from shardtool.errors import OutputFailed, is_out_of_memory
 from shardtool.fetch import DIRECTIVES, FetchFailed
 from shardtool.skipped import SkipCode, http_code
-from shardtool.storage.remote.retry import BUSY, retry_after
+from shardtool.storage.remote.retry import BUSY, SLICE_S, retry_after
 from shardtool.values import show_size
 from shardtool.wording import option
 
@@ -625,7 +625,7 @@ class Fetcher:
             while number not in self._found:
                 if self._lack is not None:
                     raise self._lack
-                self._ready.wait()
+                self._ready.wait(SLICE_S)
             found = self._found.pop(number)
         size = len(found) if isinstance(found, bytes) else 0
         self._loop.call_soon_threadsafe(self._taken, number, size)

@@ -21,6 +21,7 @@ from shardtool.errors import machine_reads
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote.address import SCHEMES, is_url, is_web, join, parse_address
 from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, read_object, requests
+from shardtool.storage.remote.retry import SLICE_S, waited
 from shardtool.values import BLOCK, to_text
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         self._size = min(_MOST, 2 * self._size) if follows else _LEAST
         asked, self._asked = self._asked, None
         if asked is not None and asked[0] == offset:
-            self._window = asked[1].result()
+            self._window = waited(asked[1]).result()
         else:
             self._window = self._blob.read(offset, max(self._size, min(wanted, _MOST)))
         self._start = offset
@@ -290,7 +291,10 @@ class Ahead(io.RawIOBase):
         if self._thread is None:  # a daemon: a server that stalls holds up no process that wants to end
             self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
             self._thread.start()
-        got = self._queue.get()
+        got: bytes | BaseException | None = None
+        while got is None:
+            with suppress(queue.Empty):
+                got = self._queue.get(timeout=SLICE_S)
         self._ended = not isinstance(got, bytes) or not got
         if isinstance(got, BaseException):
             raise got

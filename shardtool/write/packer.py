@@ -29,6 +29,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import crc32c
 from shardtool.skipped import Skipped
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
+from shardtool.storage.remote.retry import waited
 from shardtool.values import FILE, INLINE, LINK, SPAN, ShardContent, placed, to_text
 from shardtool.wording import option
 from shardtool.write.spans import BUFFER_SIZE, SpanReader, buffer, difference
@@ -120,7 +121,7 @@ class ReadAhead:
         self._begin()
         while self._begun:
             one = self._begun.popleft()
-            error = one.read.exception()  # waits, for one that was left out too: its memory counts
+            error = waited(one.read).exception()  # for one that was left out too: its memory counts
             self.held -= one.file.size
             if one.file[:3] != (path, flags, size):
                 continue

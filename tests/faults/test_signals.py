@@ -77,19 +77,6 @@ def hidden_if_there(folder: Path) -> list[str]:
     return hidden(folder) if folder.exists() else []
 
 
-def test_a_signal_that_wakes_nobody_is_heard(bulk: Bulk, place: Path) -> None:
-    """A run ends, too, whose main thread sleeps when the signal has come: another thread was given it.
-
-    The same happens, once in a hundred stalls, where it comes between Python's last look and the sleep.
-    """
-    takes = "threading.Thread(target=lambda: time.sleep(0.3) or signal.pthread_kill(threading.get_ident(), 15)).start()"
-    run = start(
-        bulk.source, place / "out", *bulk.options,
-        code=f"import signal, threading, time; {takes}; lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    )  # fmt: skip
-    _ends_well(run, signal.SIGTERM, place / "out")
-
-
 def test_stopped_workers_do_not_hold_up_the_end(bulk: Bulk, place: Path) -> None:
     """A run whose workers are stopped, as by a debugger or a cgroup, still ends at once at a signal."""
     run = start(bulk.source, place / "out", *bulk.options)

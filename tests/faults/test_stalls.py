@@ -100,6 +100,34 @@ def test_a_signal_ends_every_verb(verb: str, fault: str, at: str, proxy: FaultyP
     assert _run(verb, at, place).end().code == 0
 
 
+@pytest.mark.skipif(not warm.POSSIBLE, reason="signals to threads")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_signal_that_wakes_nobody_is_heard(verb: str, at: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """A verb ends, too, whose main thread sleeps on when the signal has come: another thread was given it.
+
+    The same happens, once in a hundred times, where it comes between Python's last look and that sleep.
+    """
+    _harm(proxy, "silent")
+    words = [word.format(at=at, place=tmp_path / "place") for word in VERBS[verb]]
+    flag = tmp_path / "flag"
+    code = f"""
+import os, signal, threading, time
+from shardtool.cli import main
+def take():
+    while not os.path.exists({str(flag)!r}):
+        time.sleep(0.01)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=take, daemon=True).start()
+main()
+"""
+    run = Run(warm.Warm(words, code=code, cwd=REPO, env={"PYTHONPATH": str(REPO), **os.environ}))
+    assert settles(lambda: any(one.fault for one in proxy.log().asked))
+    time.sleep(0.3)  # until it sleeps
+    flag.touch()
+    assert run.end().code == 128 + signal.SIGTERM, run.err
+    assert run.all_gone()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("verb", ["copy", "verify", "verify-here", "create"])

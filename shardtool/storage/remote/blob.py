@@ -34,7 +34,16 @@ from shardtool.storage.remote.address import (
     web_headers,
     without_user,
 )
-from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, until
+from shardtool.storage.remote.retry import (
+    WRONG_PLACE,
+    Attempts,
+    PassingFailure,
+    answering,
+    refusal,
+    retried,
+    until,
+    waited,
+)
 from shardtool.storage.remote.stores import BucketEntry, not_installed, signed, version_number
 
 if TYPE_CHECKING:
@@ -579,7 +588,7 @@ def called(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]
             failed.append(error)
             raise
 
-    return list(callers().map(one, items))
+    return [waited(found).result() for found in [callers().submit(one, item) for item in items]]
 
 
 def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Generator[Result]:
@@ -611,7 +620,7 @@ def _in_order(
     asked: deque[Future[Result]] = deque(threads.submit(ask, item) for item in islice(left, at_once))
     try:
         while asked:
-            result = asked.popleft().result()
+            result = waited(asked.popleft()).result()
             asked.extend(threads.submit(ask, item) for item in islice(left, 1))
             yield result
     finally:
