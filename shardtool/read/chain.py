@@ -19,13 +19,13 @@ import random
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
 from io import BytesIO
 from itertools import chain, islice
 from numbers import Integral
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from shardtool.request.settings import check_choice
 from shardtool.values import OnBadSample, ValueType, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from typing import Any
 
     from numpy.typing import NDArray
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     Function = Callable[[bytes], object]
 
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 Images = Literal["numpy", "pil"]
 Named = Literal["numpy", "pil", "mask", "audio", "int", "float", "bool", "text", "json", "npy"]
 Decoder: TypeAlias = "Function | Named | None"
@@ -736,6 +738,45 @@ _WORDS = {  # of webdataset, wids, torchvision and datasets: what says the same 
     "with_epoch": "stream(): its epochs have a length, which is the same for all ranks",
     "with_length": "stream(): its epochs have a length, which is the same for all ranks",
 }
+
+
+_OF_WORKERS = "Give it to DataLoader(StreamDataset(dataset, batch_size), batch_size, ...); loader(...) has threads=."
+_OF_SAMPLER = "Give it to DataLoader(MapDataset(dataset), ...); a stream has shuffle= and seed=."
+_OF_DATALOADER = {
+    "batch_sampler": _OF_SAMPLER,
+    "batch_size": "Give it to loader(dataset, 32) or StreamDataset(dataset, 32), or add batch(32) to the chain.",
+    "collate_fn": "loader(...) has collate=; of a StreamDataset it belongs to the DataLoader.",
+    "drop_last": "Give it to loader(...), or to batch(32, drop_last=True) of the chain.",
+    "generator": "The order depends on seed= and the epoch alone.",
+    "num_workers": _OF_WORKERS,
+    "persistent_workers": _OF_WORKERS,
+    "pin_memory": "Give it to loader(...), or, with a StreamDataset, to the DataLoader.",
+    "prefetch_factor": "loader(...) has depth=, batches under way; of a StreamDataset it belongs to the DataLoader.",
+    "sampler": _OF_SAMPLER,
+    "shuffle": "Give it to stream(...), loader(...) or StreamDataset(...).",
+}
+
+
+def refuse_dataloaders(options: Mapping[str, object], known: Collection[str]) -> None:
+    """Say what an option of PyTorch's DataLoader is here, where it is given to what does not know it.
+
+    Raises:
+        InvalidRequest: One is.
+    """
+    for name in options.keys() & _OF_DATALOADER.keys() - set(known):
+        raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_OF_DATALOADER[name])
+
+
+def without_dataloaders(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
+    """Have a function say what an option of PyTorch's DataLoader is here."""
+    known = signature(function).parameters
+
+    @wraps(function)
+    def called(*given: _Given.args, **options: _Given.kwargs) -> _Made:
+        refuse_dataloaders(options, known)
+        return function(*given, **options)
+
+    return called
 
 
 class Chain:

@@ -21,7 +21,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
 from shardtool.names import Names
 from shardtool.read.catalog import column_of, joined, matching_rows, open_catalog, schema_of, table_of
-from shardtool.read.chain import Batch, Chains, Stages
+from shardtool.read.chain import Batch, Chains, Stages, without_dataloaders
 from shardtool.read.fetch import Fetcher, MixedReader
 from shardtool.read.files import GrowingCache, ReadOptions, TakenShards
 from shardtool.read.order import MixedSamples, OrderOptions, SampleView
@@ -300,6 +300,7 @@ def _in_range(places: Numbers, count: int) -> Numbers:
 # `shardtool.open`: a dataset for training code, given in any way that the commands take.
 
 
+@without_dataloaders
 @current_folder()
 def open(  # noqa: A001, PLR0913 - its public name and options
     given: Given | GrowingCache | TakenShards, *, check: bool = False, cache: ShardCache | None = None,

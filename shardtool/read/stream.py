@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read import bundles
-from shardtool.read.chain import Batch, Chain, Stages
+from shardtool.read.chain import Batch, Chain, Stages, without_dataloaders
 from shardtool.read.fetch import SkippedSamples
 from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others, rng_at
 from shardtool.read.samples import LATE
@@ -106,6 +106,7 @@ class Streamable(Chain):
         """What is equal for equal samples in an equal order, or mix."""
         return self.source.fingerprint
 
+    @without_dataloaders
     def stream(  # noqa: PLR0913 - its public options
         self, *, shuffle: Shuffle = True, seed: int = 0, epoch: int = 0, rank: int | None = None,
         world_size: int | None = None, buffer: int | None = None, parts: int | None = None, ends: Ends | None = None,
@@ -127,7 +128,7 @@ class Streamable(Chain):
             parts: Into how many parts the samples are cut, which are read side by side; None: 128 for each rank.
             ends: What becomes of the last samples where they are no multiple of the ranks: `drop`, `pad` (each rank
                 has as many; `__padding__` says of each sample whether it was read for that), or `uneven`. None: `drop`
-                with a shuffle, `pad` without, where there are several ranks.
+                with a shuffle; without one `pad`, or for a single rank `uneven`.
             groups: Into how many groups neighbouring ranks are put, all of one to get the same samples, as tensor and
                 sequence parallelism want it; None: each rank gets samples of its own.
 
@@ -135,7 +136,7 @@ class Streamable(Chain):
             InvalidRequest: There are no samples, or with `drop` fewer than ranks; or an argument is out of its range.
         """
         rank, ranks = default_share(rank, world_size)
-        share = Share(rank, ranks, ends or ("drop" if shuffle or ranks == 1 else "pad")).in_groups(groups)
+        share = Share(rank, ranks, ends or ("drop" if shuffle else "uneven" if ranks == 1 else "pad")).in_groups(groups)
         reader, ranks = self.fetcher, share.world_size
         cut = cut_for(self.source, reader.mean_size, ranks, buffer, parts, copies=reader.copies)
         options = OrderOptions(shuffle, seed, epoch, *cut)
@@ -273,7 +274,8 @@ class Stream(Chain):
     is that of the one started last.
 
     A sample that is left out gives its place to another of the epoch, which thus comes twice: every rank gives as many
-    as `len` says. With `ends="pad"` that one has `__padding__`; with `"uneven"` nothing takes the place.
+    as `len` says. With `ends="pad"` that one has `__padding__`; with `"uneven"`, which a single rank has without a
+    shuffle, nothing takes the place: `len` says how many there are at most.
 
     Attributes:
         share: What its rank takes of an epoch.
@@ -297,7 +299,7 @@ class Stream(Chain):
         raise no_number("a stream")
 
     def __len__(self) -> int:
-        """Return how many samples, or batches, this reader's rank takes of an epoch."""
+        """Return how many samples, or batches, this reader's rank takes of an epoch: at most, with `uneven` shares."""
         return self.stages.count(self._samples_of_rank)
 
     def __iter__(self) -> Iterator[Any]:

@@ -22,7 +22,7 @@ import torch.utils.data
 
 from shardtool.errors import InvalidRequest, PlainError, SampleFailed, listing
 from shardtool.read.bundles import Batches
-from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders
+from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders, refuse_dataloaders
 from shardtool.read.dataset import Dataset, Mixture
 from shardtool.read.fetch import SkippedSamples
 from shardtool.read.stream import Stream, Streamable, no_number
@@ -93,17 +93,6 @@ def chained(stages: Stages, decode: Decoders, labels: Mapping[str, Any] | None, 
     return stages if transform is None else stages.then(Map(transform))
 
 
-_OF_WORKERS = "Give it to DataLoader(StreamDataset(dataset, batch_size), batch_size, ...); loader(...) has threads=."
-_OF_SAMPLER = "Give it to DataLoader(MapDataset(dataset), ...); a stream has shuffle= and seed=."
-_OF_DATALOADER = {
-    "batch_sampler": _OF_SAMPLER,
-    "collate_fn": "loader(...) has collate=; of a StreamDataset it belongs to the DataLoader.",
-    "generator": "The order depends on seed= and the epoch alone.",
-    "num_workers": _OF_WORKERS,
-    "persistent_workers": _OF_WORKERS,
-    "prefetch_factor": "loader(...) has depth=, batches under way; of a StreamDataset it belongs to the DataLoader.",
-    "sampler": _OF_SAMPLER,
-}
 _OF_STREAM = ("shuffle", "seed", "buffer", "parts", "ends", "rank", "world_size", "groups")
 
 
@@ -164,8 +153,7 @@ class Streaming:
 
     def __new__(cls, *_: object, **options: object) -> Self:
         """Say what an option of a DataLoader is here."""
-        for name in options.keys() & _OF_DATALOADER.keys() - {one.name for one in fields(cls)}:
-            raise InvalidRequest(name, "an option of PyTorch's DataLoader", remedy=_OF_DATALOADER[name])
+        refuse_dataloaders(options, {one.name for one in fields(cls)})
         return super().__new__(cls)
 
     def __getitem__(self, _: object) -> NoReturn:

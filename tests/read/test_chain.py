@@ -101,9 +101,29 @@ def test_len_counts_what_comes(dataset: Dataset, world_size: int, *, drop_last: 
     assert (len(chained[:7]), len(chained.take([True] * _SAMPLES)), len(chained.keys)) == (2, len(chained), _SAMPLES)
 
 
+def test_an_evaluation_by_one_rank_gives_each_sample_once(dataset: Dataset) -> None:
+    """Without a shuffle, one rank gives what a plain loop gives, whatever a filter leaves out."""
+    chosen = dataset.select("cls", "__key__").filter(lambda sample: sample["cls"] != b"3")
+    stream = chosen.stream(shuffle=False, rank=0, world_size=1)
+    assert [*stream] == [*chosen]
+    assert 0 < stream.skipped.samples == len(stream) - len([*stream])
+
+
+def test_options_of_a_dataloader_are_refused(dataset: Dataset, tmp_path: Path) -> None:
+    """What belongs to PyTorch's DataLoader, a dataset and its stream refuse with what to write."""
+    for name in ("batch_size", "num_workers", "sampler", "collate_fn", "drop_last"):
+        options: dict[str, Any] = {name: 2}
+        with pytest.raises(InvalidRequest, match=rf"^{name}: an option of PyTorch's DataLoader\. .*[(]"):
+            dataset.stream(**options)
+        with pytest.raises(InvalidRequest, match=rf"^{name}: an option of PyTorch's DataLoader\. .*[(]"):
+            shardtool.open(tmp_path, **options)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        dataset.stream(no_such=1)  # type: ignore[call-arg]
+
+
 def test_what_stages_leave_out_is_counted(dataset: Dataset) -> None:
     """A stream counts what its stages leave out, by shard and reason, and goes on in the right place."""
-    stream = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip").stream(shuffle=False, ends="uneven")
+    stream = dataset.decode(on_error="skip").tuple("cls", "txt", missing="skip").stream(shuffle=False)
     expected = [at for at in range(_SAMPLES) if at % 5 and at != _BAD]
     assert [number for number, _ in stream] == expected
     assert stream.skipped.samples == _SAMPLES - len(expected)
