@@ -476,7 +476,7 @@ def test_equal_steps_whatever_a_filter_leaves_out(dataset: Any, world_size: int)
         {"shuffle": False, "ends": "pad" if world_size == 1 else None},
     )
     for options in choices:
-        as_ranks = {"ends": "pad", **options} if "shuffle" in options and world_size > 1 else options
+        as_ranks = {**options, "ends": "pad"} if "shuffle" in options and world_size > 1 else options
         whole = [sample["__key__"] for sample in chain.stream(rank=0, world_size=1, **as_ranks)]
         real = []
         for rank in range(world_size):
