@@ -224,8 +224,9 @@ class Streamable(Chain):
             given = {name: value for name, value in others.items() if value is not None}
             return super().batch(size, drop_last=drop_last, lists=lists, **given)
         check_choice("by", by, Literal["length", "aspect"])
-        asked, limit, unasked = ("tokens", tokens, size) if by == "length" else ("size", size, tokens)
-        if drop_last or unasked is not None:
+        of_size = ("size", size, (tokens, field, dtype, length))
+        asked, limit, unasked = ("tokens", tokens, (size,)) if by == "length" else of_size
+        if drop_last or any(one is not None for one in unasked):
             raise InvalidRequest("batch", f"by {by}", expected=f"{asked} alone, and no drop_last")
         check_least(asked, limit)
         reader, views = self._unbundled()

@@ -264,6 +264,7 @@ def test_batches_go_without_what_stages_leave_out(folder: Path) -> None:
         (lambda one: one.batch(8, by="size"), "by: 'size'"),
         (lambda one: one.batch(8, by="length"), "tokens alone"),
         (lambda one: one.batch(by="aspect"), "size: None"),
+        (lambda one: one.batch(8, by="aspect", field="npy"), "batch: by aspect; expected size alone"),
         (lambda one: one.stream().batch(by="length", tokens=9), "batch: given by, tokens; expected size"),
         (lambda one: one.batch(8, tokens=9, field="npy"), "batch: given tokens, field; expected size"),
         (lambda one: one.stream().batch(), "batch: None; expected 1 or more samples"),
