@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from shardtool.cli.output import say, show, show_json
+from shardtool.cli.output import LOG, say, show, show_json
 from shardtool.errors import (
     FILES_REMEDY,
     MEMORY_REMEDY,
@@ -167,6 +167,7 @@ def main() -> NoReturn:
         code = _run(arguments, signals)
     except Interrupted as late:  # between the last line of a verb and `end`
         code = 128 + late.signum
+    LOG.end(code)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, AttributeError):  # closed, or none: what mattered was flushed by `render.show`
             stream.flush()
@@ -177,12 +178,14 @@ def main() -> NoReturn:
 @command_line_words()
 def _run(arguments: list[str], signals: Signals) -> int:
     """Return the exit code of a command line, once what it has to say is said."""
+    LOG.begin("")
     try:
         if _verb(arguments) and not {"-h", "--help"} & set(arguments):
             _check_room()
         with current_folder():
             result = cli.main(arguments, prog_name="shardtool", standalone_mode=False, obj=arguments)
         signals.end()
+        LOG.end(result if isinstance(result, int) else 0)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
         signals.end()
@@ -250,6 +253,10 @@ def _show(error: dict[str, Any], arguments: list[str]) -> int:
             show_json({"error": error})
         except OutputFailed:  # its reader is gone
             _show_text(f"{error['where']}: {error['found']}")
+    if LOG.style:
+        LOG.end(int(error["exit_code"]), error)
+    elif "--json" in arguments:
+        pass
     elif error["code"] == "interrupted":
         _show_text(f"{error['found']}. {error['remedy']}")
     else:
@@ -264,7 +271,7 @@ def _show_text(text: str) -> None:
 
 
 def _show_usage(error: click.ClickException, arguments: list[str]) -> int:
-    if "--json" in arguments:
+    if "--json" in arguments or LOG.style:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "shardtool"
         found = {"where": where, "found": error.format_message(), "expected": "", "remedy": "See --help."}
         return _show({"code": "invalid-request", "exit_code": error.exit_code, **found}, arguments)

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import click
 
 from shardtool.cli.options import ACCEPTED, PLACE, VERBS, DryRunning, Output, Running, completed, verb
-from shardtool.cli.output import show, show_bytes, show_json
+from shardtool.cli.output import LOG, show, show_bytes, show_json
 from shardtool.cli.terminal import Terminal
 from shardtool.errors import InvalidRequest, OutputFailed, ShardError, printable, reason
 from shardtool.pattern import is_shard_name
@@ -170,6 +170,8 @@ def _carry_out(work: Callable[..., Any], how: Running, text: Callable[[Any], str
 
 def _print(how: Output, document: Callable[[], object], text: Callable[[], str], *, always: bool = False) -> None:
     """Print a result, for programs or for people."""
+    if LOG.style and isinstance(found := document(), dict):
+        LOG.result = found
     if how.as_json:
         show_json(document())
     elif always or not how.quiet:
@@ -303,6 +305,7 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
         if style == "junit":
             show(junit_error(" ".join(dataset), error))
         raise
+    LOG.result = report.to_json() if LOG.style else {}
     if not (how.quiet and style == "text" and report.sound):
         show(rendered(report, style))
     return 0 if report.sound else _FOUND if report.readable else _UNREADABLE

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from shardtool.cli.help import Option, Verb, brief
-from shardtool.cli.output import show
+from shardtool.cli.output import LOG, show
 from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import EXPORTS
 from shardtool.request.settings import (
@@ -100,6 +100,10 @@ class Running(Output):
         "How progress is shown: as a bar where stderr is a terminal, or as a line every ten seconds, for logs.",
         section="output",
     )
+    log: Literal["text", "json"] | None = setting(
+        None, "Write a line on stderr for each shard, retry, note and the end, in place of progress.",
+        metavar="CHOICE", use=LOG.begin,
+    )  # fmt: skip
     verbose: bool = setting(False, "Print a line for every shard.", typed="verbose/v")
     endpoint: str | None = setting(
         None, "Server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://.", metavar="URL",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -68,21 +69,71 @@ def show_bytes(blocks: Iterable[bytes]) -> None:
 
 def json_text(document: object) -> str:
     """Return a document as JSON, without a character that steers a terminal; with how often a store was asked again."""
-    retry = sys.modules.get("shardtool.storage.remote.retry")  # where it is not loaded, nothing was asked
-    if isinstance(document, dict) and retry is not None and (again := retry.asked_again()):
-        document = {**document, "retries": again}
+    if isinstance(document, dict):
+        document = {**document, **_retry_totals()}
     return json.dumps(document, indent=2).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
 
 
 def say(text: str) -> None:
-    """Print text for people on stderr, past a progress bar's line.
+    """Print text for people on stderr, past a progress bar's line; with `--log`, as a line of that.
 
     Raises:
         OSError: The reader of stderr is gone.
     """
-    if sys.stderr is not None:
+    if LOG.style:
+        LOG.write("message", text=text)
+    elif sys.stderr is not None:
         sys.stderr.write(_clean(text) + "\n")
         sys.stderr.flush()
+
+
+def _retry_totals() -> dict[str, float]:
+    retry = sys.modules.get("shardtool.storage.remote.retry")  # where it is not loaded, nothing was asked
+    return {} if retry is None else retry.retry_totals()
+
+
+class Log:
+    """What `--log` writes: a line of stderr for each event, and for the end, which is the last one.
+
+    Attributes:
+        style: `json` or `text`; empty: nothing is written.
+        size: Bytes of what was done.
+        result: What `--json` prints.
+    """
+
+    def __init__(self) -> None:
+        self.begin("")
+
+    def begin(self, style: str) -> None:
+        """Write what comes in that style."""
+        self.style, self.size, self._began = style, 0, time.monotonic()
+        self.result: dict[str, object] = {}
+
+    def write(self, event: str, **facts: object) -> None:
+        """Write a line; who reads them may be gone."""
+        now = time.time()
+        at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03}Z"
+        if self.style == "json":
+            line = json.dumps({"time": at, "event": event, **facts})
+        else:
+            line = " ".join([at, event, *(f"{name}={json.dumps(value)}" for name, value in facts.items())])
+        with suppress(OSError, AttributeError):
+            sys.stderr.write(line.replace("\x7f", "\\u007f") + "\n")
+            sys.stderr.flush()
+
+    def end(self, code: int, error: object = None) -> None:
+        """Write the last line, unless that was written, with an exit code and an error, or the result."""
+        if not self.style:
+            return
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        facts = {"exit_code": code, "seconds": round(seconds, 3), "bytes": self.size}
+        facts |= {"bytes_per_s": round(self.size / seconds), "retries": 0, "waited_s": 0.0, **_retry_totals()}
+        short = {name: value for name, value in self.result.items() if not isinstance(value, list)}
+        self.write("end", **facts, **({"result": short} if error is None else {"error": error}))
+        self.style = ""
+
+
+LOG = Log()
 
 
 def _clean(text: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from shardtool.cli.output import say
+from shardtool.cli.output import LOG, say
 from shardtool.errors import printable
 from shardtool.request.results import Observer
 from shardtool.storage.remote.retry import asked_again, hear
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from typing import TextIO
+
+    from shardtool.storage.remote.retry import RequestAgain
 
 
 # Progress as lines, for logs: where no terminal draws a bar, a line every ten seconds tells that a run goes on.
@@ -77,8 +79,13 @@ class PlainProgress:
             self._thread.join(1)  # who reads stderr may be stuck
 
     def _tell(self) -> None:
+        before = ("", 0)
         while not self._ended.wait(PERIOD_S):
-            if self._label:
+            if self._label and LOG.style:
+                now = (self._label, self._done)
+                LOG.write("stall" if now == before else "progress", text=self._text())
+                before = now
+            elif self._label:
                 try:
                     say(printable(f"progress: {self._text()}"))
                 except OSError:  # whoever read stderr is gone
@@ -125,22 +132,38 @@ class Terminal(Observer):
     def __init__(
         self, *, quiet: bool, verbose: bool, progress: str = "auto", accepted: Callable[[], None] | None = None
     ) -> None:
-        self._quiet, self._verbose, self._accepted = quiet, verbose, accepted
-        self._plain = PlainProgress() if progress == "plain" and not quiet else None
+        self._quiet, self._verbose, self._accepted = quiet and not LOG.style, verbose, accepted
+        self._plain = PlainProgress() if (progress == "plain" and not quiet) or LOG.style else None
         self._bar: Any = None
         self._shards = (0, 0)
         self._fetched: _FetchText | None = None
-        hear(lambda text: self.log(f"retry: {text}"))
+        hear(self._again)
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""
-        if not self._quiet:
+        if LOG.style:
+            LOG.write("note", text=text)
+        elif not self._quiet:
             self._line(f"note: {text}")
 
     def log(self, text: str) -> None:
         """Show a detail, where the user asked for it."""
         if self._verbose:
             self._line(text)
+
+    def shard(self, name: str, done: str, samples: int, size: int) -> None:
+        """Show a shard that is done, where the user asked for it."""
+        LOG.size += size
+        if LOG.style:
+            LOG.write("shard", name=name, done=done, samples=samples, bytes=size)
+        else:
+            super().shard(name, done, samples, size)
+
+    def _again(self, again: RequestAgain) -> None:
+        if LOG.style:
+            LOG.write("retry", **again._asdict())
+        else:
+            self.log(f"retry: {again}")
 
     def listed(self, samples: int) -> None:
         """Count what was found."""
@@ -160,6 +183,8 @@ class Terminal(Observer):
         """Start the bar."""
         if self._accepted is not None:
             self._accepted()
+        if LOG.style:
+            LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
         self._fetched = None if size or not samples else _FetchText()  # of the web, no sizes are known

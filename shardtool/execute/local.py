@@ -352,7 +352,7 @@ def run(tasks: int, results: int, lifeline: int) -> None:
         with sending:
             send(results, (kind, number, value))
 
-    hear(lambda text: answer(AGAIN, 0, text))
+    hear(lambda again: answer(AGAIN, 0, again))
     try:
         while True:
             _serve(tasks, answer)

@@ -623,7 +623,7 @@ class Exporter:
 
     def _done(self, shard: ShardEntry, size: int) -> None:
         self.observer.advance(shard.samples, size, 1)
-        self.observer.log(f"{shard.name}: {counted(shard.samples, 'sample')}")
+        self.observer.shard(shard.name, "indexed", shard.samples, shard.size)
 
     def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex) -> indexes.DigestTask:
         if (index.offsets[1:] < (index.offsets + index.lengths)[:-1]).any():

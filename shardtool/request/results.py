@@ -457,6 +457,10 @@ class Observer:
     def log(self, text: str) -> None:
         """Take a detail."""
 
+    def shard(self, name: str, done: str, samples: int, size: int) -> None:
+        """Take that a shard is done, what was done with it, and what it holds, its size in bytes."""
+        self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
+
     def listed(self, samples: int) -> None:
         """Take how many more samples were found."""
 

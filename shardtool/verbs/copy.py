@@ -530,7 +530,7 @@ class _Carrier:
             else:
                 self._publish([staged])
             observer.advance(pair.samples, 0, 1)
-            observer.log(pair.shard.name)
+            observer.shard(pair.shard.name, "copied", pair.samples, state.size)
         self._finish(waiting)
 
     def _withdraw(self) -> None:

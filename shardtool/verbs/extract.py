@@ -28,7 +28,7 @@ from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.staging import Folder, Tree, are_plain, named_folder, path_problem
-from shardtool.values import counted, is_utf8, source_text, to_text
+from shardtool.values import is_utf8, source_text, to_text
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
@@ -237,7 +237,9 @@ def _write(listed: Listing, names: Names, place: Folder, options: ExtractOptions
             tables = tables or _tables(entries, names)  # while workers write
             kept += some
             observer.advance(0, 0, 1)
-            observer.log(f"{tasks[number].name}: {counted(len(tasks[number].samples.kinds), 'file')}")
+            content = tasks[number].samples.content
+            size = sum(memoryview(content.sizes).cast("q"))
+            observer.shard(tasks[number].name, "extracted", len(content.counts) // 2, size)
         place.publish(*(place.stage_whole(name, table) for name, table in tables.items()))
     return kept
 

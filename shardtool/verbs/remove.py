@@ -402,7 +402,7 @@ class Removal:
             tally = index.tally()
             found[fact.name] = ShardEntry.of(fact, data, tally), before.tally(), tally
             observer.advance(0, 0, 1)
-            observer.log(f"{task.name}: written, {tally.samples:,} samples, {fact.size:,} bytes")
+            observer.shard(task.name, "written", tally.samples, fact.size)
         return found
 
     def _dataset_file(

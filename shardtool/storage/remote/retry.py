@@ -62,8 +62,8 @@ _answered = threading.Event()  # in this process, or before it was forked
 _one_waits = threading.Lock()  # of requests at the same time, one speaks
 _wanted_by = threading.local()  # what says that the requests of this thread are not wanted any more
 _ends_at: list[float] = []  # when the last request of this process must have ended, once a signal has come
-_told: list[Callable[[str], None]] = []  # who hears of requests that are made again: one at most
-_counted: list[int] = [0]  # requests that were made again, by this process and its workers
+_told: list[Callable[[RequestAgain], None]] = []  # who hears of requests that are made again: one at most
+_counted: list[float] = [0, 0.0]  # requests that were made again, by this process and its workers; seconds of waits
 
 
 class PassingFailure(Exception):
@@ -78,6 +78,18 @@ class PassingFailure(Exception):
     def __init__(self, found: str, wait_s: float | None = None, *, answered: bool = False) -> None:
         super().__init__(found)
         self.found, self.wait_s, self.answered = found, wait_s, answered
+
+
+class RequestAgain(NamedTuple):
+    """A request that is made again: its address, without secrets, why, after how many tries, and after which wait."""
+
+    where: str
+    found: str
+    attempts: int
+    wait_s: float
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.found}; asked again in {self.wait_s:.1f} s"
 
 
 class RequestStopped(Exception):
@@ -197,29 +209,35 @@ class Attempts:
             raise StoreFailed(self._where, f"{error.found}{times}", remedy=remedy) from None
         wait = random.uniform(0, min(POLICY.longest_s, POLICY.first_s * 2 ** min(self._failed - 1, 30)))  # noqa: S311 - no secret depends on it
         wait = min(max(wait, error.wait_s or 0), left)
-        tell(f"{self._where}: {error.found}; asked again in {wait:.1f} s")
+        tell(RequestAgain(self._where, error.found, self._failed, wait))
         self._waited_s += wait
         pause(wait)
 
 
-def tell(text: str) -> None:
+def tell(again: RequestAgain) -> None:
     """Count a request that is made again, and tell who wants to hear of it."""
     _counted[0] += 1
+    _counted[1] += again.wait_s
     for hear in _told:
-        hear(text)
+        hear(again)
 
 
-def hear(of: Callable[[str], None]) -> None:
+def hear(of: Callable[[RequestAgain], None]) -> None:
     """Have `of`, and nothing else, called for each request that is made again, in the thread that makes it.
 
     Those before do not count any more.
     """
-    _told[:], _counted[:] = [of], [0]
+    _told[:], _counted[:] = [of], [0, 0.0]
 
 
 def asked_again() -> int:
     """Return how many requests this process, and its workers on this machine, have made again."""
-    return _counted[0]
+    return int(_counted[0])
+
+
+def retry_totals() -> dict[str, float]:
+    """Return how many requests were made again, and the seconds of their waits, all together; empty: none was."""
+    return {"retries": asked_again(), "waited_s": round(_counted[1], 3)} if asked_again() else {}
 
 
 def use_retry_for(text: str) -> None:

@@ -286,7 +286,7 @@ class Packing:
         if self.run.fetches:
             self.observer.failed(max(0, len(result.skipped) - failed))
         self.observer.advance(max(0, self._consumed[shard] - samples), max(0, size - done), 1)
-        self.observer.log(f"{name}: {'kept' if stays else 'written'}, {tally.samples:,} samples, {fact.size:,} bytes")
+        self.observer.shard(name, "kept" if stays else "written", tally.samples, fact.size)
 
     def _index(self, result: ShardResult, planned: PlannedShard) -> tuple[ShardIndex, ShardFact, bytes]:
         """Return the index of a shard that was packed, its facts, and its sidecar.

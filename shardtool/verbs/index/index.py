@@ -397,8 +397,9 @@ class Indexer:
         if found.odd:
             odd = found.odd[0]
             self.odd.append((len(found.odd), f"{name} at {odd.offset:,}: {odd.what}"))
-        self.observer.advance(self.entries[number].samples, found.size, 1)
-        self.observer.log(f"{name}: {done}, {self.entries[number].samples:,} samples")
+        samples = self.entries[number].samples
+        self.observer.advance(samples, found.size, 1)
+        self.observer.shard(name, done, samples, found.size)
 
     def _may_replace(self, name: str, wrong: DifferingSidecar) -> bool:
         """Return whether a wrong sidecar is to be replaced; `finish` refuses, once all that is wrong is known."""

@@ -218,7 +218,7 @@ def _examine_all(
                 surveys[number] = found
         samples = len(examined.hashes) // HASH_SIZE
         observer.advance(samples, case.size or 0, 1)
-        observer.log(f"{case.name}: {counted(samples, 'sample')}")
+        observer.shard(case.name, "read", samples, case.size or 0)
     ahead.join()
     for number in sorted({*range(len(subject.cases))}.difference(there)):
         _check_case(subject.findings, number, subject.cases[number])

@@ -1,0 +1,117 @@
+"""Laws of `--log`: a line for each event, on stderr, and one for the end, however a run ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager, redirect_stderr
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardtool.cli import terminal
+from shardtool.cli.output import LOG, json_text
+from shardtool.storage.remote.retry import RequestAgain, hear, tell
+from tests.helpers import typed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+
+@contextmanager
+def _logged() -> Iterator[StringIO]:
+    """Have this process log, and give what it writes."""
+    LOG.begin("json")
+    with redirect_stderr(StringIO()) as err:
+        yield err
+    LOG.begin("")
+    hear(lambda _: None)
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in text.splitlines()]
+    assert all(TIME.fullmatch(one["time"]) for one in found)
+    return found
+
+
+def test_every_shard_and_the_end(small: Path, tmp_path: Path) -> None:
+    """Nothing but lines is on stderr; stdout has what it has without; shards and totals are those of the result."""
+    create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "1", "--max-count", "1")
+    ran = typed(*create, "--log", "json", "--json")
+    start, *shards, end = [one for one in _lines(ran.err) if one["event"] != "note"]
+    result = json.loads(ran.out)
+    assert (ran.code, start["event"], start["shards"]) == (0, "start", result["shards"])
+    assert [one["event"] for one in shards] == ["shard"] * result["shards"]
+    assert sum(one["samples"] for one in shards) == result["samples"]
+    assert sum(one["bytes"] for one in shards) == result["size"] == end["bytes"]
+    assert (end["event"], end["exit_code"], end["retries"], end["waited_s"]) == ("end", 0, 0, 0)
+    assert end["result"] == {name: value for name, value in result.items() if name != "notes"}
+    quiet = typed("verify", f"{tmp_path}/out.json", "--log", "text", "--quiet")
+    events = [line.split(" ")[1] for line in quiet.err.splitlines()]
+    assert (quiet.out, events) == ("", ["start", *["shard"] * len(shards), "end"])
+
+
+@pytest.mark.parametrize(
+    ("more", "code"), [((), "output-exists"), (("--workers", "x"), "invalid-request"), (("--json",), "output-exists")]
+)
+def test_an_error_is_the_last_line(small: Path, tmp_path: Path, more: tuple[str, ...], code: str) -> None:
+    """Whatever ends a run, the last line has the exit code and the error, and says nothing beside it."""
+    create = ("create", str(small), f"{tmp_path}/out-{{0..}}.tar", "--workers", "1")
+    assert typed(*create).code == 0
+    ran = typed(*create, *more, "--log", "json")
+    end = _lines(ran.err)[-1]
+    assert (end["event"], end["exit_code"], end["error"]["code"]) == ("end", ran.code, code)
+    assert bool(ran.out) == ("--json" in more)
+
+
+def test_one_run_leaves_the_next_alone(small: Path) -> None:
+    """Without the option, messages are for people again."""
+    assert typed("verify", str(small / "none.json"), "--log", "json").err.startswith("{")
+    assert typed("verify", str(small / "none.json")).err.startswith("shardtool: ")
+
+
+def test_retries_and_waits_are_lines_and_totals() -> None:
+    """A request that is made again has a line; `--json` and the end have how many, and how long they waited."""
+    with _logged() as logged, closing(terminal.Terminal(quiet=True, verbose=False)) as shown:
+        for attempt in (1, 2):
+            tell(RequestAgain("s3://bucket/a", "the store answers 503", attempt, 0.25))
+        shown.note("x")
+        assert json.loads(json_text({})) == {"retries": 2, "waited_s": 0.5}
+        LOG.end(7, {"code": "store-failed"})
+    *retries, note, end = _lines(logged.getvalue())
+    assert [(one["event"], one["where"], one["attempts"]) for one in retries] == [
+        ("retry", "s3://bucket/a", 1), ("retry", "s3://bucket/a", 2)
+    ]  # fmt: skip
+    assert (note["text"], end["retries"], end["waited_s"], end["exit_code"]) == ("x", 2, 0.5, 7)
+
+
+def test_a_stall_is_told_from_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A while in which nothing was done is a stall."""
+    monkeypatch.setattr(terminal, "PERIOD_S", 0.01)
+    with _logged() as logged, closing(terminal.Terminal(quiet=False, verbose=False)) as shown:
+        shown.start(3, 4000, 4)
+        deadline = time.monotonic() + 30
+        while logged.getvalue().count("stall") < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert [one["event"] for one in _lines(logged.getvalue())][:3] == ["start", "progress", "stall"]
+
+
+@pytest.mark.slow
+def test_a_signal_is_the_last_line(tmp_path: Path) -> None:
+    """A run that is asked to end says so in its last line."""
+    command = [sys.executable, "-m", "shardtool", "create", "-", f"{tmp_path}/out-{{0..}}.tar", "--log", "json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        time.sleep(2)
+        run.send_signal(signal.SIGTERM)
+        _, err = run.communicate(timeout=60)
+    end = _lines(err)[-1]
+    assert (end["event"], end["exit_code"], run.returncode) == ("end", 143, 143)
+    assert end["error"]["code"] == "interrupted"
