@@ -44,8 +44,7 @@ from shardtool.values import (
     output_text,
 )
 from shardtool.verbs.create.append import existing_keys
-from shardtool.verbs.create.parts import check_all_ended, joined_parts, merge_parts, merge_result
-from shardtool.verbs.create.result import publish_dataset
+from shardtool.verbs.create.result import check_all_ended, joined_parts, merge_parts, merge_result, publish_dataset
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import flag, option
 from shardtool.write.task import digest

@@ -16,7 +16,7 @@ from shardtool.errors import AccessRefused, InvalidRequest, OutputExists
 from shardtool.storage import places
 from shardtool.storage.folders import open_folder
 from shardtool.storage.remote import lock, stores
-from shardtool.verbs.create import parts
+from shardtool.verbs.create import result as parts
 from tests.clients.remote import start, tool
 from tests.faults.helpers import settles
 from tests.servers.faults import Fault

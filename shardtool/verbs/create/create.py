@@ -66,9 +66,15 @@ def write_dataset(
         run = read_run(names, options, pool, notes, begun=begun, dry=False)
         opened = _open_and_list(run, source)
 
-        from shardtool.verbs.create.parts import begin_part, end_part, merge_if_last
         from shardtool.verbs.create.plans import check_outputs, plan_shards
-        from shardtool.verbs.create.result import check_content, publish_dataset, result
+        from shardtool.verbs.create.result import (
+            begin_part,
+            check_content,
+            end_part,
+            merge_if_last,
+            publish_dataset,
+            result,
+        )
         from shardtool.verbs.create.rounds import Packing
         from shardtool.verbs.create.shuffle import arrange_payloads, spool_place
 

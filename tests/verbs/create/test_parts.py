@@ -36,7 +36,7 @@ from shardtool.publish.records import PartShare, find_parts, read_record
 from shardtool.request.results import RunRecord
 from shardtool.request.texts import Part, parse_part
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create import parts
+from shardtool.verbs.create import result as parts
 from tests.faults.helpers import start
 from tests.helpers import flip, identity, read_tree, typed, write_tree
 
