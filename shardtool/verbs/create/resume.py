@@ -56,7 +56,7 @@ _CLOCK_SLACK_S = 60  # by how much the clocks of a source's and an output's file
 _SECOND_NS = 10**9
 
 
-class PlannedShard(NamedTuple):
+class ShardPlan(NamedTuple):
     """A shard that is to be there.
 
     Attributes:
@@ -91,7 +91,7 @@ def mtime_of(run: Run) -> int:
     return (int(run.begun) - _CLOCK_SLACK_S) * _SECOND_NS + _stamp(run.entries)
 
 
-def mtime_of_shard(planned: PlannedShard, mtime_ns: int) -> int:
+def mtime_of_shard(planned: ShardPlan, mtime_ns: int) -> int:
     """Return that of one of them; of objects, its nanoseconds name their versions too: a store's clock proves little.
 
     Args:
@@ -104,13 +104,13 @@ def mtime_of_shard(planned: PlannedShard, mtime_ns: int) -> int:
     return seconds * _SECOND_NS + _nine_digits(planned.samples.mtimes, stamp)
 
 
-def is_newer(planned: PlannedShard, mtime_ns: int) -> bool:
+def is_newer(planned: ShardPlan, mtime_ns: int) -> bool:
     """Tell whether a shard's modification time proves that its source has not changed since."""
     of_run = mtime_ns // _SECOND_NS * _SECOND_NS + _stamp(planned.plan.entries)
     return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
 
 
-def decide(planned: PlannedShard, output: Destination) -> tuple[Todo, bytes]:
+def decide(planned: ShardPlan, output: Destination) -> tuple[Todo, bytes]:
     """Return what becomes of a shard, as far as what is there and its sidecar say.
 
     Returns:
@@ -141,7 +141,7 @@ def decide(planned: PlannedShard, output: Destination) -> tuple[Todo, bytes]:
     return "compare" if reads else Keep(crc, crcs, there.size, unread), sidecar
 
 
-def _said(planned: PlannedShard, output: Destination) -> tuple[bytes, ShardFact, int, bytes] | None:
+def _said(planned: ShardPlan, output: Destination) -> tuple[bytes, ShardFact, int, bytes] | None:
     """Return the sidecar of a shard, its facts, and the CRCs of the file and of the fields; None: of another plan."""
     index, size = sidecar_name(planned.name), output.existing[planned.name].size
     try:
@@ -379,7 +379,7 @@ def _is_as_planned(run: Run, output: Output, shard: int) -> bool:
         said = read_facts(there.folder.read(index), index)
     except (OSError, CorruptShard):
         return False
-    planned = PlannedShard(run, output.plan, shard, name, shard_samples(output.plan, shard))
+    planned = ShardPlan(run, output.plan, shard, name, shard_samples(output.plan, shard))
     return said.size == there.existing[name].size and said.plan == planned.fingerprint()
 
 

@@ -28,7 +28,7 @@ from shardtool.source.base import files_at_once
 from shardtool.values import counted, output_text, source_name, to_text
 from shardtool.verbs.create.append import existing_keys
 from shardtool.verbs.create.result import check_same
-from shardtool.verbs.create.resume import PlannedShard, decide, is_newer, mtime_of, mtime_of_shard, new_sizes
+from shardtool.verbs.create.resume import ShardPlan, decide, is_newer, mtime_of, mtime_of_shard, new_sizes
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
@@ -75,7 +75,7 @@ class Packing:
         self._numbers: dict[str, int] = {}  # of published shards
         self._consumed: dict[int, int] = {}  # of this round's shards
         self._done = 0  # planned samples that are written, left out or dropped
-        self._working: dict[int, tuple[PlannedShard, bytes]] = {}  # with the sidecar of a shard of changed samples
+        self._working: dict[int, tuple[ShardPlan, bytes]] = {}  # with the sidecar of a shard of changed samples
         self._fetched = np.zeros(2, np.int64)  # failed, and all: samples of URLs in this run
         self._misread: dict[str, NameProblem] = {}
         self._reported: dict[int, tuple[int, int, int]] = {}  # samples, bytes, samples that failed
@@ -134,7 +134,7 @@ class Packing:
             work = TransformWork(transform, limits.room, limits.max_count, run.options.oversize, run.dots)
         for shard in shards:
             name, folder = self.output.pattern.shard(self._base + shard), self.destination.folder
-            planned = PlannedShard(run, plan, shard, name, shard_samples(plan, shard))
+            planned = ShardPlan(run, plan, shard, name, shard_samples(plan, shard))
             todo, known = ("write", b"") if write else decide(planned, self.destination)
             if todo == "write":
                 if isinstance(self.destination.append, EndedAppend):
@@ -288,7 +288,7 @@ class Packing:
         self.observer.advance(max(0, self._consumed[shard] - samples), max(0, size - done), 1)
         self.observer.shard(name, "kept" if stays else "written", tally.samples, fact.size)
 
-    def _index(self, result: ShardResult, planned: PlannedShard) -> tuple[ShardIndex, ShardFact, bytes]:
+    def _index(self, result: ShardResult, planned: ShardPlan) -> tuple[ShardIndex, ShardFact, bytes]:
         """Return the index of a shard that was packed, its facts, and its sidecar.
 
         Raises:
@@ -323,7 +323,7 @@ class Packing:
             raise Bug(planned.name, found)
         return index, fact, data
 
-    def _known(self, planned: PlannedShard, data: bytes) -> tuple[ShardIndex, ShardFact, bytes]:
+    def _known(self, planned: ShardPlan, data: bytes) -> tuple[ShardIndex, ShardFact, bytes]:
         """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
         name = sidecar_name(planned.name)
         fact = sidecar.read_facts(data, name)
