@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage import open_file, places
 from shardtool.storage.places import objects_below
+from shardtool.storage.remote import blob
 from tests.helpers import members, read_tree, write_tree
 
 if TYPE_CHECKING:
@@ -71,6 +73,36 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
             open_file.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
         assert "sesame" not in str(said.value)
         assert said.value.__suppress_context__
+
+
+class _Answered(Exception):
+    """What a client of HTTP raises for an answer with an error."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("key=sesame")
+        self.response = SimpleNamespace(status_code=status, headers={"Retry-After": "0"})
+
+
+def test_what_servers_answer(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 429 and 503 it is asked again; after 401, not, and of what is private in `hf://` the cure is its token."""
+    kind, answers = type(fsspec.filesystem("memory")), [429, 503]
+    whole = kind.cat_file
+
+    def busy(*given: object, **how: object) -> object:
+        if answers:
+            raise _Answered(answers.pop())
+        return whole(*given, **how)
+
+    monkeypatch.setattr(kind, "cat_file", busy)
+    assert open_file.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3) == b"one"
+    assert not answers
+    answers += [401, 401]
+    with pytest.raises(AccessRefused):
+        open_file.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3)
+    assert answers == [401]
+    with pytest.raises(AccessRefused, match="HF_TOKEN") as said, blob._failures("hf://datasets/o/n/x.json"):  # noqa: SLF001
+        raise FileNotFoundError from _Answered(401)
+    assert "sesame" not in str(said.value)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import re
 import threading
 from collections import deque
 from contextlib import closing, contextmanager
+from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -35,12 +36,14 @@ from shardtool.storage.remote.address import (
     without_user,
 )
 from shardtool.storage.remote.retry import (
+    BUSY,
     WRONG_PLACE,
     Attempts,
     PassingFailure,
     answering,
     refusal,
     retried,
+    retry_after,
     until,
     waited,
 )
@@ -694,8 +697,7 @@ class OtherBlob(Blob):
 
     def __init__(self, address: str) -> None:
         self.address, self._where, self.ranges = address, shown(address), True
-        with _failures(address):
-            found = _files(address).info(address)
+        found = _asked(address, lambda files: files.info(address))
         if found["type"] != "file" or found["size"] is None:
             raise FileNotFoundError(2, "no such file", self._where)
         self.size, self._seen = int(found["size"]), dict[str, str]()
@@ -704,8 +706,8 @@ class OtherBlob(Blob):
         """Yield the bytes of a range, `most` at a time."""
         while offset < end:
             wanted = min(max(most, _A_CALL), end - offset)
-            with _failures(self.address):
-                piece = bytes(_files(self.address).cat_file(self.address, start=offset, end=offset + wanted))
+            span = {"start": offset, "end": offset + wanted}
+            piece = bytes(_asked(self.address, partial(_cat, self.address, span)))
             if len(piece) != wanted:
                 raise StoreFailed(self._where, f"{len(piece):,} bytes at {offset:,}", expected=f"{wanted:,}")
             yield piece
@@ -719,16 +721,32 @@ def list_other(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         AccessRefused: We may not list it.
         StoreFailed: It fails.
     """
-    with _failures(address):
-        files = _files(address)
+
+    def ask(files: Any) -> tuple[str, Any]:
         root = str(files._strip_protocol(address)).strip("/")  # noqa: SLF001 - fsspec's own way to say what it lists
-        found = files.find(address, detail=True).values() if below else files.ls(address, detail=True)
+        return root, files.find(address, detail=True).values() if below else files.ls(address, detail=True)
+
+    root, found = _asked(address, ask)
     key = parse_address(address).key.rstrip("/")
     for one in sorted(found, key=lambda one: str(one["name"])):
         name = str(one["name"]).strip("/")[len(root) :].strip("/")
         size = -1 if one["type"] == "directory" else int(one["size"] or 0)
         if name:
             yield BucketEntry(f"{key}/{name}" if key else name, size, 0, 0)
+
+
+def _asked(address: str, ask: Callable[[Any], Result]) -> Result:
+    """Return what a call of fsspec's object returns; it is made again where that may help."""
+
+    def once() -> Result:
+        with _failures(address):
+            return ask(_files(address))
+
+    return retried(shown(address), once)
+
+
+def _cat(address: str, span: Mapping[str, int], files: Any) -> Any:
+    return files.cat_file(address, **span)
 
 
 def _files(address: str) -> Any:
@@ -751,10 +769,12 @@ def _failures(address: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except FileNotFoundError:
+    except FileNotFoundError as error:  # so says Hugging Face of what is private
+        if _status_of(error) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise _closed(address) from None
         raise FileNotFoundError(2, "no such file", where) from None
     except PermissionError:
-        raise AccessRefused(where, "not allowed", remedy="Check the credentials and the permissions.") from None
+        raise _closed(address) from None
     except ImportError:
         from fsspec.registry import known_implementations
 
@@ -764,4 +784,28 @@ def _failures(address: str) -> Iterator[None]:
             remedy = f"Write {MEANT[scheme]}:// instead, which needs no other library."
         raise StoreFailed(where, f"what reads {scheme}:// is not installed", remedy=remedy) from None
     except Exception as error:  # noqa: BLE001 - each of fsspec's file systems has errors of its own
+        status = _status_of(error)
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise _closed(address) from None
+        if status in BUSY:
+            wait_s = retry_after(_answer_of(error).headers.get("Retry-After", ""))
+            raise PassingFailure(f"the server answers {status}", wait_s, answered=True) from None
         raise StoreFailed(where, f"fsspec fails ({type(error).__name__})") from None
+
+
+def _answer_of(error: BaseException) -> Any:
+    """Return the answer of a server that an error, or what caused it, is about; None: it is about none."""
+    answers = (getattr(one, "response", None) for one in (error, error.__cause__))
+    return next((one for one in answers if one is not None), None)
+
+
+def _status_of(error: BaseException) -> int | None:
+    return getattr(_answer_of(error), "status_code", None)
+
+
+def _closed(address: str) -> AccessRefused:
+    """Return the error that a place does not let us in."""
+    if parse_address(address).scheme != "hf":
+        return AccessRefused(shown(address), "not allowed", remedy="Check the credentials and the permissions.")
+    remedy = "Set HF_TOKEN to a token that may read it, or `hf auth login`."
+    return AccessRefused(shown(address), "private, gated, or not there", expected="a token of who may", remedy=remedy)
