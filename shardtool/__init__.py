@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # isort: off
         RemoveResult as RemoveResult,
         SplitResult as SplitResult,
     )
+    from shardtool.storage.places import use_anonymous as use_anonymous
     from shardtool.storage.places import use_endpoint as use_endpoint
     from shardtool.values import __version__ as __version__
     from shardtool.verbs.cache.cache import Cache as Cache
@@ -87,7 +88,7 @@ _NAMES = {  # by module
         "CopyResult", "CreateResult", "DiffResult", "DryRun", "ExportResult", "ExtractResult", "IndexResult",
         "Observer", "RemoveResult", "SplitResult",
     ),
-    "storage.places": ("use_endpoint",),
+    "storage.places": ("use_anonymous", "use_endpoint"),
     "values": ("__version__",),
     "verbs.cache.cache": ("Cache",),
     "verbs.copy": ("copy",),

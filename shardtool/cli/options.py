@@ -25,7 +25,7 @@ from shardtool.request.settings import (
     typed_text,
 )
 from shardtool.request.texts import whole
-from shardtool.storage.places import use_endpoint, use_headers
+from shardtool.storage.places import use_anonymous, use_endpoint, use_headers
 from shardtool.storage.remote.retry import use_retry_for
 from shardtool.wording import typed_words
 
@@ -109,6 +109,7 @@ class Running(Output):
         None, "Server of s3:// (MinIO, Ceph, R2 ...), gs:// or az://.", metavar="URL",
         shown="as the cloud's own tools say", section="machines", use=use_endpoint,
     )  # fmt: skip
+    anonymous: bool = setting(False, "Sign no request: a public bucket needs no keys.", use=use_anonymous)
     header: tuple[str, ...] = setting(
         (), "Header that is sent to servers of the web (https://).", metavar="'NAME: VALUE'",
         shown="SHARDTOOL_HTTP_HEADERS", use=use_headers,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -49,6 +52,59 @@ def faulty(
     proxy = proxies(request.getfixturevalue(request.param))
     use(proxy.server)
     return proxy
+
+
+@pytest.mark.parametrize("name", ["moto", "gcs", "azurite"])
+def test_public_buckets_need_no_keys(
+    name: str, request: pytest.FixtureRequest, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch,
+    proxies: Callable[[Server], FaultyProxy], moto: Server,
+) -> None:  # fmt: skip
+    """What is asked for by nobody is listed and read, unsigned, and nobody is asked for keys."""
+    proxy = proxies(request.getfixturevalue(name))
+    server = use(proxy.server)
+    bucket = "az://public" if name == "azurite" else server.bucket
+    at = f"{bucket}/{server.new_prefix().rpartition('/')[2]}"
+    stores.put(address.join(at, "a b.tar"), DATA)
+    if name != "azurite":
+        _publish(f"{moto.url}/moto/{at.rpartition('/')[2]}/a%20b.tar?acl")
+    for variable in os.environ:
+        if variable.startswith(("AWS_", "GOOGLE_", "AZURE_")) and "ENDPOINT" not in variable:
+            monkeypatch.delenv(variable)
+    for variable in ("AWS_METADATA_ENDPOINT", "IDENTITY_ENDPOINT", "GCE_METADATA_HOST", "GCE_METADATA_ROOT"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "shardtooltests")
+    monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "")
+    if name == "gcs":
+        monkeypatch.setenv("SHARDTOOL_ENDPOINT", server.url)
+    proxy.set()
+    stores.use_anonymous()
+    assert [one.name for one in stores.listed(at)] == ["a b.tar"]
+    assert Blob(address.join(at, "a b.tar")).read(7, 1000) == DATA[7:1007]
+    asked = proxy.log().asked
+    assert asked
+    assert not [one.path for one in asked if "ignature" in one.path or "sig=" in one.path]
+
+
+def _publish(acl: str) -> None:
+    """Let everybody read an object of moto, which takes any key."""
+    headers = {
+        "x-amz-acl": "public-read",
+        "Authorization": "AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request",
+    }
+    with urlopen(Request(acl, b"", headers, method="PUT")) as answer:  # noqa: S310 - on loopback
+        assert answer.status == HTTPStatus.OK
+
+
+def test_who_wants_keys_refuses_who_has_none(
+    rclone: Server, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked without a signature, a store that wants one refuses: the keys at hand are not used."""
+    at = use(rclone).new_prefix()
+    stores.put(address.join(at, "a.tar"), DATA)
+    monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "true")
+    for ask in (lambda: [*stores.listed(at)], lambda: Blob(address.join(at, "a.tar"))):
+        with pytest.raises((AccessRefused, StoreFailed), match=r"400 UnsupportedAlgorithm|not allow"):
+            ask()
 
 
 def test_objects(server: Server) -> None:

@@ -152,17 +152,19 @@ def azurite(folder: Path) -> Iterator[Server]:
             "AZURE_STORAGE_ENDPOINT": f"{url}/{ACCOUNT}",
             "AZURE_ALLOW_HTTP": "true",
         }
-        _make_container(port)
+        _make_container(port, "azurite")
+        _make_container(port, "public", **{"x-ms-blob-public-access": "container"})
         yield Server(url, "az://azurite", None, environment, (ACCOUNT_KEY,))
 
 
-def _make_container(port: int) -> None:
-    """Make the container; source of the signature: "Authorize with Shared Key" of Azure's documentation."""
+def _make_container(port: int, name: str, **access: str) -> None:
+    """Make a container; source of the signature: "Authorize with Shared Key" of Azure's documentation."""
     date, version = formatdate(usegmt=True), "2021-08-06"
-    path = f"/{ACCOUNT}/azurite"
-    text = f"PUT{12 * chr(10)}x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}{path}\nrestype:container"
+    path = f"/{ACCOUNT}/{name}"
+    headers = {**access, "x-ms-date": date, "x-ms-version": version}
+    lines = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    text = f"PUT{12 * chr(10)}{lines}/{ACCOUNT}{path}\nrestype:container"
     signature = hmac.new(base64.b64decode(ACCOUNT_KEY), text.encode(), hashlib.sha256).digest()
-    headers = {"x-ms-date": date, "x-ms-version": version}
     headers["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(signature).decode()}"
     _put(port, f"{path}?restype=container", headers)
 

@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 _PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT})?")
-ENDPOINT = "SHARDTOOL_ENDPOINT"  # an environment variable: so workers have it, too
+ENDPOINT, ANONYMOUS = "SHARDTOOL_ENDPOINT", "SHARDTOOL_ANONYMOUS"  # environment variables: so workers have them, too
+_SKIPPED = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZURE_SKIP_SIGNATURE"}
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
          "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 
 _DECIDING = (  # which server is asked, and who asks: what is set later is not to be missed
     *_AWS_KEYS, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
     "AWS_REGION", "AWS_DEFAULT_REGION", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SKIP_SIGNATURE", "AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_NAME",
-    "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
-    *DECIDING,
+    "GOOGLE_APPLICATION_CREDENTIALS", *_SKIPPED.values(), ANONYMOUS, "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE", *DECIDING,
 )  # fmt: skip
 
 
@@ -69,6 +70,19 @@ def endpoint_of_all() -> str:
     return os.environ.get(ENDPOINT, "")
 
 
+def use_anonymous(asked: bool = True) -> None:  # noqa: FBT001, FBT002 - what a flag of the command line gives
+    """Have no request to a store signed, in this process and in those it starts: public buckets need no keys.
+
+    Nobody is asked for keys then: no profile, no metadata service of the machine.
+    """
+    if asked:
+        os.environ[ANONYMOUS] = "true"
+
+
+def _is_anonymous(scheme: str) -> bool:
+    return any(os.environ.get(name, "").lower() in ("1", "true") for name in (ANONYMOUS, _SKIPPED[scheme]))
+
+
 def store_of(address: str) -> tuple[Any, str | None]:
     """Return the store of the bucket that an address names, and its plain address where requests are not signed.
 
@@ -92,9 +106,12 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
     if more := more_certificates():
         client["root_certificate"] = more
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
+    anonymous = _is_anonymous(scheme)
+    if anonymous:
+        options["config"] = {"skip_signature": True}
     with store_failures(f"{scheme}://{bucket}"):
         if scheme == "s3":
-            session = _aws_session(bucket)
+            session = None if anonymous else _aws_session(bucket)
             endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
             if endpoint := endpoint or _aws_endpoint(session):
                 _check_endpoint(endpoint, f"the endpoint {endpoint}")
@@ -105,19 +122,16 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
                 options["credential_provider"] = Boto3CredentialProvider(session)
             region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
             plain = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
-            return store.S3Store(bucket, **options), plain if _is_set("AWS_SKIP_SIGNATURE") else None
+            return store.S3Store(bucket, **options), plain if anonymous else None
         if scheme == "gs":
             if endpoint:
-                options["config"] = {"base_url": endpoint}
+                options["config"] = {"base_url": endpoint, **options.get("config", {})}
             plain = f"{(endpoint or 'https://storage.googleapis.com').rstrip('/')}/{bucket}"
-            return store.GCSStore(bucket, **options), plain if _is_set("GOOGLE_SKIP_SIGNATURE") else None
+            return store.GCSStore(bucket, **options), plain if anonymous else None
         if endpoint:
             options["endpoint"] = endpoint
-        return store.AzureStore(bucket, **options), None
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true")
+        made = store.AzureStore(bucket, **options)  # which says what lacks, as the account
+        return made, f"{_azure_server(endpoint)}/{bucket}" if anonymous else None
 
 
 def _aws_session(bucket: str) -> Any:
@@ -143,7 +157,7 @@ def _aws_session(bucket: str) -> Any:
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
-            remedy="A public bucket is read with AWS_SKIP_SIGNATURE=true.",
+            remedy=f"A public bucket is read with {ANONYMOUS}=true.",
         )  # fmt: skip
     return None
 
@@ -232,9 +246,13 @@ def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str
     account, token, secret = _first(_ACCOUNTS), _first(_TOKENS), _first(_AZURE_KEYS)
     if not account or not (token or secret):
         return None
-    base = endpoint or _first(_ENDPOINTS) or f"https://{account}.blob.core.windows.net"
+    base = _azure_server(endpoint)
     query = token.lstrip("?") if token else _sas(account, secret, container, _PERMISSIONS[method], base)
-    return f"{base.rstrip('/')}/{quote(container)}/{quote(key)}?{query}"
+    return f"{base}/{quote(container)}/{quote(key)}?{query}"
+
+
+def _azure_server(endpoint: str) -> str:
+    return (endpoint or _first(_ENDPOINTS) or f"https://{_first(_ACCOUNTS)}.blob.core.windows.net").rstrip("/")
 
 
 def _sas(account: str, secret: str, container: str, permissions: str, base: str) -> str:
@@ -300,7 +318,11 @@ def signed(address: str, method: str) -> str:
     at = parse_address(address)
     if at.scheme in WEB:
         return address
-    if at.scheme == "az" and (url := signed_with_key(endpoint_of_all(), at.host, at.key, method)):
+    if (
+        at.scheme == "az"
+        and not _is_anonymous("az")
+        and (url := signed_with_key(endpoint_of_all(), at.host, at.key, method))
+    ):
         return url
     store, plain = store_of(address)
     if plain is not None:
