@@ -291,6 +291,17 @@ class BundleReader:
         read = [*self._reader.read(once)]
         return self._made(numbers, (read[at] for at in which.tolist()))
 
+    def telling(self, bundles: Samples, skipped: Callable[[], SkippedSamples]) -> Iterator[Sample | ShardError]:
+        """Yield bundles that, where they are batches, have what counts a sample that is left out of one."""
+
+        def tell(error: ShardError, number: int) -> None:
+            self._reader.leave_out(error, number, skipped(), damaged=False)
+
+        for bundle in bundles:
+            if isinstance(bundle, dict) and "__samples__" in bundle:
+                bundle["__tell__"] = tell
+            yield bundle
+
     def _made(self, numbers: Numbers, samples: Iterator[Sample | ShardError]) -> Iterator[Sample | ShardError]:
         for bundle in map(self.source.bundle, numbers.tolist()):
             some = [next(samples) for _ in range(len(bundle.numbers))]
@@ -543,7 +554,8 @@ def together(aspects: Sequence[float], bundle: Bundle, samples: list[Sample]) ->
     """Return samples as what `Batches` makes a batch of; where they are of one aspect, they say which."""
     if aspects:
         samples = [{**sample, "__aspect__": aspects[int(bundle.sizes[0])]} for sample in samples]
-    return {"__key__": [sample["__key__"] for sample in samples], "__samples__": samples}
+    numbered = [*zip(bundle.numbers.tolist(), samples, strict=True)]
+    return {"__key__": [sample["__key__"] for sample in samples], "__samples__": numbered}
 
 
 class Batches(Map):
@@ -558,9 +570,16 @@ class Batches(Map):
 
 def _batch(stages: Stages, lists: Lists, bundle: Sample, rng: np.random.Generator) -> object:
     padding = {name: bundle[name] for name in ("__padding__",) if name in bundle}
-    start, kept = int(rng.integers(2**63)), list[object]()
-    for at, sample in enumerate(cast("list[Sample]", bundle["__samples__"])):
-        kept += stages.run([{**sample, **padding}], lambda _: None, partial(_rng_within, start, at))
+    start, kept, left_out = int(rng.integers(2**63)), list[object](), list[tuple[ShardError, int]]()
+    for at, (number, sample) in enumerate(cast("list[tuple[int, Sample]]", bundle["__samples__"])):
+
+        def skip(error: ShardError, number: int = number) -> None:
+            left_out.append((error, number))
+
+        kept += stages.run([{**sample, **padding}], skip, partial(_rng_within, start, at))
+    if "__tell__" in bundle:  # a batch that takes the place of another has counted there
+        for each in left_out[not kept :]:  # where nothing is left, the place counts one
+            cast("Callable[..., None]", bundle["__tell__"])(*each)
     return collate(kept, lists) if kept else None
 
 

@@ -438,6 +438,8 @@ class Stream(Chain):
     def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
         batch = self.reader.read_late(numbers)
+        if isinstance(self.reader, bundles.BundleReader):
+            batch = self.reader.telling(batch, lambda: self.skipped)
         if self.share.ends == "pad":
             return numbers, _padded(batch, (positions >= order.length).tolist())
         return numbers, batch

@@ -7,6 +7,7 @@ workers, and the n-th of all ranks together hold the same samples for any number
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed
@@ -400,6 +401,26 @@ class SharedStart:
 _DIVIDERS = {"IterableDatasetShard", "DataLoaderDispatcher"}  # of accelerate, and the first of transformers, too
 
 
+class _MadeOfText(type):
+    """The class of errors which PyTorch can make of a text alone, of a class of which it cannot.
+
+    Classes are pickled by their names, unless their own class says otherwise.
+    """
+
+    @classmethod
+    def of(cls, kind: type[Exception]) -> _MadeOfText:
+        """Return such a class of a kind of errors, which is caught as that kind."""
+
+        def made(self: Exception, message: str) -> None:
+            Exception.__init__(self, message)
+
+        own = {"__init__": made, "__str__": Exception.__str__, "__module__": kind.__module__}
+        return cls(kind.__name__, (kind,), own)
+
+
+copyreg.pickle(_MadeOfText, lambda kind: (_MadeOfText.of, kind.__bases__))
+
+
 @contextmanager
 def _whole_errors() -> Iterator[None]:
     """Have an error that leaves a DataLoader's worker arrive as what it is: PyTorch hands on its class and its text."""
@@ -408,6 +429,13 @@ def _whole_errors() -> Iterator[None]:
     except PlainError as error:
         if torch.utils.data.get_worker_info():
             error.put_into_text()
+        raise
+    except Exception as error:
+        if torch.utils.data.get_worker_info():
+            try:
+                type(error)("")
+            except Exception:  # noqa: BLE001 - whatever its class does, PyTorch would make a RuntimeError of it
+                raise cast("Any", _MadeOfText.of(type(error)))(str(error)) from error
         raise
 
 

@@ -570,6 +570,46 @@ def test_errors_of_workers_are_what_they_were(dataset: Any, kind: Any) -> None:
     assert "shardtool-error" not in str(caught.value)
 
 
+class OwnError(Exception):
+    """An error of a user's that takes two arguments."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} ({code})")
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+def own_error(_: Any) -> Any:
+    """Raise an error of a user's."""
+    raise OwnError(7, "odd")
+
+
+@pytest.mark.parametrize("kind", [MapDataset, partial(StreamDataset, batch_size=8)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_errors_of_users_keep_their_class(dataset: Any, kind: Any, method: str) -> None:
+    """An error comes out of a worker as its class, whatever that takes to be made, with text and traceback."""
+    batches = DataLoader(kind(dataset, transform=own_error), 8, num_workers=1, multiprocessing_context=method)
+    with pytest.raises(OwnError, match=r"^Caught OwnError in DataLoader worker process 0(.|\n)*in own_error") as caught:
+        list(batches)
+    assert str(caught.value).rstrip().endswith("OwnError: code 7")
+    with pytest.raises(OwnError, match=r"^code 7"):
+        list(kind(dataset, transform=own_error))
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_an_evaluation_by_one_rank_gives_each_sample_once(dataset: Any, workers: int) -> None:
+    """Without a shuffle, a loader and any workers give what a plain loop gives, in both epochs: nothing comes twice."""
+    chain = dataset.decode({"jpg": None}).filter(wanted)
+    expected = sorted(sample["__key__"] for sample in chain)
+    samples = StreamDataset(chain, 8, shuffle=False)
+    for _ in range(2):
+        assert sorted(flat(_passes(samples, workers))) == expected
+    assert samples.skipped.samples == 2 * (len(dataset) - len(expected)) > 0
+    assert flat(keys(loader(chain, 8, shuffle=False))) == [sample["__key__"] for sample in chain]
+
+
 def test_epochs_reach_workers_that_persist(dataset: Any) -> None:
     """`set_epoch` in the main process changes the order in workers that are there already."""
     samples = StreamDataset(dataset, 8, decode={"jpg": None})

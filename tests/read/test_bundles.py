@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.read.order import Ends
+
 TOKENS = 64
 
 
@@ -239,8 +241,21 @@ def test_batches_go_without_what_stages_leave_out(folder: Path) -> None:
         found = [*chain(*(one["__key__"] for one in batches))]
         assert {*found} == lengths.keys() - {key}
         alone = key in long
-        assert stream.skipped.samples == alone
+        assert stream.skipped.samples == 1
         assert sum(all(one["__padding__"]) for one in batches) == alone
+
+
+@pytest.mark.parametrize("ends", ["drop", "uneven"])
+def test_what_stages_leave_out_of_batches_is_counted(folder: Path, ends: Ends) -> None:
+    """Every sample that a filter leaves out of a batch by size is counted, in its shard, whatever is left of it."""
+    for share in (2, 50):  # of the last, most batches have nothing left
+        whole = _open(folder)
+        dataset = whole.filter(lambda sample, share=share: int(sample["__key__"]) % share == 0)
+        stream = dataset.batch(4, by="aspect").stream(seed=2, rank=0, world_size=1, ends=ends)
+        kept = {*chain(*(one["__key__"] for one in stream))}
+        assert kept == {key for key in whole.keys if int(key) % share == 0}
+        assert stream.skipped.samples == sum(stream.skipped.shards.values()) == len(whole) - len(kept)
+        assert whole.skipped.samples == stream.skipped.samples
 
 
 @pytest.mark.parametrize(
