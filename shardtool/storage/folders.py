@@ -305,6 +305,14 @@ class RemoteFolder:
                 found[name] = FileFact(Blob(self.full_path(name)).size, 0)
         return found
 
+    def stage(self, name: str) -> StagedObject:
+        """Start a file that will be called `name`, whose size is not known: a temporary one, until it is whole.
+
+        Raises:
+            OutputFailed: There is no room for temporary files.
+        """
+        return StagedObject(self, name)
+
     def stage_whole(self, name: str, data: bytes) -> DurableFile:
         """Hold a small file that will be called `name`."""
         return DurableFile(name, "", data)
@@ -328,10 +336,8 @@ class RemoteFolder:
         if size is not None:
             with suppress(Shorter):
                 return upload(where, size, fill), DurableFile(name, "")
-        with _TemporaryFile() as file:
-            made = fill(file)
-            upload(where, file.size, file.copy)
-            return made, DurableFile(name, "")
+        with self.stage(name) as file:
+            return fill(file), file.finish()
 
     def publish(self, *staged: DurableFile) -> None:
         """Write what is held, in this order.
@@ -378,6 +384,15 @@ class RemoteFolder:
         return read_small(self.full_path(name))
 
     read_staged = read  # nothing is hidden here
+
+    def version(self, name: str) -> str:
+        """Return what a store calls an object as it is now, its ETag, which no other bytes have; empty: it has none.
+
+        Raises:
+            OSError: It is not there.
+            StoreFailed: The store cannot be asked.
+        """
+        return Blob(self.full_path(name)).version
 
     def md5(self, name: str) -> str | None:
         """Return the MD5 of an object, as far as the store says it."""
@@ -434,22 +449,22 @@ def _put(where: str, data: bytes) -> None:
     retried(shown(where), once)
 
 
-class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
-    """What a shard of an unknown size is packed into, in a `with` block; it has no name, and ends with the process.
+class StagedObject(AbstractContextManager["StagedObject"]):
+    """What a shard of an unknown size is packed into: a temporary file without a name, which ends with the process.
 
     Attributes:
         size: Its bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile
 
-        self.size = 0
+        self._folder, self._name, self.size = folder, name, 0
         with written("a temporary file", _no_room):
-            self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - `close` ends it
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - `abandon` ends it
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.abandon()
 
     def write(self, data: memoryview | bytes) -> None:
         """Append `data`, all of it.
@@ -461,8 +476,27 @@ class _TemporaryFile(AbstractContextManager["_TemporaryFile"]):
             write_all(self._file.fileno(), data)
         self.size += len(data)
 
-    def copy(self, to: Sink) -> None:
-        """Write all of it to another."""
+    def sync(self) -> None:
+        """Do nothing: no disk keeps it."""
+
+    def finish(self) -> DurableFile:
+        """Write the object, which is visible then.
+
+        Raises:
+            OutputExists: The lock is lost.
+            OutputFailed: It cannot be written.
+            StoreFailed: The store fails time and again, or does not let us.
+        """
+        check_held(self._folder.path)
+        upload(self._folder.full_path(self._name), self.size, self._copy)
+        self.abandon()
+        return DurableFile(self._name, "")
+
+    def abandon(self) -> None:
+        """Give the temporary file back."""
+        self._file.close()
+
+    def _copy(self, to: Sink) -> None:
         self._file.seek(0)
         import shutil
 

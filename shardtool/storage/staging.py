@@ -374,6 +374,10 @@ class Folder:
         """
         return read_small(staged_path(self, name))
 
+    def version(self, name: str) -> str:  # noqa: ARG002 - a file system knows none
+        """Return what tells a file from any with other bytes, without reading it; empty: nothing does."""
+        return ""
+
     def md5(self, name: str) -> str | None:  # noqa: ARG002 - a file system knows none
         """Return the MD5 of a file, as far as it is known without reading it; None: it is not."""
         return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -17,7 +18,16 @@ from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
 from shardtool.dataset.sidecar import encode, encode_table, read_sidecar
 from shardtool.entries.entries import FieldValues
-from shardtool.errors import InvalidRequest, OutputExists, ShardError, StoreFailed, current_folder, listing, printable
+from shardtool.errors import (
+    AccessRefused,
+    InvalidRequest,
+    OutputExists,
+    ShardError,
+    StoreFailed,
+    current_folder,
+    listing,
+    printable,
+)
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import Misreadings
 from shardtool.names import Names
@@ -30,7 +40,7 @@ from shardtool.request.options import CreateOptions, readers_of
 from shardtool.request.results import IndexResult, Observer, RunRecord
 from shardtool.request.settings import Settings, check_names, described, like, setting
 from shardtool.storage.folders import open_folder
-from shardtool.storage.staging import local_folder
+from shardtool.storage.staging import Folder
 from shardtool.table.columns import repeated
 from shardtool.values import (
     Dots,
@@ -55,7 +65,7 @@ if TYPE_CHECKING:
 
     from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
-    from shardtool.storage.staging import Folder
+    from shardtool.storage.folders import OutputFolder
     from shardtool.values import ShardContent, ValueType
     from shardtool.verbs.create.run import OutputNames
     from shardtool.writer.samples import OpenShard, SampleEncoder
@@ -124,7 +134,9 @@ def options_of(given: Keywords) -> WriterOptions:
 #
 # The file `.NAME.writer` lies beside the shards until their dataset file is there: a line of JSON of what was asked
 # for, then one for each shard, with what neither the shard nor its sidecar can say. A line that a kill cut short is
-# passed over, as is all that follows it.
+# passed over, as is all that follows it. In a store, where nothing is appended to, the line of the shard with the
+# number N is an object of its own, `.NAME.writer.N`, unless the writer that resumes has found it and put it into the
+# file.
 
 
 _VERSION = 1
@@ -144,6 +156,7 @@ class JournalEntry:
         columns: What is known of the columns of metadata so far.
         rounded: How many floats of each field were rounded, in this shard.
         skipped: What was left out since the shard before: key, code and message.
+        version: What the store calls the shard: as long as it does, the shard is not read again; empty: it is.
     """
 
     shard: str
@@ -155,6 +168,7 @@ class JournalEntry:
     columns: dict[str, object]
     rounded: dict[str, int] = field(default_factory=dict)
     skipped: list[list[str]] = field(default_factory=list)
+    version: str = ""
 
 
 class Journal:
@@ -170,8 +184,8 @@ class Journal:
         started: Whether the journal is this writer's.
     """
 
-    def __init__(self, folder: Folder, base: str, asked: dict[str, object]) -> None:
-        self._folder, self.name = folder, journal_name(base)
+    def __init__(self, folder: OutputFolder, base: str, asked: dict[str, object]) -> None:
+        self._folder, self.name, self._shards = folder, journal_name(base), 0
         self.started = False
         self.asked = json.loads(json.dumps({"version": _VERSION, **asked}))
 
@@ -179,6 +193,9 @@ class Journal:
         """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
         try:
             lines = self._folder.read(self.name).splitlines(keepends=True)
+            with suppress(FileNotFoundError):
+                while not self._folder.hides:
+                    lines.append(self._folder.read(self._name_of(len(lines) - 1)))
         except StoreFailed:
             raise
         except (OSError, ShardError):
@@ -201,7 +218,8 @@ class Journal:
         lines = [self.asked, *map(asdict, noted)]
         data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self._folder.publish(self._folder.stage_whole(self.name, data))
-        self.started = True
+        self._folder.remove(self._lines())  # after it: a kill between them loses nothing that is proven
+        self.started, self._shards = True, len(noted)
 
     def add(self, noted: JournalEntry) -> None:
         """Note a shard, durably.
@@ -209,11 +227,25 @@ class Journal:
         Raises:
             OutputFailed: The file system refuses.
         """
-        self._folder.append(self.name, json.dumps(asdict(noted)).encode() + b"\n")
+        line = json.dumps(asdict(noted)).encode() + b"\n"
+        if isinstance(self._folder, Folder):
+            self._folder.append(self.name, line)
+        else:
+            self._folder.publish(self._folder.stage_whole(self._name_of(self._shards), line))
+        self._shards += 1
 
     def remove(self) -> None:
         """Remove the journal."""
-        self._folder.remove([self.name])
+        self._folder.remove([self.name, *self._lines()])
+
+    def _name_of(self, shard: int) -> str:
+        """Return what the line of a shard is called in a store."""
+        return f"{self.name}.{shard}"
+
+    def _lines(self) -> list[str]:
+        """Return the names of the lines that a store has."""
+        own = re.compile(re.escape(self.name) + r"\.[0-9]+")
+        return [] if self._folder.hides else [name for name in self._folder.names() if own.fullmatch(name)]
 
 
 def _noted(line: dict[str, Any]) -> JournalEntry:
@@ -226,7 +258,8 @@ def _noted(line: dict[str, Any]) -> JournalEntry:
     """
     found = JournalEntry(**line)
     int(found.digest, 16)
-    texts = [*found.kinds, *found.rounded, found.shard, *(text for row in found.skipped for text in row)]
+    texts = [*found.kinds, *found.rounded, found.shard, found.version]
+    texts += [text for row in found.skipped for text in row]
     numbers = [*found.rounded.values(), found.size, found.crc]
     right = {*map(type, texts)} <= {str} and {*map(type, numbers)} <= {int} and {*map(len, found.skipped)} <= {3}
     if not right or not isinstance(found.columns, dict) or type(found.inline) is not bool:
@@ -265,7 +298,7 @@ class Output:
 
     def __init__(self, pattern: ShardPattern, options: WriterOptions) -> None:
         self.pattern, self.options = pattern, options
-        self.folder = local_folder(pattern.folder)
+        self.folder = open_folder(pattern.folder)
         self.columns, self.totals, self.misreadings = Columns(), Totals(FieldValues()), Misreadings()
         self.rounded: Counter[str] = Counter()
         asked = {"pattern": output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
@@ -292,6 +325,7 @@ class Output:
             InvalidRequest: Its metadata cannot stand together.
             OutputFailed: The file system refuses.
         """
+        self.publisher.before(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
         first, size, crc = output_text(self.pattern.shard(0)), shard.file.size, shard.file.crc
         fact = ShardFact(output_text(shard.name), size, crc, plan, None, first, len(self.totals.shards) + 2)
@@ -300,7 +334,8 @@ class Output:
         rounded, total = _rounded(content), digest(content, crcs, ())
         left_out = [[one.key, one.code, one.message] for one in skipped]
         known = dict(encoder.kinds), encoder.inline, self.columns.state()
-        self.journal.add(JournalEntry(fact.name, size, crc, f"{total:x}", *known, rounded, left_out))
+        version = self.folder.version(shard.name)
+        self.journal.add(JournalEntry(fact.name, size, crc, f"{total:x}", *known, rounded, left_out, version))
         self.take(fact, data, index.tally(), total)
         self.totals.skipped += skipped
         self.rounded.update(rounded)
@@ -330,11 +365,18 @@ class Output:
         return dataset
 
     def close(self) -> None:
-        """Remove what is staged, and give the lock back; the journal stays only where there are shards to resume."""
-        with self._stack:
+        """Remove what is staged, and give the lock back; the journal stays only where there are shards to resume.
+
+        After a refusal of a store, which is being raised then, nothing more is asked of it.
+        """
+        raised = sys.exc_info()
+        try:
             clean(self.destination)
-            if self.journal.started and (self.options.overwrite or not self.totals.shards):
+            resumed = self.totals.shards and not self.options.overwrite
+            if self.journal.started and not resumed and not isinstance(raised[1], AccessRefused):
                 self.journal.remove()
+        finally:
+            self._stack.__exit__(*raised)
 
     def _renew(self) -> dict[str, str]:
         """Write the sidecars again that are not those of a finished run; return the columns of all."""
@@ -467,7 +509,7 @@ def tagged_pattern(pattern: ShardPattern, tag: str) -> ShardPattern:
     return replace(pattern, prefix=prefix, text=prefix + pattern.text.removeprefix(pattern.prefix))
 
 
-def merged_part(folder: Folder, whole: ShardPattern, part: ShardPattern) -> DatasetFile | None:
+def merged_part(folder: OutputFolder, whole: ShardPattern, part: ShardPattern) -> DatasetFile | None:
     """Return what the dataset file of a merge says of a part's shards, where it lists them.
 
     Args:
@@ -545,11 +587,10 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     if not find_parts(pattern, names):
         found, expected = "no part of a ShardWriter or of a run", "the pattern that these were given"
         raise InvalidRequest(pattern.text, found, expected=expected)
-    folder = local_folder(pattern.folder)
-    with folder.lock(pattern.base):
-        merging = _Merge(folder, pattern)
+    with there.lock(pattern.base):
+        merging = _Merge(there, pattern)
         dataset = merging.run()
-    return merge_result(folder, pattern, len(merging.parts), dataset, observer or Observer())
+    return merge_result(there, pattern, len(merging.parts), dataset, observer or Observer())
 
 
 class _Merge:
@@ -560,7 +601,7 @@ class _Merge:
         pattern: The names of the whole dataset.
     """
 
-    def __init__(self, folder: Folder, pattern: ShardPattern) -> None:
+    def __init__(self, folder: OutputFolder, pattern: ShardPattern) -> None:
         self._folder, self._pattern = folder, pattern
         self.parts = find_parts(pattern, folder.names())
         self._old = self._find_old()

@@ -57,7 +57,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.skipped import SkipCode
-    from shardtool.storage.staging import DurableFile, Folder, StagedFile
+    from shardtool.storage.folders import OutputFolder, StagedObject
+    from shardtool.storage.staging import DurableFile, StagedFile
     from shardtool.values import Number, ShardContent, ValueType
     from shardtool.write.packer import Parts
 
@@ -565,7 +566,7 @@ class OpenShard:
         columns: The names in these, in the order in which they were met.
     """
 
-    def __init__(self, folder: Folder, name: str, shard_format: str) -> None:
+    def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
         self.name, self._format = name, shard_format
         self.file = _SummedFile(folder.stage(name))
         self._records = ShardRecords(self.file.write)
@@ -592,7 +593,7 @@ class OpenShard:
             self.columns.update(dict.fromkeys(row))
 
     def finish(self, encoder: SampleEncoder, columns: Columns) -> FinishedShard:
-        """Make the file whole and durable, and not visible yet.
+        """Make the file whole and durable, and where a folder hides files not visible yet.
 
         Args:
             encoder: Knows the fields of the dataset so far.
@@ -628,7 +629,7 @@ class _SummedFile:
     is left to be waited for at the end of the file. What goes wrong there is raised there: the disk says it once.
     """
 
-    def __init__(self, staged: StagedFile) -> None:
+    def __init__(self, staged: StagedFile | StagedObject) -> None:
         self._staged = staged
         self.size = self.crc = 0
         self._sent = 0
@@ -659,7 +660,7 @@ class _SummedFile:
             self._sending.join()
 
 
-def _send(staged: StagedFile, failed: list[OutputFailed]) -> None:
+def _send(staged: StagedFile | StagedObject, failed: list[OutputFailed]) -> None:
     try:
         staged.sync()
     except OutputFailed as error:

@@ -26,6 +26,7 @@ from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.publish.publisher import check_old
 from shardtool.request.results import Notes, Observer
 from shardtool.skipped import Skipped
+from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import file_crc
 from shardtool.values import counted, parse_size, show_size, to_text
 from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
@@ -125,7 +126,8 @@ def _noted(output: Output) -> list[JournalEntry] | None:
 def _sound(output: Output, name: str, noted: JournalEntry) -> ShardIndex | None:
     """Return the sidecar of a shard that is there as the journal says; None where it is not."""
     try:
-        size, crc = file_crc(output.folder.full_path(name))
+        same = noted.version and output.folder.version(name) == noted.version
+        size, crc = (noted.size, noted.crc) if same else file_crc(output.folder.full_path(name))
         found = read_sidecar(output.folder.read(sidecar_name(name)), name, size)
     except StoreFailed:
         raise
@@ -175,8 +177,13 @@ class ShardWriter:
         self._pattern, self._pid = names, os.getpid()
         bounded = given.max_size is not None or given.max_count is not None or names.count == 1
         max_size = parse_size(given.max_size) if given.max_size is not None else None if bounded else DEFAULT_MAX_SIZE
-        self._room = NO_LIMIT if max_size is None else max_size - TRAILER_SIZE[names.format]
-        self._limit = min(self._room, SAMPLE_LIMIT[names.format])
+        largest, trailer = open_folder(names.folder).largest or NO_LIMIT, TRAILER_SIZE[names.format]
+        if max_size is not None and max_size > largest:
+            expected = f"at most {show_size(largest)}, as one request of a store takes"
+            raise InvalidRequest(option("max_size"), show_size(max_size), expected=expected)
+        self._room = min(NO_LIMIT if max_size is None else max_size, largest) - trailer
+        self._never = min(SAMPLE_LIMIT[names.format], largest - trailer)
+        self._limit = min(self._room, self._never)
         self._most = NO_LIMIT if given.max_count is None else given.max_count
         self._notes = Notes(observer or Observer())
         self._encoder = SampleEncoder(names.format, given.dots)
@@ -378,14 +385,17 @@ class ShardWriter:
     def _fits_alone(self, sample: Sample) -> bool:
         """Apply the rule for a sample that fits in no shard; return whether it gets one of its own."""
         total, key = sample.size + TRAILER_SIZE[self._pattern.format], to_text(sample.key)
-        oversize, never = self._options.oversize, sample.size > SAMPLE_LIMIT[self._pattern.format]
+        oversize, never = self._options.oversize, sample.size > self._never
         if oversize == "skip":
-            over = "the 2 GiB of a TFRecord" if never else typed_option("max_size")
+            tfrecord = self._pattern.format == "tfrecord"
+            most = "the 2 GiB of a TFRecord" if tfrecord else "what one request of a store takes"
+            over = most if never else typed_option("max_size")
             self._skipped.append(Skipped(key, "", "oversize", f"{total:,} bytes, over {over}"))
             return False
         shown = f"{printable(key)} ({show_size(total)})"
         if oversize == "error" or never:
-            what = "a TFRecord" if never else f"a shard of {show_size(self._room + TRAILER_SIZE[self._pattern.format])}"
+            bound = show_size(self._room + TRAILER_SIZE[self._pattern.format])
+            what = "a TFRecord" if never and self._pattern.format == "tfrecord" else f"a shard of {bound}"
             alone = option("oversize", "alone")
             remedy = f"Raise {option('max_size')}, or choose {alone} (a shard of its own) or skip."
             error = InvalidRequest(option("max_size"), f"larger than {what} may be: {shown}", remedy=remedy)

@@ -161,7 +161,7 @@ class Lease:
 
     def end(self) -> None:
         """Give it back."""
-        if self._ended.is_set():
+        if self._ended.is_set() or self._holder.pid != os.getpid():  # in a fork, it is the parent's
             return
         self._ended.set()
         self._thread.join(_END_S)
