@@ -219,6 +219,7 @@ class WorkerState:
         workers: How many there are.
         batch_size: Samples of a batch.
         position: The position of the epoch that this worker goes on from.
+        left_out: Samples that uneven shares went without: then batches tell no position of the stream.
     """
 
     start: dict[str, Any]
@@ -228,6 +229,7 @@ class WorkerState:
     workers: int
     batch_size: int
     position: int
+    left_out: int = 0
 
     def to_json(self) -> dict[str, object]:
         """Return the state as JSON can hold it."""
@@ -242,17 +244,30 @@ class WorkerState:
         """
         if not isinstance(given, Mapping) or _WORKER not in given:
             return None
-        names = [one.name for one in fields(cls)]
+        names = [one.name for one in fields(cls) if one.name in given or one.name != "left_out"]
         if given[_WORKER] != _VERSION or not all(name in given for name in names):
             raise InvalidRequest("the state", "a worker's, of another version of shardtool, or incomplete")
         return cls(**{name: given[name] for name in names})
 
     def after(self, batches: int) -> dict[str, object]:
-        """Return the stream's state when each rank was handed so many batches of the pass."""
+        """Return the stream's state when each rank was handed so many batches of the pass.
+
+        Raises:
+            InvalidRequest: Samples were left out of uneven shares.
+        """
+        _check_even("the state", self.left_out)
         position = self.start["position"] + batches * self.batch_size * self.world_size
         if position < self.end:
             return {**self.start, "position": position}
         return {**self.start, "epoch": self.start["epoch"] + 1, "position": 0}
+
+
+def _check_even(where: str, left_out: int) -> None:
+    """Refuse to count batches where samples were left out of uneven shares."""
+    if left_out:
+        found = f"{counted(left_out, 'sample')} left out with ends='uneven': batches tell no position"
+        remedy = "Have others take their places (ends='pad'), or take a loader, whose state knows."
+        raise InvalidRequest(where, found, remedy=remedy)
 
 
 def stream_state(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -273,7 +288,8 @@ def stream_state(given: Mapping[str, Any]) -> Mapping[str, Any]:
         return given
     batches = snapshot["_snapshot_step"] + given["_steps_since_snapshot"]
     workers = snapshot["_worker_snapshots"].values()
-    return next(filter(None, (_after(worker, batches) for worker in workers)), given)
+    found = [*filter(None, (_after(worker, batches) for worker in workers))]  # of all: any may have left samples out
+    return found[0] if found else given
 
 
 def _after(loader: Mapping[str, Any], batches: int) -> dict[str, object] | None:
@@ -642,10 +658,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
         """
         if batches < 0:
             raise InvalidRequest("batches", f"{batches}", expected="0 or more")
-        if self._stream.share.ends == "uneven" and self.skipped.samples:
-            found = f"{counted(self.skipped.samples, 'sample')} left out with ends='uneven': batches tell no position"
-            remedy = "Have others take their places (ends='pad'), or take a loader, whose state knows."
-            raise InvalidRequest("state_at", found, remedy=remedy)
+        _check_even("state_at", self.skipped.samples if self._stream.share.ends == "uneven" else 0)
         stream, together = self._next_pass(), self.batch_size * self._stream.world_size
         left = stream.end - self._start.place[1] - batches * together
         is_over = bool(self._drop_last) and left < together  # the DataLoader hands out no smaller batch
@@ -662,7 +675,8 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
             raise InvalidRequest("state_dict", "this process has read nothing", remedy=remedy)
         now: dict[str, Any] = self._reading.state_dict()
         here = now["position"] if now["epoch"] == self._pass.start["epoch"] else self._pass.end
-        return replace(self._pass, position=here).to_json()
+        left_out = self._reading.skipped.samples if self._stream.share.ends == "uneven" else 0
+        return replace(self._pass, position=here, left_out=left_out).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from a state of `state_at`, of a stream or loader, or of a StatefulDataLoader.

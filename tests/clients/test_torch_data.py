@@ -660,6 +660,25 @@ def test_state_after_a_smaller_batch_was_dropped(dataset: Any, workers: int) -> 
     assert again.state_at(1)["position"] == 96
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_state_of_uneven_batches_for_others(dataset: Any, workers: int) -> None:
+    """Nor does a StatefulDataLoader's state say it to any but a StatefulDataLoader with as many workers."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    chain = dataset.decode({"jpg": None}).filter(wanted)
+
+    def made() -> Any:
+        return stateful(StreamDataset(chain, 4, shuffle=False), 4, num_workers=workers, collate_fn=as_list)
+
+    batches, again = made(), made()
+    passing = iter(batches)
+    seen = [next(passing) for _ in range(5)]
+    state = batches.state_dict()
+    with pytest.raises(InvalidRequest, match=r"^the state: \d+ samples? left out with ends='uneven'"):
+        StreamDataset(chain, 4, shuffle=False).load_state_dict(state)
+    again.load_state_dict(state)
+    assert sorted(flat([*seen, *again])) == sorted(sample["__key__"] for sample in chain)
+
+
 def test_no_state_of_uneven_batches(dataset: Any) -> None:
     """Once a sample was left out of uneven shares, no count of batches says where a pass is: there is no state."""
     samples = StreamDataset(dataset, 10, decode=_ODD, shuffle=False, ends="uneven")
