@@ -197,3 +197,26 @@ def test_one_writer_at_a_time(store: Server, monkeypatch: pytest.MonkeyPatch) ->
         assert _files(os.path.dirname(pattern)).keys() <= before.keys()
     with pytest.raises(InvalidRequest, match="one request of a store"):
         ShardWriter(pattern, max_size="6GB")
+
+
+def test_an_overwrite_that_ends_early(store: Server, wanted: dict[str, bytes]) -> None:
+    """It leaves whole shards and no dataset file; what is there is not resumed; the same again makes the dataset."""
+    folder = os.path.dirname(_dataset(store, wanted))
+    writer = ShardWriter(f"{folder}/{_PATTERN}.tar", max_count=1, overwrite=True)
+    for key in "abc":
+        writer.write({"__key__": key, "txt": key})
+    writer.abandon()
+    left = _files(folder)
+    assert "out.json" not in left
+    assert not [name for name in left if ".writer" in name or ".lock" in name]
+    with pytest.raises(OutputExists, match="no journal"):
+        write(f"{folder}/{_PATTERN}.tar", resume=True)
+    write(f"{folder}/{_PATTERN}.tar", overwrite=True)
+    assert _files(folder) == wanted
+
+
+@pytest.mark.parametrize("pattern", ["https://127.0.0.1:9/out-{000000..}.tar", "s3:/moto/out-{000000..}.tar"])
+def test_no_place_to_write(pattern: str) -> None:
+    """What is no store is refused before anything is asked."""
+    with pytest.raises(InvalidRequest):
+        ShardWriter(pattern)
