@@ -450,6 +450,8 @@ def _whole_errors() -> Iterator[None]:
         if torch.utils.data.get_worker_info():
             try:
                 type(error)("")
+            except MemoryError:
+                raise
             except Exception:  # noqa: BLE001 - whatever its class does, PyTorch would make a RuntimeError of it
                 raise cast("Any", _MadeOfText.of(type(error)))(str(error)) from error
         raise
