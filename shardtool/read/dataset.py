@@ -383,6 +383,7 @@ class Mixture(Streamable):
         return self.stages.apply(found)
 
 
+@without_dataloaders
 def mix(
     datasets: Iterable[Streamable], weights: Sequence[float] | None = None, *, choose: Sequence[int] | None = None,
     repeat: Sequence[float] | None = None, stop: Stop | None = None,

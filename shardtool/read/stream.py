@@ -197,6 +197,7 @@ class Streamable(Chain):
         aspects: Sequence[float] = bundles.ASPECTS, lists: Lists = (),
     ) -> Bundled: ...  # fmt: skip
 
+    @without_dataloaders
     def batch(  # noqa: PLR0913 - its public options
         self, size: int | None = None, *, drop_last: bool = False, by: Literal["length", "aspect"] | None = None,
         tokens: int | None = None, field: str | None = None, dtype: DTypeLike | None = None,

@@ -117,6 +117,10 @@ def test_options_of_a_dataloader_are_refused(dataset: Dataset, tmp_path: Path) -
             dataset.stream(**options)
         with pytest.raises(InvalidRequest, match=rf"^{name}: an option of PyTorch's DataLoader\. .*[(]"):
             shardtool.open(tmp_path, **options)
+    workers: dict[str, Any] = {"num_workers": 2}
+    for refuses in (lambda: dataset.batch(2, **workers), lambda: shardtool.mix([dataset], **workers)):
+        with pytest.raises(InvalidRequest, match=r"^num_workers: an option of PyTorch's DataLoader\."):
+            refuses()
     with pytest.raises(TypeError, match="unexpected keyword"):
         dataset.stream(no_such=1)  # type: ignore[call-arg]
 
