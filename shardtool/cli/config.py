@@ -22,8 +22,9 @@ from click.core import ParameterSource
 from shardtool.cli.help import OF_JOBS, TAKEN_BACK, meant_here
 from shardtool.cli.output import say
 from shardtool.errors import InvalidRequest, reason, without_secrets
+from shardtool.storage.folders import write_target
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url, read_small, same_place
-from shardtool.storage.staging import check_local, check_target, write_target
+from shardtool.storage.staging import check_local, check_target
 from shardtool.wording import option
 
 if sys.version_info >= (3, 11):

@@ -46,9 +46,10 @@ from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label, name_of
+from shardtool.storage.folders import target_file
 from shardtool.storage.open_file import open_plain
 from shardtool.storage.places import file_stat, identity, is_url, source_root
-from shardtool.storage.staging import check_local, check_target, target_file
+from shardtool.storage.staging import check_local, check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
 from shardtool.values import (
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from shardtool.names import Texts
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
+    from shardtool.storage.staging import StagedFile
 
 
 # Which source a plan is of, without a listing of it, and what was asked for.
@@ -266,10 +268,11 @@ def write_plan(
     cure = option("if_exists", "overwrite")
     check_target(path, overwrite=overwrite, begins=b"PAR1", holds=_FACTS.encode(), cure=cure)
     with target_file(path) as file:
+        here = cast("StagedFile", file).path  # for a file of this machine was asked for
         try:
-            _write(file.path, entries, divides, f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
-            size = os.path.getsize(file.path)
-            with _bounded(file.path):  # what is written can be read
+            _write(here, entries, divides, f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
+            size = os.path.getsize(here)
+            with _bounded(here):  # what is written can be read
                 pass
         except OSError as error:
             raise OutputFailed(path, f"cannot write: {reason(error)}") from None

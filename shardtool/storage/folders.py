@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import blocks_of
-from shardtool.storage.places import file_stat, read_small
+from shardtool.storage.places import base_name, file_stat, folder_of, read_small
 from shardtool.storage.remote.address import STORES, WEB, is_url, join, parse_address, refuse_near_url, shown
 from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_md5
 from shardtool.storage.remote.lock import check_held, locked
@@ -29,12 +29,12 @@ from shardtool.storage.staging import DurableFile, FileFact, Folder, written
 from shardtool.values import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from urllib3.connection import HTTPConnection
 
     from shardtool.storage.remote.line import Line
-    from shardtool.storage.staging import Sink
+    from shardtool.storage.staging import Sink, StagedFile
 
 Made = TypeVar("Made")
 
@@ -533,6 +533,32 @@ def open_folder(path: str) -> OutputFolder:
     if any(part in ("", ".", "..") for part in at.key.rstrip("/").split("/") if at.key):
         raise InvalidRequest(path, "a name with an empty part, or . or ..", expected="names without `//` and `/../`")
     return RemoteFolder(path)
+
+
+@contextmanager
+def target_file(path: str) -> Iterator[StagedFile | StagedObject]:
+    """Give the file that appears at a path or an address, whole, where the block ends without an error.
+
+    Raises:
+        OutputFailed: It cannot be written.
+        StoreFailed: The store fails time and again, or does not let us.
+    """
+    folder = open_folder(folder_of(path))
+    folder.ready()
+    with folder.stage(base_name(path)) as file:
+        yield file
+        folder.publish(file.finish())
+
+
+def write_target(path: str, data: bytes) -> None:
+    """Make a file appear at a path or an address, whole.
+
+    Raises:
+        OutputFailed: It cannot be written.
+        StoreFailed: The store fails time and again, or does not let us.
+    """
+    with target_file(path) as file:
+        file.write(data)
 
 
 def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:

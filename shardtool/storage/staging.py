@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeV
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 from shardtool.pattern import replacing_name
 from shardtool.storage.open_file import READ_PLAIN, LocalFile
-from shardtool.storage.places import list_folder, read_head, read_small, read_tail
+from shardtool.storage.places import is_file, list_folder, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.shared import take_lock, write_all
 from shardtool.wording import either, option
@@ -518,7 +518,7 @@ def check_local(path: str, such_as: str) -> None:
 
 
 def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cure: str) -> None:
-    """Refuse the path of a file that a user names where something is that may not be replaced.
+    """Refuse the path, or address, of a file that a user names where something is that may not be replaced.
 
     Args:
         path: Where the file will be.
@@ -530,9 +530,13 @@ def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cur
     Raises:
         OutputExists: There is something else.
     """
-    check_replaceable(path)
-    if not os.path.lexists(path):
-        return
+    if is_url(path):
+        if not is_file(path):
+            return
+    else:
+        check_replaceable(path)
+        if not os.path.lexists(path):
+            return
     if not overwrite:
         raise OutputExists(path, "there already", remedy=f"Choose another name, or {cure}.")
     if os.path.islink(path):
@@ -544,30 +548,6 @@ def check_target(path: str, *, overwrite: bool, begins: bytes, holds: bytes, cur
         raise OutputExists(path, f"cannot be read: {reason(error)}", remedy=_MOVE) from None
     if not is_ours:
         raise OutputExists(path, "a file of another kind", expected=f"one that {cure} may replace", remedy=_MOVE)
-
-
-@contextmanager
-def target_file(path: str) -> Iterator[StagedFile]:
-    """Give the file that appears at `path`, whole, where the block ends without an error.
-
-    Raises:
-        OutputFailed: It cannot be written.
-    """
-    folder = Folder(os.path.dirname(path))
-    folder.ready()
-    with folder.stage(os.path.basename(path)) as file:
-        yield file
-        folder.publish(file.finish())
-
-
-def write_target(path: str, data: bytes) -> None:
-    """Make a file appear at `path`, whole.
-
-    Raises:
-        OutputFailed: It cannot be written.
-    """
-    with target_file(path) as file:
-        file.write(data)
 
 
 def _special(path: str | bytes, mode: int, folder: int | None = None) -> str:

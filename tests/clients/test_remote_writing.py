@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.clients
 STORES = ("moto", "rclone", "azurite", "gcs")
 _SAMPLES = 60
+_EXISTS, _REQUEST = 5, 2  # exit codes
 
 
 @pytest.fixture(scope="session")
@@ -350,6 +351,26 @@ def test_no_secrets(store: Server, source: Path, monkeypatch: pytest.MonkeyPatch
     assert code == 0, said
     assert "X-Amz" not in said
     assert not any(secret.encode() in data for data in _at(store, prefix).values() for secret in store.secrets)
+
+
+def test_reports(store: Server, source: Path, tmp_path: Path) -> None:
+    """A table, a page and a picture in a store have the bytes of those in a folder, and replace nothing unasked."""
+    create(source, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(max_count=20))
+    prefix, dataset = store.new_prefix(), f"{tmp_path}/out.json"
+    asked = {"--table": ("t.parquet", "t.csv"), "--html": ("report.html",), "--contact-sheet": ("sheet.png",)}
+    for option, name in [(option, name) for option, names in asked.items() for name in names]:
+        words = ["inspect", dataset, option]
+        assert _said(store, *words, str(tmp_path / name))[0] == 0
+        assert _said(store, *words, f"{prefix}/{name}")[0] == 0
+        assert _at(store, prefix)[name] == (tmp_path / name).read_bytes()
+        code, said = _said(store, *words, f"{prefix}/{name}")
+        assert (code, "there already" in said) == (_EXISTS, True), said
+        assert _said(store, *words, f"{prefix}/{name}", "--overwrite")[0] == 0
+        stores.put(f"{prefix}/{name}", b"of another kind")
+        code, said = _said(store, *words, f"{prefix}/{name}", "--overwrite")
+        assert (code, "a file of another kind" in said) == (_EXISTS, True), said
+        assert _at(store, prefix)[name] == b"of another kind"
+        assert _said(store, *words, f"https://127.0.0.1:9/{name}")[0] == _REQUEST
 
 
 def test_errors(store: Server, source: Path) -> None:

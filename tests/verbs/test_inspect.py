@@ -525,7 +525,7 @@ def test_several_datasets_are_shown_one_after_the_other(photos: Path, tabled: Pa
 
 
 @pytest.mark.parametrize(
-    "words", [("--html", "-"), ("--contact-sheet", "-"), ("--html", "s3://b/x.html"), ("--html", "x/")]
+    "words", [("--html", "-"), ("--contact-sheet", "-"), ("--html", "s3://b/x/"), ("--html", "x/")]
 )
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)
 def test_a_report_is_a_file_here(words: tuple[str, str], photos: Path, tmp_path: Path) -> None:

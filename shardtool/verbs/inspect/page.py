@@ -24,8 +24,8 @@ from urllib.parse import quote
 from shardtool.dataset.find import StoredDataset, natural
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.request.results import command_line
+from shardtool.storage.folders import write_target
 from shardtool.storage.places import base_name, file_stat
-from shardtool.storage.staging import write_target
 from shardtool.values import counted, output_text, show_size
 from shardtool.verbs.inspect.inspect import together
 from shardtool.verbs.inspect.media import MediaRoom
@@ -95,7 +95,7 @@ def write_page(
         overwrite: Replace a file that is there already.
 
     Raises:
-        InvalidRequest: `samples` is out of range, or `path` is no name for a new local file.
+        InvalidRequest: `samples` is out of range, or `path` is no name for a new file.
         OutputExists: There is a file already.
         OutputFailed: The file cannot be written.
     """

@@ -15,7 +15,9 @@ from pyarrow import csv, parquet
 
 from shardtool.dataset.shard_index import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.storage.staging import check_local, check_target, target_file
+from shardtool.storage.folders import open_folder, target_file
+from shardtool.storage.places import base_name, folder_of, is_url
+from shardtool.storage.staging import check_local, check_target
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import is_plain
 from shardtool.verbs.inspect.samples import pieces, plain, texts_of
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from shardtool.dataset.find import StoredDataset
+    from shardtool.storage.folders import StagedObject
     from shardtool.storage.staging import StagedFile
     from shardtool.verbs.inspect.samples import Piece
 
@@ -52,15 +55,22 @@ def check_report(dataset: StoredDataset, path: str, *, overwrite: bool, ending: 
         ending: `.html`, `.png`, `.csv` or `.parquet`: what it is.
 
     Raises:
-        InvalidRequest: It is no name of a file here, or one of the dataset's own files.
+        InvalidRequest: It is no name of a file here or in a store, or one of the dataset's own files.
         OutputExists: There is something already that is not to be replaced.
     """
-    check_local(path, f"report{ending}")
+    if is_url(path) and base_name(path):
+        open_folder(folder_of(path))  # which refuses where nobody can write
+    else:
+        check_local(path, f"report{ending}")
     own = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
-    if os.path.realpath(path) in {os.path.realpath(name) for name in own if name}:
+    if _real(path) in {_real(name) for name in own if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
     begins, holds = _FORMS[ending]
     check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag("overwrite"))
+
+
+def _real(path: str) -> str:
+    return path if is_url(path) else os.path.realpath(path)
 
 
 SHARD = "__shard__"
@@ -186,7 +196,7 @@ def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 class _Sink(RawIOBase):
     """A staged file as pyarrow writes to one; once it is dropped, nothing is written."""
 
-    def __init__(self, file: StagedFile) -> None:
+    def __init__(self, file: StagedFile | StagedObject) -> None:
         self._file, self.dropped = file, False
 
     def writable(self) -> bool:

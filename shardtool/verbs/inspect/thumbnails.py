@@ -26,7 +26,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
-from shardtool.storage.staging import write_target
+from shardtool.storage.folders import write_target
 from shardtool.transform.image import BadImage
 from shardtool.values import IMAGE_ENDINGS, counted, show_size
 from shardtool.verbs.inspect.inspect import summarize
@@ -586,7 +586,7 @@ def write_contact_sheet(dataset: StoredDataset, path: str, *, seed: int = 0, ove
         overwrite: Replace a file that is there already.
 
     Raises:
-        InvalidRequest: `path` is no name for a new local file.
+        InvalidRequest: `path` is no name for a new file.
         OutputExists: There is a file already.
         OutputFailed: The file cannot be written.
     """
