@@ -122,21 +122,28 @@ def image_fact(data: bytes) -> tuple[int, int, str] | str:
     return fact.width, fact.height, fact.mode
 
 
-def seconds_of(start: bytes, length: int) -> float | None:
-    """Return how long audio is, by the header of a WAV or FLAC; None where that does not say.
+def seconds_of(data: bytes, length: int) -> float | None:
+    """Return how long audio or video is, by the headers of WAV, FLAC, MP3, Ogg and MP4; None where they do not say.
 
     Args:
-        start: The first few thousand bytes.
+        data: All of it, or its first few thousand bytes: then Ogg does not say it, and not each MP4.
         length: Bytes of it in all: no claim goes beyond one bit a second.
 
-    Source: RFC 2361 (WAV) and RFC 9639 (FLAC).
+    Source: RFC 2361 (WAV), RFC 9639 (FLAC), ISO/IEC 11172-3 and 13818-3 (MP3), and the frame that LAME begins with, RFC
+    3533, RFC 7845 and Xiph's Vorbis I (Ogg), ISO/IEC 14496-12 (MP4).
     """
     found = 0.0
-    if start[:4] == b"RIFF":
-        found = _wav_seconds(start, length)
-    elif start[:4] == b"fLaC":
-        facts = int.from_bytes(start[18:26], "big")  # 20 bits: samples a second; the last 36: how many
+    if data[:4] == b"RIFF":
+        found = _wav_seconds(data, length)
+    elif data[:4] == b"fLaC":
+        facts = int.from_bytes(data[18:26], "big")  # 20 bits: samples a second; the last 36: how many
         found = (facts & (2**36 - 1)) / ((facts >> 44) or 1)
+    elif data[:4] == b"OggS":
+        found = _ogg_seconds(data) if len(data) == length else 0.0
+    elif data[4:8] == b"ftyp":
+        found = _mp4_seconds(data)
+    elif data[:3] == b"ID3" or data[:1] == b"\xff":
+        found = _mp3_seconds(data, length)
     return found if 0 < found <= 8 * length else None
 
 
@@ -150,6 +157,52 @@ def _wav_seconds(start: bytes, length: int) -> float:
             rate = int.from_bytes(start[at + 16 : at + 20], "little")  # bytes a second
         at += 8 + size + size % 2
     return 0.0
+
+
+def _ogg_seconds(data: bytes) -> float:
+    at = data.find(b"\x01vorbis")
+    rate = 48_000 if b"OpusHead" in data[:64] else int.from_bytes(data[at + 12 : at + 16], "little") if at >= 0 else 0
+    last = data.rfind(b"OggS")
+    return int.from_bytes(data[last + 6 : last + 14], "little") / rate if rate else 0.0
+
+
+def _mp4_seconds(data: bytes) -> float:
+    at = 0
+    while at + 8 <= len(data):
+        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        if kind == b"mvhd":
+            wide = 4 if data[at + 8 : at + 9] == b"\0" else 8  # bytes of each time
+            facts = data[at + 12 + 2 * wide :]
+            return int.from_bytes(facts[4 : 4 + wide], "big") / (int.from_bytes(facts[:4], "big") or 1)
+        size = int.from_bytes(data[at + 8 : at + 16], "big") if size == 1 else size
+        at += 8 if kind == b"moov" else max(size, 8)
+    return 0.0
+
+
+_KILOBITS = (
+    (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+    (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+)  # of MPEG-2 and 2.5, and of MPEG-1; layer III
+_RATES = (44_100, 48_000, 32_000)  # samples a second of MPEG-1; half of it and a quarter in the others
+
+
+def _mp3_seconds(data: bytes, length: int) -> float:
+    size = 0
+    if data[:3] == b"ID3":
+        for byte in data[6:10]:
+            size = size << 7 | byte & 127
+        size += 10
+    head = int.from_bytes(data[size : size + 4], "big")
+    version, rate, kilobits = head >> 19 & 3, head >> 10 & 3, head >> 12 & 15
+    halved = {3: 0, 2: 1, 0: 2}.get(version)  # how often the rate is: of MPEG-1, 2 and 2.5
+    is_layer_3 = head >> 21 == 2**11 - 1 and head >> 17 & 3 == 1
+    if not is_layer_3 or halved is None or rate == len(_RATES) or not 0 < kilobits <= len(_KILOBITS[0]):
+        return 0.0
+    counted = max(data.find(mark, size, size + 48) for mark in (b"Xing", b"Info"))  # how many frames come
+    if counted >= 0 and data[counted + 7] & 1:
+        frames = int.from_bytes(data[counted + 8 : counted + 12], "big")
+        return frames * (576 if halved else 1152) / (_RATES[rate] >> halved)
+    return (length - size) / (125 * _KILOBITS[halved == 0][kilobits - 1])
 
 
 def json_of(data: bytes) -> object | None:

@@ -1,8 +1,12 @@
-"""How long audio is, by its header alone, and never more than its bytes allow."""
+"""How long audio and video are, by their headers, and never more than their bytes allow."""
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import pytest
+import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,9 +33,54 @@ def test_duration(start: bytes, length: int, seconds: float | None) -> None:
 
 
 @given(
-    st.sampled_from([b"RIFF....WAVE", b"fLaC", b"ID3", b"\xff\xfb", b""]), st.binary(max_size=80), st.integers(0, 2**63)
+    st.sampled_from(
+        [b"RIFF....WAVE", b"fLaC", b"ID3", b"\xff\xfb", b"", b"OggS", b"\0\0\0\x08ftyp\0\0\0\x08moov\0\0\0\x20mvhd"]
+    ),
+    st.binary(max_size=80),
+    st.none() | st.integers(0, 2**63),
 )
-def test_any_bytes_are_bounded(head: bytes, rest: bytes, length: int) -> None:
+def test_any_bytes_are_bounded(head: bytes, rest: bytes, length: int | None) -> None:
     """Whatever a header claims, no audio lasts longer than eight seconds a byte, and nothing fails."""
+    length = len(head + rest) if length is None else length
     found = seconds_of(head + rest, length)
     assert found is None or 0 < found <= 8 * length
+
+
+@pytest.mark.parametrize("rate", [8000, 22_050, 24_000, 44_100, 48_000])
+@pytest.mark.parametrize("kind", ["MP3", "MP3 without a count", "VORBIS", "OPUS"])
+def test_packed_audio(kind: str, rate: int) -> None:
+    """MP3 and Ogg last as long as what libsndfile packed into them, but for what an encoder pads."""
+    if kind == "OPUS" and rate % 4000:
+        pytest.skip("Opus has no such rate")
+    file, form = io.BytesIO(), ("MP3", "MPEG_LAYER_III") if kind.startswith("MP3") else ("OGG", kind)
+    constant = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if "without" in kind else {}
+    noise = np.random.default_rng(1).normal(0, 0.1, (int(4.5 * rate), 2))
+    soundfile.write(file, noise, rate, format=form[0], subtype=form[1], **constant)
+    data = file.getvalue()
+    if "without" in kind:
+        data = data[data.index(data[:2], 4) :]  # without the frame that says it
+    tagged = b"ID3\4\0\0\0\0\1\0" + bytes(128) + data if form[0] == "MP3" else data
+    for one in (data, tagged):
+        assert seconds_of(one, len(one)) == pytest.approx(4.5, abs=0.2)
+        from_start = seconds_of(one[:4096], len(one))
+        assert from_start is None if form[0] == "OGG" else from_start == pytest.approx(4.5, abs=0.2)
+
+
+def _box(kind: bytes, content: bytes, *, is_large: bool = False) -> bytes:
+    if is_large:
+        return b"\0\0\0\1" + kind + (16 + len(content)).to_bytes(8, "big") + content
+    return (8 + len(content)).to_bytes(4, "big") + kind + content
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_video(version: int, *, is_large: bool) -> None:
+    """An MP4 says how long it is in front of its data or behind it."""
+    times = (1).to_bytes(8 if version else 4, "big") * 2
+    facts = bytes([version, 0, 0, 0]) + times + (600).to_bytes(4, "big") + (7500).to_bytes(len(times) // 2, "big")
+    kind, data = _box(b"ftyp", b"isom\0\0\0\0"), _box(b"mdat", bytes(9000), is_large=is_large)
+    movie = _box(b"moov", _box(b"udta", b"abc") + _box(b"mvhd", facts + bytes(80)))
+    for one in (kind + movie + data, kind + data + movie):
+        assert seconds_of(one, len(one)) == 12.5
+    assert seconds_of((kind + movie + data)[:4096], 10_000) == 12.5
+    assert seconds_of((kind + data + movie)[:4096], 10_000) is None

@@ -458,8 +458,9 @@ class _SampleReading:
         granted = media.take(kind, length) if media and len(shown.players) < _MOST_PLAYERS else 0
         data = bytes(self._file.read(part["offset"], granted))
         if granted < length or self._checked(shown, part, data):
+            seconds = seconds_of(max(start, data, key=len), length)
             data = cut_to(data) if granted < length else data
-            shown.players.append(Player(shorten(part["name"], _SHORT), kind, length, seconds_of(start, length), data))
+            shown.players.append(Player(shorten(part["name"], _SHORT), kind, length, seconds, data))
 
     def _image(self, shown: ShownSample, part: FieldRow) -> None:
         name, length, title = part["name"], part["length"], shorten(part["name"], _SHORT)
