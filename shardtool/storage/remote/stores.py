@@ -6,22 +6,20 @@ read by boto3 where it is installed.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hmac
 import os
 import re
 import threading
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta, timezone
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.storage.remote.address import DECIDING, STORES, WEB, is_web, more_certificates, parse_address, shown
 from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retried, store_failures
+from shardtool.storage.remote.signing import SIGNED_FOR, AwsKeys, azure_server, signed_headers, signed_with_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,7 +129,7 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
         if endpoint:
             options["endpoint"] = endpoint
         made = store.AzureStore(bucket, **options)  # which says what lacks, as the account
-        return made, f"{_azure_server(endpoint)}/{bucket}" if anonymous else None
+        return made, f"{azure_server(endpoint)}/{bucket}" if anonymous else None
 
 
 def _aws_session(bucket: str) -> Any:
@@ -139,7 +137,7 @@ def _aws_session(bucket: str) -> Any:
 
     Without keys at hand obstore asks the metadata service of the machine, also where the environment forbids that.
     """
-    if any(os.environ.get(name) for name in _AWS_KEYS) and not os.environ.get("AWS_PROFILE"):
+    if os.environ.get("AWS_ACCESS_KEY_ID") and not os.environ.get("AWS_PROFILE"):
         _check_pair(bucket)
         return None
     try:
@@ -154,7 +152,8 @@ def _aws_session(bucket: str) -> Any:
             if (keys := session.get_credentials()) is not None:
                 keys.get_frozen_credentials()  # now, for what obstore says of a failure is not this
                 return session
-    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+    asked = any(map(os.environ.get, _AWS_KEYS))  # obstore gets them by itself
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not asked:
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
             remedy=f"A public bucket is read with {ANONYMOUS}=true.",
@@ -214,67 +213,6 @@ def not_installed(library: str) -> InvalidRequest:
 # message of obstore is shown or chained: it may hold secrets.
 
 
-# Addresses in Azure's store, signed with the key of the account for a whole container.
-#
-# obstore signs a blob by its encoded name, where Azure wants the plain one: any name with a blank, or a letter beyond
-# ASCII, would be refused. A signature of the container holds no name. Source: Microsoft, "Create a service SAS",
-# version 2020-12-06 of the string to sign.
-
-
-_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
-_TOKENS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
-_ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
-_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-_VERSION = "2022-11-02"
-_SLACK = timedelta(minutes=15)  # by which our clock may be ahead
-_SIGNED_FOR = timedelta(hours=1)
-_PERMISSIONS = {"GET": "r", "PUT": "cw"}
-
-
-def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str | None:
-    """Return the signed address of a blob; None where the environment has neither an account's key nor a token.
-
-    Args:
-        endpoint: The server; empty: as the environment has it, or Azure's own.
-        container: The container.
-        key: The blob's name.
-        method: Of HTTP.
-
-    Raises:
-        InvalidRequest: The key is none.
-    """
-    account, token, secret = _first(_ACCOUNTS), _first(_TOKENS), _first(_AZURE_KEYS)
-    if not account or not (token or secret):
-        return None
-    base = _azure_server(endpoint)
-    query = token.lstrip("?") if token else _sas(account, secret, container, _PERMISSIONS[method], base)
-    return f"{base}/{quote(container)}/{quote(key)}?{query}"
-
-
-def _azure_server(endpoint: str) -> str:
-    return (endpoint or _first(_ENDPOINTS) or f"https://{_first(_ACCOUNTS)}.blob.core.windows.net").rstrip("/")
-
-
-def _sas(account: str, secret: str, container: str, permissions: str, base: str) -> str:
-    try:
-        raw = base64.b64decode(secret, validate=True)
-    except ValueError:
-        raise InvalidRequest(_AZURE_KEYS[0], "no key of an account", expected="one in Base64") from None
-    now = datetime.now(timezone.utc)
-    start, end = (f"{when:%Y-%m-%dT%H:%M:%SZ}" for when in (now - _SLACK, now + _SIGNED_FOR))
-    protocols = "https" if urlsplit(base).scheme == "https" else "https,http"
-    resource = f"/blob/{account}/{container}"
-    text = "\n".join([permissions, start, end, resource, "", "", protocols, _VERSION, "c", *[""] * 7])
-    signature = base64.b64encode(hmac.digest(raw, text.encode(), "sha256")).decode()
-    return urlencode({
-        "sp": permissions, "st": start, "se": end, "spr": protocols, "sv": _VERSION, "sr": "c", "sig": signature,
-    })  # fmt: skip
-
-
-def _first(names: tuple[str, ...]) -> str:
-    return next((value for name in names if (value := os.environ.get(name))), "")
-
-
 # No signature is under way in a process that forks: obstore's RSA (Google) ends a child that finds one half done.
 _SIGNING = threading.Lock()
 os.register_at_fork(before=_SIGNING.acquire, after_in_parent=_SIGNING.release, after_in_child=_SIGNING.release)
@@ -331,7 +269,43 @@ def signed(address: str, method: str) -> str:
 
     key = quote(at.key) if at.scheme == "gs" else at.key  # else a name ends at its first #, and another is signed
     with _SIGNING, store_failures(address):
-        return str(obstore.sign(store, cast("Any", method), key, _SIGNED_FOR))
+        return str(obstore.sign(store, cast("Any", method), key, SIGNED_FOR))
+
+
+def signed_request(
+    address: str, method: str, headers: Mapping[str, str], query: str = ""
+) -> tuple[str, dict[str, str]]:
+    """Return where a request about an object goes, and its headers, signed with them: S3 takes none that are not.
+
+    Args:
+        address: Of the object, in a store.
+        method: Of HTTP.
+        headers: What is said of the object, and nothing that is changed on the way.
+        query: What is asked of it (`uploads`), as it is sent.
+
+    Raises:
+        AccessRefused: There are no keys, or only such that sign no headers.
+        InvalidRequest: obstore is not installed, or the key is none that it takes.
+    """
+    url = signed(address, method)
+    asked = dict(parse_qsl(urlsplit(url).query))
+    if "X-Amz-Credential" not in asked:
+        more = f"{'&' if asked else '?'}{query}" if query else ""
+        return url + more, dict(headers)
+    url = url.partition("?")[0] + (f"?{query}" if query else "")  # whose server and region are obstore's
+    return url, signed_headers(method, url, headers, _aws_keys(address, asked["X-Amz-Credential"].split("/")[2]))
+
+
+def _aws_keys(address: str, region: str) -> AwsKeys:
+    if (provider := store_of(address)[0].credential_provider) is not None:
+        with _SIGNING, store_failures(address):
+            keys = provider()
+        return AwsKeys(keys["access_key_id"], keys["secret_access_key"], keys["token"] or "", region)
+    key, secret = (os.environ.get(name, "") for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    if not (key and secret):
+        found, remedy = "keys that come from a server, which obstore keeps to itself", "pip install boto3"
+        raise AccessRefused(shown(address), found, expected="boto3, which gets them, too", remedy=remedy)
+    return AwsKeys(key, secret, os.environ.get("AWS_SESSION_TOKEN", ""), region)
 
 
 def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:

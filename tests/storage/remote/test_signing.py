@@ -1,0 +1,82 @@
+"""Laws of requests that are signed with their headers, for S3."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+import pytest
+
+from shardtool.storage.remote.signing import AwsKeys, signed_headers
+from shardtool.storage.remote.stores import signed_request
+
+_KEYS = AwsKeys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "", "us-east-1")
+_THEN = datetime(2013, 5, 24, tzinfo=timezone.utc)
+_EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+_HOST = "https://examplebucket.s3.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "names", "signature"),
+    [
+        (
+            "GET", "/test.txt", {"Range": "bytes=0-9", "x-amz-content-sha256": _EMPTY},
+            "host;range;x-amz-content-sha256;x-amz-date",
+            "f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41",
+        ),
+        (
+            "PUT", "/test$file.text",
+            {
+                "Date": "Fri, 24 May 2013 00:00:00 GMT", "x-amz-storage-class": "REDUCED_REDUNDANCY",
+                "x-amz-content-sha256": "44ce7dd67c959e0d3524ffac1771dfbba87d2b6b4b4e99e42034a8b803f8b072",
+            },
+            "date;host;x-amz-content-sha256;x-amz-date;x-amz-storage-class",
+            "98ad721746da40c64f1a55b78f14c238d841ea1380cd77a1b5971af0ece108bd",
+        ),
+        (
+            "GET", "/?lifecycle", {"x-amz-content-sha256": _EMPTY}, "host;x-amz-content-sha256;x-amz-date",
+            "fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543",
+        ),
+        (
+            "GET", "/?max-keys=2&prefix=J", {"x-amz-content-sha256": _EMPTY}, "host;x-amz-content-sha256;x-amz-date",
+            "34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7",
+        ),
+    ],
+)  # fmt: skip
+def test_the_examples_of_aws(method: str, path: str, headers: dict[str, str], names: str, signature: str) -> None:
+    """A request of the documentation of AWS gets the signature that stands there."""
+    signed = signed_headers(method, _HOST + path, headers, _KEYS, _THEN)
+    assert signed["Authorization"] == (
+        "AWS4-HMAC-SHA256 Credential=AKIAIOSFODNN7EXAMPLE/20130524/us-east-1/s3/aws4_request,"
+        f"SignedHeaders={names},Signature={signature}"
+    )
+    assert signed.items() >= headers.items()
+    assert signed["x-amz-date"] == "20130524T000000Z"
+
+
+def test_a_port_that_goes_without_saying() -> None:
+    """An address with its scheme's own port is signed as without: so clients write it into `Host`."""
+    assert signed_headers("GET", "https://h:443/k", {}, _KEYS, _THEN) == signed_headers(
+        "GET", "https://h/k", {}, _KEYS, _THEN
+    )
+    ports = {signed_headers("GET", f"http://h{port}/k", {}, _KEYS, _THEN)["Authorization"] for port in ("", ":443")}
+    assert len(ports) == 2
+
+
+def test_the_environments_keys_sign_all_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, token, region and server are those of addresses that are signed; nothing secret goes into the address."""
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    for name, value in {
+        "SHARDTOOL_ENDPOINT": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "hidden",
+        "AWS_SESSION_TOKEN": "passing", "AWS_REGION": "eu-north-1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    url, headers = signed_request("s3://b/a b#ü.tar", "POST", {"x-amz-tagging": "a=b"}, "uploads")
+    assert url == "http://127.0.0.1:9/b/a%20b%23%C3%BC.tar?uploads"
+    assert headers["x-amz-security-token"] == "passing"
+    assert re.fullmatch(
+        r"AWS4-HMAC-SHA256 Credential=AKIA/[0-9]{8}/eu-north-1/s3/aws4_request,SignedHeaders=host;"
+        r"x-amz-content-sha256;x-amz-date;x-amz-security-token;x-amz-tagging,Signature=[0-9a-f]{64}",
+        headers["Authorization"],
+    )
+    assert "hidden" not in str(headers)
