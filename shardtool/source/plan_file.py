@@ -19,20 +19,19 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.parquet_bounds import read_extents, read_footer
+from shardtool.dataset.parquet_bounds import MAGIC, read_extents, read_footer
 from shardtool.entries.arrow import ended, number_array, numbers, payload, unended
 from shardtool.entries.classes import Classes
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
-    OutputFailed,
     is_out_of_memory,
     listing,
     memory_for,
@@ -46,10 +45,9 @@ from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label, name_of
-from shardtool.storage.folders import target_file
-from shardtool.storage.open_file import open_plain
+from shardtool.storage.folders import check_name, open_mappable, target_file
 from shardtool.storage.places import file_stat, identity, is_url, source_root
-from shardtool.storage.staging import check_local, check_target
+from shardtool.storage.staging import check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
 from shardtool.table.open import folder_of
 from shardtool.values import (
@@ -75,7 +73,6 @@ if TYPE_CHECKING:
     from shardtool.names import Texts
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
-    from shardtool.storage.staging import StagedFile
 
 
 # Which source a plan is of, without a listing of it, and what was asked for.
@@ -264,27 +261,33 @@ def write_plan(
             "divides": divides is not None,
         }
     )
-    check_local(path, "plan.parquet")
-    cure = option("if_exists", "overwrite")
-    check_target(path, overwrite=overwrite, begins=b"PAR1", holds=_FACTS.encode(), cure=cure)
+    check_plan_target(path, overwrite=overwrite)
     with target_file(path) as file:
-        here = cast("StagedFile", file).path  # for a file of this machine was asked for
+        target = pa.PythonFile(file, "w")
         try:
-            _write(here, entries, divides, f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
-            size = os.path.getsize(here)
-            with _bounded(here):  # what is written can be read
-                pass
-        except OSError as error:
-            raise OutputFailed(path, f"cannot write: {reason(error)}") from None
+            _write(target, entries, divides, f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
+            with file.written() as written, _bounded(written):  # what is written can be read
+                return file.tell()
         except ValueError as error:
             raise InvalidRequest(path, f"a plan that could not be read again: {error}") from None
-    return size
 
 
-def _write(path: str, entries: Entries, divides: pa.ChunkedArray | None, facts: str) -> None:
+def check_plan_target(path: str, *, overwrite: bool) -> None:
+    """Refuse to write a plan where it cannot be, or where something is that it may not replace.
+
+    Raises:
+        InvalidRequest: It is no name of a file.
+        OutputExists: There is something.
+    """
+    check_name(path, "plan.parquet")
+    cure = option("if_exists", "overwrite")
+    check_target(path, overwrite=overwrite, begins=MAGIC, holds=_FACTS.encode(), cure=cure)
+
+
+def _write(target: pa.NativeFile, entries: Entries, divides: pa.ChunkedArray | None, facts: str) -> None:
     """Write samples, a row group for some, with plain pages: then their bytes say what they take in memory."""
     with pq.ParquetWriter(
-        path, schema_of(entries, divides).with_metadata({_FACTS: facts}), compression="zstd", compression_level=1,
+        target, schema_of(entries, divides).with_metadata({_FACTS: facts}), compression="zstd", compression_level=1,
         use_dictionary=False, write_statistics=False, write_page_checksum=True,
     ) as writer:  # fmt: skip
         for table in tables(entries, divides):
@@ -300,7 +303,7 @@ def read_plan(path: str, asked: PlanRequest) -> tuple[Listing, pa.ChunkedArray |
         CorruptShard: It is damaged, or no plan file.
     """
     try:
-        with _bounded(path) as file:
+        with open_mappable(path, MAGIC) as held, _bounded(held) as file:
             facts = _facts(file, path)
             _check_same(path, facts, asked)
             divides = file.read([DIVIDES]).column(0) if facts["divides"] else None
@@ -319,26 +322,24 @@ def read_plan(path: str, asked: PlanRequest) -> tuple[Listing, pa.ChunkedArray |
 
 
 @contextmanager
-def _bounded(path: str) -> Iterator[pq.ParquetFile]:
+def _bounded(file: IO[bytes]) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file whose columns take no more than its bytes can account for.
 
     Raises:
         ValueError: They take more, or it is none.
         OSError: It cannot be read.
     """
-    fd, fact = open_plain(path)
-    with open(fd, "rb") as file:
-        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as data:
-            whole = cast("bytes", data)  # it is read as bytes are
-            footer = read_footer(whole)
-            if _FACTS not in footer.facts:
-                raise ValueError("a Parquet file without the facts of a plan")
-            extents = read_extents(whole, footer)
-        total = sum(extent.memory for extent in extents)
-        if any(extent.coded for extent in extents) or total > _SLACK + _FACTOR * fact.st_size:
-            raise ValueError(f"columns of {show_size(total)} in {show_size(fact.st_size)}")
-        with pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            yield opened
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        size, whole = len(data), cast("bytes", data)  # it is read as bytes are
+        footer = read_footer(whole)
+        if _FACTS not in footer.facts:
+            raise ValueError("a Parquet file without the facts of a plan")
+        extents = read_extents(whole, footer)
+    total = sum(extent.memory for extent in extents)
+    if any(extent.coded for extent in extents) or total > _SLACK + _FACTOR * size:
+        raise ValueError(f"columns of {show_size(total)} in {show_size(size)}")
+    with pq.ParquetFile(file, page_checksum_verification=True) as opened:
+        yield opened
 
 
 def _facts(file: pq.ParquetFile, path: str) -> dict[str, Any]:

@@ -6,31 +6,35 @@ held until they are published. Whoever publishes must hold the lock.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 import time
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from io import RawIOBase
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.open_file import blocks_of
-from shardtool.storage.places import base_name, file_stat, folder_of, read_small
+from shardtool.storage.open_file import blocks_of, open_file, open_plain
+from shardtool.storage.places import base_name, file_stat, folder_of, read_small, read_tail
 from shardtool.storage.remote.address import STORES, WEB, is_url, join, parse_address, refuse_near_url, shown
 from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_md5
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, writing
 from shardtool.storage.remote.stores import delete, listed, put, signed
 from shardtool.storage.shared import write_all
-from shardtool.storage.staging import DurableFile, FileFact, Folder, written
+from shardtool.storage.staging import DurableFile, FileFact, Folder, check_local, written
 from shardtool.values import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from typing_extensions import Buffer
     from urllib3.connection import HTTPConnection
 
     from shardtool.storage.remote.line import Line
@@ -476,6 +480,10 @@ class StagedObject(AbstractContextManager["StagedObject"]):
             write_all(self._file.fileno(), data)
         self.size += len(data)
 
+    def fileno(self) -> int:
+        """Return the descriptor of what was written, which can be read, too."""
+        return self._file.fileno()
+
     def sync(self) -> None:
         """Do nothing: no disk keeps it."""
 
@@ -507,7 +515,8 @@ def _no_room(what: str, error: OSError) -> OutputFailed:
     from tempfile import gettempdir
 
     found = f"cannot write {what}: {reason(error)}"
-    return OutputFailed(gettempdir(), found, remedy="Set TMPDIR to a folder with room for a shard per worker.")
+    remedy = "Set TMPDIR to a folder with room for a shard per worker, or for a plan file."
+    return OutputFailed(gettempdir(), found, remedy=remedy)
 
 
 # A folder of either kind.
@@ -535,8 +544,43 @@ def open_folder(path: str) -> OutputFolder:
     return RemoteFolder(path)
 
 
+# A file that a user names, by itself.
+
+
+class TargetFile(RawIOBase):
+    """A file being written, as libraries want one; once it could not be written, nothing more is."""
+
+    def __init__(self, file: StagedFile | StagedObject) -> None:
+        self._file, self._failed = file, False
+
+    def writable(self) -> bool:
+        """Tell that it can be written."""
+        return True
+
+    def write(self, data: Buffer, /) -> int:
+        """Append bytes.
+
+        Raises:
+            OutputFailed: They cannot be written.
+        """
+        view = memoryview(data)
+        if not self._failed:
+            self._failed = True
+            self._file.write(view)
+            self._failed = False
+        return view.nbytes
+
+    def tell(self) -> int:
+        """Return how many bytes there are."""
+        return self._file.size
+
+    def written(self) -> IO[bytes]:
+        """Return what was written, to be read; close it before more is written."""
+        return os.fdopen(os.dup(self._file.fileno()), "rb")
+
+
 @contextmanager
-def target_file(path: str) -> Iterator[StagedFile | StagedObject]:
+def target_file(path: str) -> Iterator[TargetFile]:
     """Give the file that appears at a path or an address, whole, where the block ends without an error.
 
     Raises:
@@ -546,7 +590,7 @@ def target_file(path: str) -> Iterator[StagedFile | StagedObject]:
     folder = open_folder(folder_of(path))
     folder.ready()
     with folder.stage(base_name(path)) as file:
-        yield file
+        yield TargetFile(file)
         folder.publish(file.finish())
 
 
@@ -559,6 +603,40 @@ def write_target(path: str, data: bytes) -> None:
     """
     with target_file(path) as file:
         file.write(data)
+
+
+def open_mappable(path: str, ending: bytes) -> IO[bytes]:
+    """Return a plain file as one of this machine: of an object, a temporary file without a name with its bytes.
+
+    Args:
+        path: Where it is.
+        ending: How an object must end, or it is not fetched.
+
+    Raises:
+        OSError: It cannot be opened or read, is no plain file, or does not end so.
+        OutputFailed: There is no room for it.
+        ShardError: The machine, a store or a server fails.
+    """
+    if not is_url(path):
+        return os.fdopen(open_plain(path)[0], "rb")
+    if read_tail(path, len(ending)) != ending:
+        raise OSError(errno.EINVAL, "not what its name says", path)
+    with StagedObject(RemoteFolder(folder_of(path)), base_name(path)) as file, open_file(path) as source:
+        for block in source.blocks(memoryview(b"")):
+            file.write(block)
+        return TargetFile(file).written()
+
+
+def check_name(path: str, such_as: str) -> None:
+    """Refuse what is no name of a file here or in a store.
+
+    Raises:
+        InvalidRequest: It is such.
+    """
+    if is_url(path) and base_name(path):
+        open_folder(folder_of(path))  # which refuses where nobody can write
+    else:
+        check_local(path, such_as)
 
 
 def check_there(folder: OutputFolder, sizes: Mapping[str, int], remedy: str) -> None:

@@ -21,7 +21,7 @@ from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 from shardtool.pattern import replacing_name
 from shardtool.storage.open_file import READ_PLAIN, LocalFile
 from shardtool.storage.places import is_file, list_folder, read_head, read_small, read_tail
-from shardtool.storage.remote.address import is_url
+from shardtool.storage.remote.address import is_url, refuse_near_url
 from shardtool.storage.shared import take_lock, write_all
 from shardtool.wording import either, option
 
@@ -93,7 +93,7 @@ _SEEN = 2**20  # bytes of a file's beginning and of its end that tell what made 
 _STAGED = re.compile(r"\.(.+?)(?:~[0-9a-f]{8})?\.part", re.DOTALL)
 _attempt = ""  # sets the temporary names of this process apart from those of other attempts at the same task
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class DurableFile(NamedTuple):
@@ -162,6 +162,10 @@ class StagedFile(AbstractContextManager["StagedFile"]):
     def size(self) -> int:
         """Bytes that were written."""
         return os.fstat(self._fd).st_size
+
+    def fileno(self) -> int:
+        """Return the descriptor of what was written, which can be read, too."""
+        return self._fd
 
     def sync(self) -> None:
         """Make durable what was written so far; another thread may write meanwhile.
@@ -433,16 +437,21 @@ class Folder:
                         os.unlink(path)
 
 
-def local_folder(path: str | os.PathLike[str]) -> Folder:
+def local_folder(path: str | os.PathLike[str], remedy: str = "") -> Folder:
     """Return the folder of a file system that `path` means, for what is written nowhere else.
 
+    Args:
+        path: Its path.
+        remedy: What to do instead, with a URL.
+
     Raises:
-        InvalidRequest: It is a URL, or no path.
+        InvalidRequest: It is a URL, or looks like a torn one, or is no path.
     """
     if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
         raise InvalidRequest(f"{path!r:.80}", "no path", expected="a local folder")
     if is_url(folder := os.fspath(path)):
-        raise InvalidRequest(folder, "a URL", expected="a local folder")
+        raise InvalidRequest(folder, "a URL", expected="a local folder", remedy=remedy)
+    refuse_near_url(folder)
     return Folder(folder)
 
 

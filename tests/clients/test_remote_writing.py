@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.clients
 STORES = ("moto", "rclone", "azurite", "gcs")
 _SAMPLES = 60
-_EXISTS, _REQUEST = 5, 2  # exit codes
+_EXISTS, _CORRUPT, _REQUEST = 5, 4, 2  # exit codes
 
 
 @pytest.fixture(scope="session")
@@ -371,6 +371,51 @@ def test_reports(store: Server, source: Path, tmp_path: Path) -> None:
         assert (code, "a file of another kind" in said) == (_EXISTS, True), said
         assert _at(store, prefix)[name] == b"of another kind"
         assert _said(store, *words, f"https://127.0.0.1:9/{name}")[0] == _REQUEST
+
+
+@pytest.mark.parametrize("store", STORES, indirect=True)
+def test_plan_files(store: Server, source: Path, tmp_path: Path) -> None:
+    """A plan in a store is that of a folder, replaces nothing unasked, makes the same dataset; damaged, it is none."""
+    prefix, words = store.new_prefix(), ["create", str(source), "--max-count", "20"]
+    plan, output = f"{prefix}-plans/p é#.parquet", f"{prefix}/out-{{0..}}.tar"
+    create(source, f"{tmp_path}/made/out-{{0..}}.tar", CreateOptions(max_count=20))
+    for to, where in ((str(tmp_path / "plan.parquet"), str(tmp_path)), (plan, prefix)):
+        code, said = _said(store, *words, f"{where}/out-{{0..}}.tar", "--plan-only", to)
+        assert code == 0, said
+    whole = _files(f"{prefix}-plans")["p é#.parquet"]
+    assert whole == (tmp_path / "plan.parquet").read_bytes()
+    code, said = _said(store, *words, output, "--plan-only", plan)
+    assert (code, "there already" in said) == (_EXISTS, True), said
+    assert _said(store, *words, output, "--plan-only", plan, "--overwrite")[0] == 0
+    for part in ("1/2", "2/2"):
+        code, said = _said(store, *words, output, "--plan", plan, "--part", part)
+        assert code == 0, said
+    made = _files(prefix)
+    assert {name: made[name] for name in _local(tmp_path / "made")} == _local(tmp_path / "made")
+    for data in (b"", b"PAR1", whole[:-1], whole[: len(whole) // 2] + b"PAR1", b"\0" * 2**20):
+        stores.put(plan, data)
+        code, said = _said(store, *words, output, "--plan", plan, "--resume")
+        assert (code, "no plan, or a damaged one" in said) == (_CORRUPT, True), said
+    code, said = _said(store, *words, output, "--plan", f"{prefix}-plans/none.parquet", "--resume")
+    assert (code, "no such file" in said) == (_REQUEST, True), said
+
+
+@pytest.mark.parametrize("asked", range(1, 4))
+def test_a_plan_is_whole_or_not_there(store: Server, source: Path, proxies: Proxies, asked: int) -> None:
+    """Killed at any request, a run leaves no plan, or all of it; the next one writes it, or says that it is there."""
+    prefix, proxy = store.new_prefix(), proxies(store)
+    plan = f"{prefix}/plan.parquet"
+    words = ["create", str(source), f"{prefix}/out-{{0..}}.tar", "--plan-only", plan]
+    proxy.set(bytes_per_s=2_000)
+    with start(*words, **proxy.server.environment) as run:
+        assert settles(lambda: len(proxy.log().asked) >= asked or run.poll() is not None)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate(timeout=60)
+    proxy.set()
+    left = _files(prefix).get("plan.parquet")
+    code, said = _said(store, *words)
+    assert code == (0 if left is None else _EXISTS), said
+    assert left in (None, _files(prefix)["plan.parquet"])
 
 
 def test_errors(store: Server, source: Path) -> None:

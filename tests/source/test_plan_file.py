@@ -268,15 +268,21 @@ def test_a_plan_of_another_version_is_refused(place: Path) -> None:
 
 
 def test_addresses_have_no_plan(place: Path) -> None:
-    """A plan file is of a file system, and lies on one."""
+    """A plan file is of a source on a file system; it is written where files can be."""
     plan = _planned(place / "in", place)
     for source in ("https://127.0.0.1:1/in.tar", ["s3://bucket/a", "s3://bucket/b"]):
         with pytest.raises(InvalidRequest, match="an address"):
             _use(place, plan, source)
         with pytest.raises(InvalidRequest, match="an address"):
             _planned(source, place, if_exists="overwrite")
-    with pytest.raises(InvalidRequest, match="no name of a file here"):
-        dry_run(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only="s3://bucket/plan.parquet"))
+    for where, said in (
+        ("s3://bucket/plans/", "no name of a file"),
+        ("-", "no name of a file"),
+        ("https://127.0.0.1:1/plan.parquet", "nothing can be written"),
+        ("s3:/bucket/plan.parquet", "s3://"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            dry_run(place / "in", f"{place}/out/x-{{0..}}.tar", _options(plan_only=where))
 
 
 def test_what_is_no_plan_is_refused(place: Path) -> None:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 Format = Literal["tar", "tfrecord"]
 _AGAIN_S = 60.0  # until a cache that could not be written is tried again
 _NEW_SHARD = "256MB"  # at most, where no size is given
+_NOT_IN_STORES = "A cache rests on locks of this machine. Samplers write to a store by `ShardWriter`."
 
 
 class Cache:
@@ -87,7 +88,8 @@ class Cache:
         policy: Which shards are evicted first.
 
     Raises:
-        InvalidRequest: The folder is one of another version, holds something else, or locks do not work there.
+        InvalidRequest: The folder is one of another version, holds something else, or locks do not work there; or it is
+            an address.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class Cache:
         check_choice("policy", policy, Policy)
         if not isinstance(folder, str | os.PathLike):
             raise InvalidRequest(option("folder"), f"{folder!r}", expected="the path of a folder")
-        self.folder = os.path.abspath(local_folder(folder).path)
+        self.folder = os.path.abspath(local_folder(folder, _NOT_IN_STORES).path)
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
         try:
@@ -892,7 +894,7 @@ def _shown(one: Resident) -> str:
 
 
 def _space(folder: str | os.PathLike[str]) -> Space:
-    path = os.path.abspath(os.fspath(folder))
+    path = os.path.abspath(local_folder(folder, _NOT_IN_STORES).path)
     if not check_folder(path):
         remedy = "A `Cache` makes one."
         raise InvalidRequest(os.fspath(folder), "no cache", expected="a folder that a cache has made", remedy=remedy)

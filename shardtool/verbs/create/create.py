@@ -155,9 +155,10 @@ def _open_and_list(run: Run, source: object) -> Source:
     patterns = [output.pattern for output in run.outputs] or [output_pattern(run.names)]  # a column will name splits
     options = keep_classes(run)
     if isinstance(options, CreateOptions) and options.plan_only is not None:
-        from shardtool.source.plan_file import asked_of
+        from shardtool.source.plan_file import asked_of, check_plan_target
 
         run.plan_only, run.asked = os.fspath(options.plan_only), asked_of(source, options, run.format)
+        check_plan_target(run.plan_only, overwrite="overwrite" in options.if_exists)  # before a long listing
     opened = open_source(source, options, patterns)
     run.pool.check(Needs(folders_of(source), function=run.transform.function if run.transform else ""))
     _list_samples(run, opened)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from io import RawIOBase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import csv, parquet
 
 from shardtool.dataset.shard_index import UNREAD, types_of
 from shardtool.errors import CorruptShard, InvalidRequest
-from shardtool.storage.folders import open_folder, target_file
-from shardtool.storage.places import base_name, folder_of, is_url
-from shardtool.storage.staging import check_local, check_target
+from shardtool.storage.folders import check_name, target_file
+from shardtool.storage.places import is_url
+from shardtool.storage.staging import check_target
 from shardtool.values import output_text
 from shardtool.verbs.inspect.overview import is_plain
 from shardtool.verbs.inspect.samples import pieces, plain, texts_of
@@ -26,11 +25,7 @@ from shardtool.wording import flag, typed_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from typing_extensions import Buffer
-
     from shardtool.dataset.find import StoredDataset
-    from shardtool.storage.folders import StagedObject
-    from shardtool.storage.staging import StagedFile
     from shardtool.verbs.inspect.samples import Piece
 
 
@@ -58,10 +53,7 @@ def check_report(dataset: StoredDataset, path: str, *, overwrite: bool, ending: 
         InvalidRequest: It is no name of a file here or in a store, or one of the dataset's own files.
         OutputExists: There is something already that is not to be replaced.
     """
-    if is_url(path) and base_name(path):
-        open_folder(folder_of(path))  # which refuses where nobody can write
-    else:
-        check_local(path, f"report{ending}")
+    check_name(path, f"report{ending}")
     own = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
     if _real(path) in {_real(name) for name in own if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
@@ -105,22 +97,16 @@ def write_table(
     for dataset in datasets:
         check_report(dataset, path, overwrite=overwrite, ending=os.path.splitext(path)[1])
     schema = _schema(datasets)
+    rows, is_csv = 0, path.endswith(".csv")
+    flat = pa.schema([(one.name, one.type if _is_flat(one) else pa.string()) for one in schema])
     with target_file(path) as file:
-        sink, rows, is_csv = _Sink(file), 0, path.endswith(".csv")
-        flat = pa.schema([(one.name, one.type if _is_flat(one) else pa.string()) for one in schema])
-        target = pa.PythonFile(sink, "w")
-        writer: Any = (
+        target = pa.PythonFile(file, "w")
+        with (
             csv.CSVWriter(target, flat) if is_csv else parquet.ParquetWriter(target, schema, compression="zstd")
-        )
-        try:
+        ) as writer:
             for table in _gathered(_tables(datasets, where, schema)):
                 writer.write_table(_flattened(table, flat) if is_csv else table)
                 rows += table.num_rows
-        except BaseException:
-            sink.dropped = True  # what a writer writes at its end goes nowhere
-            raise
-        finally:
-            writer.close()
     return rows
 
 
@@ -191,28 +177,6 @@ def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
             held = []
     if held:
         yield pa.concat_tables(held).unify_dictionaries()
-
-
-class _Sink(RawIOBase):
-    """A staged file as pyarrow writes to one; once it is dropped, nothing is written."""
-
-    def __init__(self, file: StagedFile | StagedObject) -> None:
-        self._file, self.dropped = file, False
-
-    def writable(self) -> bool:
-        """Tell that it can be written."""
-        return True
-
-    def write(self, data: Buffer) -> int:
-        """Append bytes."""
-        view = memoryview(data)
-        if not self.dropped:
-            self._file.write(view)
-        return view.nbytes
-
-    def tell(self) -> int:
-        """Return how many bytes there are."""
-        return self._file.size
 
 
 def _flattened(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -16,6 +16,7 @@ from shardtool import Cache, CorruptShard, InvalidRequest
 from shardtool.storage import shared
 from shardtool.storage.shared import take_lock
 from shardtool.verbs.cache import folder as space
+from shardtool.verbs.cache.cache import cache_clear
 from shardtool.verbs.cache.folder import Counter
 from tests.helpers import PATIENCE_S, flip
 from tests.verbs.cache.conftest import SHARD, made_shards
@@ -250,6 +251,11 @@ def test_refused(tmp_path: Path, shards: Shards, monkeypatch: pytest.MonkeyPatch
         Cache(tmp_path / "cache", SHARD - 1).open(shards[0])
     with pytest.raises(InvalidRequest, match="folder: None; expected the path of a folder"):
         Cache(None)  # type: ignore[arg-type]
+    for make in (Cache, cache_clear):
+        with pytest.raises(InvalidRequest, match=r"s3://bucket/cache: a URL; expected a local folder.*ShardWriter"):
+            make("s3://bucket/cache")
+        with pytest.raises(InvalidRequest, match="Did you mean s3://bucket/cache"):
+            make("s3:/bucket/cache")
     (tmp_path / "file").touch()
     with pytest.raises(InvalidRequest, match="file: a file; expected a folder, or none yet"):
         Cache(tmp_path / "file")
