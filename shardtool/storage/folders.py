@@ -20,12 +20,13 @@ from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.open_file import blocks_of, open_file, open_plain
+from shardtool.storage.open_file import blocks_of, file_crc, open_file, open_plain
 from shardtool.storage.places import base_name, file_stat, folder_of, read_small, read_tail
 from shardtool.storage.remote.address import STORES, WEB, is_url, join, parse_address, refuse_near_url, shown
 from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_md5
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, writing
+from shardtool.storage.remote.store_copy import is_one_store, store_copy
 from shardtool.storage.remote.stores import delete, listed, put, signed
 from shardtool.storage.shared import write_all
 from shardtool.storage.staging import DurableFile, FileFact, Folder, check_local, written
@@ -725,3 +726,40 @@ def checked_copy(
     with suppress(CorruptShard):  # a network file system may return other bytes once
         return folder.write(original.name, fill, original.size, mtime_ns)[1]
     return folder.write(original.name, fill, original.size, mtime_ns)[1]
+
+
+def copy_inside(
+    folder: OutputFolder, original: Original, took: Callable[[int], None] = lambda _: None
+) -> DurableFile | None:
+    """Have a store copy a file that lies in it, and see that the copy has the bytes that its index says.
+
+    The store says the checksum of the copy; where it does not, the copy is read. One with other bytes, which is there
+    until that is known, is removed.
+
+    Args:
+        folder: Where the copy goes.
+        original: What is copied.
+        took: Called with the bytes of what was copied, or of each block that was read.
+
+    Returns:
+        The copy; None: there is none, and `checked_copy` may make it.
+
+    Raises:
+        NotCopied: The store has made none.
+        OutputExists: The lock is lost.
+        ShardError: The store cannot be asked.
+    """
+    where = folder.full_path(original.name)
+    if original.crc is None or not is_one_store(original.path, where):
+        return None
+    check_held(folder.path)
+    crc = store_copy(original.path, where, original.size, original.crc)
+    if crc is not None:
+        took(original.size)
+    else:
+        with suppress(OSError):  # it is not there
+            crc = file_crc(where, took)[1]
+    if crc == original.crc:
+        return DurableFile(original.name, "")
+    folder.remove([original.name])
+    return None

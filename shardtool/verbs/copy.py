@@ -46,7 +46,7 @@ from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.request.texts import rate
-from shardtool.storage.folders import Original, check_there, checked_copy, open_folder
+from shardtool.storage.folders import Original, check_there, checked_copy, copy_inside, open_folder
 from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
     base_name,
@@ -58,8 +58,10 @@ from shardtool.storage.places import (
     plain_sizes,
     read_small,
     same_place,
+    stored_crc,
 )
 from shardtool.storage.remote.retry import RequestStopped, until
+from shardtool.storage.remote.store_copy import NotCopied
 from shardtool.storage.staging import check_facts
 from shardtool.values import counted, local_name, show_size
 from shardtool.wording import flag
@@ -421,8 +423,10 @@ def _is_right(folder: OutputFolder, facts: Mapping[str, FileFact], original: Ori
         return None
     if fact.size != original.size:
         return False
+    path = folder.full_path(original.name)
     with suppress(OSError):  # a link, or what cannot be read
-        return file_crc(folder.full_path(original.name), meter.took)[1] == original.crc
+        said = stored_crc(path)
+        return (file_crc(path, meter.took)[1] if said is None else said) == original.crc
     return False
 
 
@@ -509,7 +513,7 @@ class _Carrier:
 
     def __init__(self, goal: CopyDestination, todo: list[ShardState], options: CopyOptions, notes: Notes) -> None:
         self.goal, self.todo, self._notes = goal, todo, notes
-        self._options = options
+        self._options, self._refusal = options, ""  # why a store makes no copies itself
         self._grows, self._pattern = goal.has_grown, _pattern_of(goal.source)
         there = () if self._pattern is None else goal.folder.names()
         self._beside = StaleIndexes(goal.folder, self._pattern, there, appends=self._grows)
@@ -531,6 +535,8 @@ class _Carrier:
                 self._publish([staged])
             observer.advance(pair.samples, 0, 1)
             observer.shard(pair.shard.name, "copied", pair.samples, state.size)
+        if self._refusal:
+            self._notes.add(f"the store makes no copies itself ({self._refusal}): the bytes came through this machine")
         self._finish(waiting)
 
     def _withdraw(self) -> None:
@@ -558,11 +564,21 @@ class _Carrier:
         for staged, (folder, original, is_right) in zip(found, parts, strict=True):
             if not is_right:
                 try:
-                    staged.append(checked_copy(folder, original, meter.took, keep_time=True))
+                    made = self._made_inside(folder, original, meter)
+                    staged.append(made or checked_copy(folder, original, meter.took, keep_time=True))
                 except (OSError, CorruptShard) as error:
                     raise_if_machines(error, original.path)
                     raise self._source_error(original, error) from None
         return found
+
+    def _made_inside(self, folder: OutputFolder, original: Original, meter: Meter) -> DurableFile | None:
+        """Return the copy that a store has made of its own file; None: it is to be read and written."""
+        if not self._refusal:
+            try:
+                return copy_inside(folder, original, meter.took)
+            except NotCopied as error:
+                self._refusal = self._refusal or error.found
+        return None
 
     def _source_error(self, original: Original, error: OSError | CorruptShard) -> CorruptShard:
         """Return what is said of a file of the source that is not what the dataset file says, or cannot be read."""

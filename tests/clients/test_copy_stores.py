@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool import CopyOptions, CorruptShard, CreateOptions, OutputExists, VerifyOptions, copy, create, verify
+from shardtool import (
+    CopyOptions,
+    CorruptShard,
+    CreateOptions,
+    Observer,
+    OutputExists,
+    VerifyOptions,
+    copy,
+    create,
+    verify,
+)
 from shardtool.errors import AccessRefused
 from shardtool.storage.folders import open_folder
 from tests.faults.helpers import settles
@@ -160,6 +170,90 @@ def test_another_dataset_is_replaced_when_asked_for(server: Server, packed: Path
     assert _stored(prefix) == {**read_tree(source), "notes.txt": b"mine"}
 
 
+@pytest.mark.parametrize("name", ["moto", "gcs", "azurite", "rclone"])
+def test_a_store_copies_what_lies_in_it(
+    name: str, request: pytest.FixtureRequest, proxies: Callable[[Server], FaultyProxy], packed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """No shard comes through this machine; in a store that says no checksum the copies are read, and nothing is put."""
+    server: Server = request.getfixturevalue(name)
+    proxy = proxies(server)
+    _use(proxy.server, monkeypatch)
+    first, second = server.new_prefix(), server.new_prefix()
+    copy(packed, first)
+    proxy.set()
+    assert not copy(first, second).notes
+    read = [one for one in proxy.log().asked if ".tar" in one.path and one.method == "GET" and one.status < 300]
+    assert not [one for one in read if one.sent > 1 and first.rpartition("/")[2] in one.path]
+    size = sum(path.stat().st_size for path in shards(packed))
+    through_us = sum(one.sent for one in read if one.sent > 1)
+    assert through_us == (0 if name in ("moto", "gcs") else size)
+    assert _stored(second) == read_tree(packed)
+
+
+def test_a_source_that_changes_on_the_way(server: Server, packed: Path) -> None:
+    """A shard that is replaced after its dataset was looked at is refused; what a store made of it does not stay."""
+    first, second = server.new_prefix(), server.new_prefix()
+    copy(packed, first)
+    folder, name = open_folder(first), "out-002.tar"
+
+    class Changing(Observer):
+        def start(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002 - of an observer
+            folder.publish(folder.stage_whole(name, folder.read(name)[::-1]))
+
+    with pytest.raises(CorruptShard, match=name):
+        copy(first, second, observer=Changing())
+    assert _stored(second).keys().isdisjoint({name, "out.json"})
+
+
+_LIE = "<CopyObjectResult><ChecksumCRC32C>AAAAAA==</ChecksumCRC32C></CopyObjectResult>"
+
+
+@pytest.mark.parametrize("body", [_LIE, "<CopyObjectResult/>", "<Error><Code>InternalError</Code></Error>"])
+def test_what_a_store_only_says_to_have_copied(
+    body: str, slow: tuple[Server, FaultyProxy], packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that has copied nothing, or other bytes, is found; the shard is read and put, and the rest is not."""
+    moto, proxy = slow
+    _use(proxy.server, monkeypatch)
+    first, second = moto.new_prefix(), moto.new_prefix()
+    copy(packed, first)
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    proxy.set(Fault("raw", method="PUT", path=r"out-001\.tar", body=answer))
+    assert not copy(first, second).notes
+    put = [one.path for one in proxy.log().asked if one.method == "PUT" and ".tar" in one.path]
+    assert len(put) == 5
+    assert _stored(second) == read_tree(packed)
+
+
+@pytest.mark.parametrize("status", [403, 501])
+def test_a_store_that_makes_no_copies(
+    status: int, slow: tuple[Server, FaultyProxy], packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a store refuses to copy, it is asked once, a note says so, and the bytes come through this machine."""
+    moto, proxy = slow
+    _use(proxy.server, monkeypatch)
+    first, second = moto.new_prefix(), moto.new_prefix()
+    copy(packed, first)
+    proxy.set(Fault("status", method="PUT", path=r"\.tar", status=status))
+    (note,) = copy(first, second, CopyOptions(workers=1)).notes
+    assert str(status) in note
+    asked = proxy.log().asked
+    assert len([one for one in asked if one.method == "PUT" and ".tar" in one.path]) == 5
+    assert sum(one.sent > 1 for one in asked if one.method == "GET" and ".tar" in one.path and one.status < 300) == 4
+    assert _stored(second) == read_tree(packed)
+
+
+def test_what_knows_nothing_of_copies(azurite: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes the request for an empty object, as azurite does that for large blobs, is found."""
+    _use(azurite, monkeypatch)
+    monkeypatch.setattr("shardtool.storage.remote.store_copy._SMALL", 1)
+    first, second = azurite.new_prefix(), azurite.new_prefix()
+    copy(packed, first)
+    copy(first, second)
+    assert _stored(second) == read_tree(packed)
+
+
 _PROGRAM = "import sys, shardtool; shardtool.copy(*sys.argv[1:], shardtool.CopyOptions(workers=2))"
 
 
@@ -186,6 +280,28 @@ def test_killed_in_the_middle(
     (one,) = copy(source, prefix).datasets
     assert one.kept == whole
     assert _stored(prefix) == read_tree(source)
+
+
+def test_killed_while_a_store_copies(
+    slow: tuple[Server, FaultyProxy], packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a store has copied when the run is killed is whole, and stays; the next run has the rest copied."""
+    moto, proxy = slow
+    _use(moto, monkeypatch)
+    first, second = moto.new_prefix(), moto.new_prefix()
+    copy(packed, first)
+    proxy.set(Fault("hang", method="PUT", path=r"002\.tar"))
+    environment = {**os.environ, **proxy.server.environment, "SHARDTOOL_ENDPOINT": "", "PYTHONPATH": str(REPO)}
+    run = subprocess.Popen([sys.executable, "-c", _PROGRAM, first, second], env=environment)
+    assert settles(lambda: {"out-002.tar", "out-003.index"} <= {*_stored(second)})
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    there = _stored(second)
+    assert there.items() <= read_tree(packed).items()
+    assert "out.json" not in there
+    (one,) = copy(first, second).datasets
+    assert (one.kept, one.copied) == (3, 1)
+    assert _stored(second) == read_tree(packed)
 
 
 @pytest.mark.parametrize(

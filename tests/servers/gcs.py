@@ -50,7 +50,10 @@ class Gateway(WebServer):
             tag, path = head.get("etag"), unquote(request.first[1].partition("?")[0])
             if tag and (path, tag) not in self._numbers:
                 self._numbers[path, tag] = str(next(self._next))
-            if tag and request.first[0] == "PUT":
+            if request.get(_COPY):
+                source = f"/{unquote(request.get(_COPY)).lstrip('/')}"
+                self._crcs |= {(path, tag): said for (one, tag), said in self._crcs.items() if one == source}
+            elif tag and request.first[0] == "PUT":
                 self._crcs[path, tag] = f"crc32c={base64.b64encode(crc.to_bytes(4, 'big')).decode()}"
             said = {
                 "x-goog-generation": self._numbers.get((path, tag)),

@@ -419,6 +419,18 @@ def delete(folder: str, keys: Sequence[str]) -> None:
                     _asked(folder, partial(store.delete, key))
 
 
+def copy_in_bucket(address: str, where: str) -> None:
+    """Have a store copy an object within its bucket.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        AccessRefused: We may not.
+        StoreFailed: It fails time and again.
+    """
+    store, source, key = store_of(where)[0], parse_address(address).key, parse_address(where).key
+    _asked(where, lambda: store.copy(source, key))
+
+
 def _one(meta: Any) -> BucketEntry:
     changed_ns = int(meta["last_modified"].timestamp() * 1e9)
     return BucketEntry(meta["path"], meta["size"], version_number(meta["e_tag"] or ""), changed_ns)

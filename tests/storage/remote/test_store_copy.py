@@ -1,0 +1,114 @@
+"""Laws of copies that a store makes: what it is asked for, and what its answers mean."""
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardtool.storage.remote.store_copy import NotCopied, is_one_store, store_copy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DONE = "<CopyObjectResult><ETag>x</ETag>{}</CopyObjectResult>"
+
+
+class _Store(BaseHTTPRequestHandler):
+    """An object of 100 bytes with an ETag, and an answer to who has it copied."""
+
+    protocol_version = "HTTP/1.1"
+    status, body, tag = 200, "", '"one"'
+    asked: dict[str, str]
+
+    def do_GET(self) -> None:
+        self._answer(206, b"x", {"Content-Range": "bytes 0-0/100", "ETag": '"one"'})
+
+    def do_PUT(self) -> None:
+        _Store.asked = {name.lower(): value for name, value in self.headers.items()}
+        same = self.headers["x-amz-copy-source-if-match"] == self.tag
+        self._answer(self.status if same else 412, self.body.encode())
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Store]]:
+    """Give a store of S3 of this process, which this process reaches."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Store) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        for name, value in (("SHARDTOOL_ENDPOINT", url), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_SKIP_SIGNATURE", raising=False)
+        yield _Store
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, _DONE.format("<ChecksumCRC32C>AAAAAg==</ChecksumCRC32C>"), 2),
+        (200, _DONE.format("<ChecksumCRC32C>AAAAAg==-3</ChecksumCRC32C>"), None),  # of parts
+        (200, _DONE.format("<ChecksumCRC32>AAAAAg==</ChecksumCRC32>"), None),
+        (200, "", None),
+        (200, "<Error><Code>InternalError</Code></Error>", ""),
+        (503, "", ""),
+        (404, "", ""),
+        (412, "", ""),
+        (403, "<Error><Code>AccessDenied</Code></Error>", "403 AccessDenied"),
+        (501, "<Error><Code>NotImplemented</Code></Error>", "501 NotImplemented"),
+        (307, "", "307"),
+    ],
+)
+def test_what_an_answer_means(
+    status: int, body: str, expected: int | str | None, store: type[_Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checksum is what the store says; a failure that may pass is of this copy, a refusal of all that would come."""
+    monkeypatch.setattr(store, "status", status)
+    monkeypatch.setattr(store, "body", body)
+    if not isinstance(expected, str):
+        assert store_copy("s3://b/a b#1", "s3://other/c", 100, 7) == expected
+        return
+    with pytest.raises(NotCopied) as caught:
+        store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+    assert expected in caught.value.found
+    assert bool(expected) == bool(caught.value.found)
+
+
+def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object is named by its escaped name, held to the version that was looked at, and signed with all that."""
+    store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+    asked = store.asked
+    assert (asked["x-amz-copy-source"], asked["x-amz-copy-source-if-match"]) == ("/b/a%20b%231", '"one"')
+    assert (asked["x-amz-checksum-algorithm"], asked["content-length"]) == ("CRC32C", "0")
+    signed = asked["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+    assert {name for name in asked if name.startswith("x-amz-")} <= {*signed}
+    monkeypatch.setattr(store, "tag", '"two"')  # written anew in between
+    with pytest.raises(NotCopied):
+        store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+    del store.asked
+    with pytest.raises(NotCopied):
+        store_copy("s3://b/a b#1", "s3://other/c", 101, 7)
+    assert not hasattr(store, "asked")  # another size: nothing is copied
+
+
+@pytest.mark.parametrize(
+    ("source", "where", "expected"),
+    [("s3://a/x", "s3://b/y", True), ("az://a/x", "az://b/y", True), ("gs://a/x", "gs://a/y", True),
+     ("gs://a/x", "gs://b/y", False), ("s3://a/x", "gs://a/y", False), ("https://a/x", "https://a/y", False),
+     ("/a/x", "s3://a/y", False), ("s3://a/x", "y", False), ("s3://a/x", "", False)],
+)  # fmt: skip
+def test_what_one_store_has(source: str, where: str, expected: bool) -> None:  # noqa: FBT001
+    """A store can be asked to copy from one place to another of its own; Google's, within a bucket."""
+    assert is_one_store(source, where) == expected
