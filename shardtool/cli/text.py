@@ -646,9 +646,9 @@ def _cure(code: str, dataset: str) -> str:
     from shardtool.verbs.verify.findings import KINDS
 
     cure = KINDS[code].remedy.replace(" DATASET ", f" {quote(dataset)} ")
-    if is_url(dataset) and "shardtool verify --repair" in cure:  # which mends folders only
-        if is_web(dataset):
-            return "Mend it where it was written: its own command with --resume, or `shardtool verify --repair` there."
+    if is_web(dataset) and "shardtool verify --repair" in cure:
+        return "Mend it where it was written: its own command with --resume, or `shardtool verify --repair` there."
+    if is_url(dataset) and "shardtool verify --repair --source" in cure:  # which mends folders only
         return (
             f"Run its own command again with --resume, or `shardtool copy SOUND {quote(dataset.rpartition('/')[0])}`."
         )

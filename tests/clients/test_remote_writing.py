@@ -418,6 +418,81 @@ def test_a_plan_is_whole_or_not_there(store: Server, source: Path, proxies: Prox
     assert left in (None, _files(prefix)["plan.parquet"])
 
 
+def _cut(name: str) -> Callable[[dict[str, bytes]], bytes]:
+    return lambda files: files[name][:-9]
+
+
+# What becomes of files: None: they are gone; and which of them can be mended.
+_DAMAGES: dict[str, tuple[dict[str, Callable[[dict[str, bytes]], bytes] | None], set[str]]] = {
+    "sidecars": (
+        {"out-0.index": None, "out-1.index": _cut("out-1.index"), "out-2.index": lambda files: files["out-0.index"]},
+        {"out-0.index", "out-1.index", "out-2.index"},
+    ),
+    "shard too": ({"out-0.index": None, "out-0.tar": _cut("out-0.tar"), "out-1.index": None}, {"out-1.index"}),
+    "no dataset file": ({"out.json": None}, {"out.json"}),
+    "cut dataset file": ({"out.json": _cut("out.json")}, {"out.json"}),
+}
+
+
+def _damaged(store: Server, source: Path, folder: Path, damage: str) -> tuple[str, set[str]]:
+    """Write a dataset with a damage into a folder and into a store; return the prefix, and what can be mended."""
+    prefix, (wrong, mended) = store.new_prefix(), _DAMAGES[damage]
+    create(source, f"{folder}/out-{{0..}}.tar", CreateOptions(max_count=20))
+    files = _local(folder)
+    for name, change in wrong.items():
+        (folder / name).unlink()
+        if change is not None:
+            (folder / name).write_bytes(change(files))
+    for name, data in _local(folder).items():
+        stores.put(f"{prefix}/{name}", data)
+    return prefix, mended
+
+
+@pytest.mark.parametrize("store", STORES, indirect=True)
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_repair(store: Server, source: Path, tmp_path: Path, damage: str) -> None:
+    """The same damage, in a folder and in a store, ends with the same bytes, and the same is said of it."""
+    prefix, mended = _damaged(store, source, tmp_path, damage)
+    before, here = _files(prefix), verify(tmp_path, repair=True)
+    there = verify(prefix, repair=True)
+    assert _files(prefix) == _local(tmp_path)
+    assert {name for name, data in _files(prefix).items() if before.get(name) != data} == mended | {"out.json"}
+    assert (here.sound, here.counts) == (there.sound, there.counts)
+    assert [text.replace(str(tmp_path), prefix) for text in here.repaired] == [*there.repaired]
+    assert [text.replace(str(tmp_path), prefix) for text in here.unchecked] == [*there.unchecked]
+    after = _files(prefix)
+    assert verify(prefix, repair=True).repaired == ()
+    assert _files(prefix) == after
+
+
+def test_repair_from_the_source(store: Server, source: Path, tmp_path: Path) -> None:
+    """In a store nothing is made again from its source, and nothing is touched: the cures help, each by itself."""
+    prefix, _ = _damaged(store, source, tmp_path, "shard too")
+    before = _files(prefix)
+    said = verify(prefix, repair=True, source=source)
+    assert (said.sound, said.repaired, _files(prefix)) == (False, (), before)
+    assert any("Run its own command again with" in text for text in said.unchecked)
+    create(source, f"{prefix}/out-{{0..}}.tar", CreateOptions(max_count=20, if_exists="resume"))
+    assert verify(prefix).sound
+    stores.put(f"{prefix}/out-0.index", b"")
+    with open_folder(prefix).lock("out"), pytest.raises(OutputExists):
+        verify(prefix, repair=True)
+
+
+@pytest.mark.parametrize("writes", range(1, 8))
+def test_repair_killed(store: Server, source: Path, tmp_path: Path, proxies: Proxies, writes: int) -> None:
+    """Killed at any of its writes, a repair has harmed nothing, and the next one ends with the bytes of a folder."""
+    (prefix, _), proxy = _damaged(store, source, tmp_path, "sidecars"), proxies(store)
+    verify(tmp_path, repair=True)
+    with start("verify", prefix, "--repair", **proxy.server.environment) as run:
+        assert settles(lambda: sum(one.method != "GET" for one in proxy.log().asked) >= writes)
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate(timeout=60)
+    code, said = _said(store, "verify", prefix, "--repair")
+    assert code == 0, said
+    assert _files(prefix) == _local(tmp_path)
+
+
 def test_errors(store: Server, source: Path) -> None:
     """What cannot be written to is named, in one line without a secret."""
     words = ["create", str(source), "--oversize", "alone"]

@@ -157,7 +157,7 @@ def test_a_query_is_shown_nowhere(dataset: tuple[str, Path]) -> None:
 
 
 def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
-    """Nothing recommends `--repair` for what lies elsewhere, where it is refused with what helps instead."""
+    """Nothing recommends `--repair` of the web, nor from a source in a store, where that is refused."""
     at, folder = dataset
     flip(shards(folder)[0], 600)
     far, near = (verify(one, VerifyOptions(workers=1)) for one in (f"{at}/x.json", folder / "x.json"))
@@ -169,5 +169,5 @@ def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
     assert "--repair" in of_folder
     assert "Mend it where" not in of_folder
     assert "--resume, or `shardtool copy SOUND s3://b/p`" in stored
-    with pytest.raises(InvalidRequest, match="a dataset elsewhere; expected one in a folder"):
+    with pytest.raises(InvalidRequest, match="a server of the web, where nothing can be written"):
         verify(f"{at}/x.json", VerifyOptions(workers=1, repair=True))

@@ -9,7 +9,9 @@
   seen to be just what the dataset file says, and comes back where it is not. Of a split, of `reshard`,
   of a table of `--join`, and after an append, the user learns what to run instead.
 
-Everything is staged, then published; afterwards the dataset is verified again.
+In a folder everything is staged, then published; in a store, sidecars are replaced one by one, and the dataset file
+last, which shards from their source are not made for: there are no second names. Afterwards the dataset is verified
+again.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from shardtool.format.tfrecord import encode_number
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.options import CreateOptions, WorkerOptions
 from shardtool.request.results import Observer
-from shardtool.storage.places import is_url, read_small
-from shardtool.storage.staging import KeptFiles, local_folder
+from shardtool.storage.folders import open_folder
+from shardtool.storage.places import base_name, read_small
+from shardtool.storage.staging import KeptFiles
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.find import StoredDataset
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.request.options import VerifyOptions
-    from shardtool.storage.staging import DurableFile, Folder
+    from shardtool.storage.staging import DurableFile
     from shardtool.values import Given, OnError
     from shardtool.verbs.verify.checks import ShardCase, Subject
     from shardtool.verbs.verify.findings import Report
@@ -169,11 +172,7 @@ class _Repair:
         self.by_file: dict[str, set[str]] = {}
         for one in report.findings:
             self.by_file.setdefault(one.file, set()).add(one.code)
-        if is_url(seen.dataset.folder):
-            again = option("if_exists", "resume")
-            remedy = f"Run its own command again with {again}, or copy a sound one to its place."
-            raise InvalidRequest(option("repair"), "a dataset elsewhere", expected="one in a folder", remedy=remedy)
-        self.folder: Folder = local_folder(seen.dataset.folder)
+        self.folder = open_folder(seen.dataset.folder)
         self.done: list[str] = []
         self.left: list[str] = []
         self.changed = False
@@ -185,6 +184,10 @@ class _Repair:
         if self.options.source is not None and files and file is not None:
             if instead:
                 self._leave(instead)
+            elif not self.folder.hides:
+                again = f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one there"
+                alone = f"without {option('source')}, sidecars are made again from their shards"
+                self._leave(f"nothing in a store is made again from its source. {again}; {alone}")
             else:
                 self._again(file)
             return
@@ -203,7 +206,7 @@ class _Repair:
         self.left.append(f"repair: {what}")
 
     def _base(self) -> str:
-        return os.path.basename(self.seen.dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
+        return base_name(self.seen.dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
 
     def _sidecars(self, file: DatasetFile) -> None:
         """Make sidecars again from shards that are proven sound."""
@@ -227,6 +230,8 @@ class _Repair:
                     data, columns = self._sidecar_of(case, file)
                     lost |= {*file.schema} - {*columns}
                     staged.append(self.folder.stage_whole(case.sidecar, data))
+                    if not self.folder.hides:  # where nothing waits unseen, many would wait in memory
+                        self.folder.publish(staged.pop())
                     entry = entries[case.name]
                     entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
                 new = replace(file, shards=tuple(entries[one.name] for one in file.shards))
