@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # isort: off
     )
     from shardtool.storage.places import use_anonymous as use_anonymous
     from shardtool.storage.places import use_endpoint as use_endpoint
+    from shardtool.storage.places import use_store_options as use_store_options
     from shardtool.values import __version__ as __version__
     from shardtool.verbs.cache.cache import Cache as Cache
     from shardtool.verbs.copy import copy as copy
@@ -88,7 +89,7 @@ _NAMES = {  # by module
         "CopyResult", "CreateResult", "DiffResult", "DryRun", "ExportResult", "ExtractResult", "IndexResult",
         "Observer", "RemoveResult", "SplitResult",
     ),
-    "storage.places": ("use_anonymous", "use_endpoint"),
+    "storage.places": ("use_anonymous", "use_endpoint", "use_store_options"),
     "values": ("__version__",),
     "verbs.cache.cache": ("Cache",),
     "verbs.copy": ("copy",),

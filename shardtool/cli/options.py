@@ -25,7 +25,7 @@ from shardtool.request.settings import (
     typed_text,
 )
 from shardtool.request.texts import whole
-from shardtool.storage.places import use_anonymous, use_endpoint, use_headers
+from shardtool.storage.places import use_anonymous, use_endpoint, use_headers, use_store_options
 from shardtool.storage.remote.retry import use_retry_for
 from shardtool.wording import typed_words
 
@@ -110,6 +110,10 @@ class Running(Output):
         shown="as the cloud's own tools say", section="machines", use=use_endpoint,
     )  # fmt: skip
     anonymous: bool = setting(False, "Sign no request: a public bucket needs no keys.", use=use_anonymous)
+    store_option: tuple[str, ...] = setting(
+        (), "What a store is told of objects that are written, such as storage-class=STANDARD_IA, and who pays.",
+        metavar="KEY=VALUE", shown="SHARDTOOL_STORE_OPTIONS", use=use_store_options,
+    )  # fmt: skip
     header: tuple[str, ...] = setting(
         (), "Header that is sent to servers of the web (https://).", metavar="'NAME: VALUE'",
         shown="SHARDTOOL_HTTP_HEADERS", use=use_headers,

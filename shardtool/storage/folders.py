@@ -20,14 +20,15 @@ from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.open_file import blocks_of, file_crc, open_file, open_plain
+from shardtool.storage.open_file import blocks_of, file_crc, open_blob, open_file, open_plain
 from shardtool.storage.places import base_name, file_stat, folder_of, read_small, read_tail
 from shardtool.storage.remote.address import STORES, WEB, is_url, join, parse_address, refuse_near_url, shown
 from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_md5
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, writing
 from shardtool.storage.remote.store_copy import is_one_store, store_copy
-from shardtool.storage.remote.stores import delete, listed, put, signed
+from shardtool.storage.remote.store_options import object_headers
+from shardtool.storage.remote.stores import delete, listed, put, signed_request
 from shardtool.storage.shared import write_all
 from shardtool.storage.staging import DurableFile, FileFact, Folder, check_local, written
 from shardtool.values import BLOCK
@@ -103,7 +104,10 @@ class Upload(AbstractContextManager["Upload"]):
     def __init__(self, address: str, size: int) -> None:
         self._address, self._size, self._left = address, size, size
         self._md5, self._crc = hashlib.md5(usedforsecurity=False), 0
-        self._url = signed(address, "PUT")
+        told = {"Content-Type": "application/octet-stream", **object_headers(address)}
+        if parse_address(address).scheme == "az":
+            told["x-ms-blob-type"] = "BlockBlob"
+        self._url, self._headers = signed_request(address, "PUT", told)
         self._connection, target, headers = _connection(self._url)
         try:
             self._begin(target, headers)
@@ -165,10 +169,8 @@ class Upload(AbstractContextManager["Upload"]):
             with answering(self._address, self._url):
                 connection.connect()
             connection.putrequest("PUT", target)
-            kind = {"Content-Length": str(self._size), "Content-Type": "application/octet-stream"}
-            if parse_address(self._address).scheme == "az":
-                kind["x-ms-blob-type"] = "BlockBlob"
-            for name, value in {**headers, "User-Agent": "shardtool", **kind, "Expect": "100-continue"}.items():
+            size = {"User-Agent": "shardtool", "Content-Length": str(self._size), "Expect": "100-continue"}
+            for name, value in {**headers, **self._headers, **size}.items():
                 connection.putheader(name, value)
             connection.endheaders()
         except OSError:
@@ -401,10 +403,7 @@ class RemoteFolder:
 
     def md5(self, name: str) -> str | None:
         """Return the MD5 of an object, as far as the store says it."""
-        try:
-            return stored_md5({"ETag": Blob(self.full_path(name)).version})
-        except FileNotFoundError:
-            return None
+        return md5_there(self.full_path(name))
 
     def full_path(self, name: str) -> str:
         """Return the address of `name`."""
@@ -439,6 +438,19 @@ class RemoteFolder:
         return found
 
 
+def md5_there(address: str) -> str | None:
+    """Return the MD5 of what lies at an address, as far as its server says it by an ETag.
+
+    Raises:
+        AccessRefused: We may not ask.
+        StoreFailed: It cannot be asked.
+    """
+    try:
+        return stored_md5({"ETag": open_blob(address).version})
+    except FileNotFoundError:
+        return None
+
+
 def _put(where: str, data: bytes) -> None:
     """Write a small object, and see that the store has it: by its checksum, or where that is another kind, by reading.
 
@@ -448,7 +460,10 @@ def _put(where: str, data: bytes) -> None:
     md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
 
     def once() -> None:
-        if stored_md5({"ETag": put(where, data)}) != md5 and read_whole(where, lambda _size: None) != data:
+        if (
+            stored_md5({"ETag": put(where, data, lasting=True)}) != md5
+            and read_whole(where, lambda _size: None) != data
+        ):
             raise PassingFailure("the store has other bytes than were sent")
 
     retried(shown(where), once)
@@ -542,6 +557,7 @@ def open_folder(path: str) -> OutputFolder:
         raise InvalidRequest(path, f"{where}, where nothing can be written", expected=expected)
     if any(part in ("", ".", "..") for part in at.key.rstrip("/").split("/") if at.key):
         raise InvalidRequest(path, "a name with an empty part, or . or ..", expected="names without `//` and `/../`")
+    object_headers(path)  # which the store can be told
     return RemoteFolder(path)
 
 

@@ -18,6 +18,7 @@ from shardtool.storage.open_file import READ_FOLLOWING, address_of, is_other, is
 from shardtool.storage.remote import address, blob, stores
 from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_near_url, shown, use_headers
 from shardtool.storage.remote.blob import called, together
+from shardtool.storage.remote.store_options import use_store_options
 from shardtool.storage.remote.stores import use_anonymous, use_endpoint
 from shardtool.values import to_bytes, to_text
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [  # as they are
     "called", "is_url", "is_web", "parse_address", "refuse_near_url", "together", "use_anonymous",
-    "use_endpoint", "use_headers",
+    "use_endpoint", "use_headers", "use_store_options",
 ]  # fmt: skip
 
 Item = TypeVar("Item")

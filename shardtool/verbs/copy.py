@@ -46,7 +46,7 @@ from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.request.texts import rate
-from shardtool.storage.folders import Original, check_there, checked_copy, copy_inside, open_folder
+from shardtool.storage.folders import Original, check_there, checked_copy, copy_inside, md5_there, open_folder
 from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
     base_name,
@@ -443,7 +443,7 @@ def _is_same_object(folder: OutputFolder, original: Original, meter: Meter) -> b
     if there is None or is_web(original.path):
         return True
     if is_url(original.path):
-        return open_folder(folder_of(original.path)).md5(original.name) in (None, there)
+        return md5_there(original.path) in (None, there)
     md5 = hashlib.md5(usedforsecurity=False)
     for block in blocks_of(original.path):
         md5.update(block)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
+import threading
+from hashlib import md5
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
 
+from shardtool import ShardWriter, copy, use_store_options
+from shardtool.errors import AccessRefused
+from shardtool.storage import places
+from shardtool.storage.folders import upload
 from shardtool.storage.places import read_small
 from shardtool.storage.remote.blob import connections_to
-from shardtool.storage.remote.stores import signed_request
+from shardtool.storage.remote.stores import delete, put, signed, signed_request
+from tests.clients.remote import tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.clients.packed import Packed
     from tests.servers.processes import Server
 
     Reach = Callable[[Server], Server]
@@ -58,3 +67,131 @@ def test_an_upload_in_parts_is_signed(
     )
     _ask(address, "POST", f"uploadId={number}", whole.encode())
     assert read_small(address) == b"the bytes"
+
+
+def _heads(server: Server, prefix: str) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
+    """Return the headers of all objects below a prefix, and their tags, as boto3 has them."""
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=server.url)
+    bucket, _, below = prefix.removeprefix("s3://").partition("/")
+    found = {}
+    for one in client.list_objects_v2(Bucket=bucket, Prefix=below)["Contents"]:
+        head = client.head_object(Bucket=bucket, Key=one["Key"])["ResponseMetadata"]["HTTPHeaders"]
+        tags = client.get_object_tagging(Bucket=bucket, Key=one["Key"])["TagSet"]
+        found[one["Key"].rpartition("/")[2]] = head, {tag["Key"]: tag["Value"] for tag in tags}
+    return found
+
+
+_KEY = "arn:aws:kms:us-east-1:123456789012:key/abcd"
+_TOLD = ["storage-class=STANDARD_IA", "sse=aws:kms", f"sse-kms-key-id={_KEY}", "tags=team=a%20b&run=7"]
+
+
+def test_objects_have_what_was_asked(moto: Server, use: Reach, tmp_path: Path) -> None:
+    """Shards, sidecars and the dataset file have class, encryption and tags, also those of a run that goes on."""
+    server, prefix = use(moto), moto.new_prefix()
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text("x" * 2000)
+    words = ["create", str(tmp_path), f"{prefix}/out-{{000000..}}.tar", "--max-count", "8", "--workers", "2"]
+    code, text = tool(*words, *(word for one in _TOLD for word in ("--store-option", one)), server=server)
+    assert code == 0, text
+    heads = _heads(server, prefix)
+    _check(heads, 7)
+    delete(prefix, [f"{prefix.removeprefix('s3://moto/')}/out-000001.tar"])
+    code, text = tool(*words, "--resume", server=server, SHARDTOOL_STORE_OPTIONS="\n".join(_TOLD))
+    assert code == 0, text
+    assert _heads(server, prefix).keys() == heads.keys()
+    _check(_heads(server, prefix), 7)
+    assert tool("verify", f"{prefix}/out.json", server=server)[0] == 0
+
+
+def test_a_writers_objects_have_it_too(moto: Server, use: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is uploaded once its size is known, by a program, is told the same."""
+    server, prefix = use(moto), moto.new_prefix()
+    monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "")
+    use_store_options(_TOLD)
+    with ShardWriter(f"{prefix}/out-{{000000..}}.tar", max_count=2) as writer:
+        for number in range(3):
+            writer.write({"__key__": str(number), "txt": "x"})
+    _check(_heads(server, prefix), 5)
+
+
+def _check(heads: dict[str, tuple[dict[str, str], dict[str, str]]], count: int) -> None:
+    assert len(heads) == count
+    for head, tags in heads.values():
+        assert head["x-amz-storage-class"] == "STANDARD_IA"
+        assert head["x-amz-server-side-encryption"] == "aws:kms"
+        assert head["x-amz-server-side-encryption-aws-kms-key-id"] == _KEY
+        assert tags == {"team": "a b", "run": "7"}
+
+
+def test_tiers_and_tags_of_azure(
+    azurite: Server, use: Reach, monkeypatch: pytest.MonkeyPatch, one_shard: Packed
+) -> None:
+    """Blobs of a dataset, large and small, have the tier and the tags that were asked for."""
+    server = use(azurite)
+    prefix = server.new_prefix()
+    monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "access-tier=Cool\ntags=team=a%20b&run=7")
+    copy(str(one_shard.folder / "out.json"), prefix)
+    for name in places.list_folder(prefix):
+        url = signed(places.join(prefix, name), "GET")
+        answer = connections_to(url).request("HEAD", url)
+        assert answer.headers["x-ms-access-tier"] == "Cool", name
+        assert answer.headers["x-ms-tag-count"] == "2", name
+
+
+@pytest.mark.parametrize("name", ["moto", "rclone"])
+def test_a_store_that_checks_signatures_takes_what_it_is_told(
+    name: str, request: pytest.FixtureRequest, use: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of an object is signed with it: by another secret it is refused, where signatures are seen."""
+    server = use(request.getfixturevalue(name))
+    monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "\n".join(_TOLD))
+    address = f"{server.new_prefix()}/a b+#ü!'(*).bin"
+    upload(address, 1, lambda file: file.write(b"x"))
+    assert read_small(address) == b"x"
+    if name == "rclone":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+        with pytest.raises(AccessRefused):
+            upload(address, 1, lambda file: file.write(b"y"))
+
+
+class _Payers(BaseHTTPRequestHandler):
+    """A store of one object, which notes of each request whether it says who pays."""
+
+    protocol_version, said = "HTTP/1.1", list[tuple[str, bool]]()
+
+    def _answer(self, body: bytes = b"") -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        kind = "list" if "list-type" in self.path else self.command
+        pays = "x-amz-request-payer=requester" in self.path or self.headers.get("x-amz-request-payer") == "requester"
+        self.said.append((kind, pays))
+        body = b"<ListBucketResult></ListBucketResult>" if kind == "list" else b"x" if kind == "GET" else b""
+        self.send_response(200)
+        self.send_header("ETag", f'"{md5(b"x", usedforsecurity=False).hexdigest()}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_PUT = _answer  # noqa: N815 - their names
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_who_pays_is_said_with_each_request(moto: Server, use: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads, listings and writes of each kind say who pays for them, and none does who was not asked to."""
+    use(moto)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Payers) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{http.server_port}")
+        for pays in (False, True):
+            monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "request-payer=requester" if pays else "")
+            _Payers.said.clear()
+            assert read_small("s3://b/k") == b"x"
+            assert places.list_folder("s3://b/p") == []
+            upload("s3://b/k", 1, lambda file: file.write(b"x"))
+            put("s3://b/k", b"x")
+            assert {kind for kind, _ in _Payers.said} == {"GET", "list", "PUT"}
+            assert {said for _, said in _Payers.said} == {pays}
+        http.shutdown()

@@ -92,7 +92,7 @@ _ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _VERSION = "2022-11-02"
 _SLACK = timedelta(minutes=15)  # by which our clock may be ahead
 SIGNED_FOR = timedelta(hours=1)
-_PERMISSIONS = {"GET": "r", "PUT": "cw"}
+_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: with tags
 
 
 def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str | None:

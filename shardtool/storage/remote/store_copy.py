@@ -18,6 +18,7 @@ from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import is_url, parse_address
 from shardtool.storage.remote.blob import Blob, connections_to, stored_crc
 from shardtool.storage.remote.retry import PassingFailure, answering, refusal
+from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.remote.stores import copy_in_bucket, signed, signed_request
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _asked_for_copy(source: str, where: str, size: int) -> int | None:
     blob = Blob(source)
     if blob.size != size:
         raise NotCopied
-    url, headers = signed_request(where, "PUT", _headers(source, blob))
+    url, headers = signed_request(where, "PUT", {**_headers(source, blob), **object_headers(where)})
     with answering(where, url):
         answer = connections_to(url).request(
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False

@@ -20,6 +20,8 @@ from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.storage.remote.address import DECIDING, STORES, WEB, is_web, more_certificates, parse_address, shown
 from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retried, store_failures
 from shardtool.storage.remote.signing import SIGNED_FOR, AwsKeys, azure_server, signed_headers, signed_with_key
+from shardtool.storage.remote.store_options import DECIDING as STORE_OPTIONS
+from shardtool.storage.remote.store_options import client_config, of_small
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +38,7 @@ _DECIDING = (  # which server is asked, and who asks: what is set later is not t
     "AWS_REGION", "AWS_DEFAULT_REGION", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_APPLICATION_CREDENTIALS", *_SKIPPED.values(), ANONYMOUS, "AZURE_STORAGE_ENDPOINT",
     "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE",
-    "AWS_SHARED_CREDENTIALS_FILE", *DECIDING,
+    "AWS_SHARED_CREDENTIALS_FILE", *STORE_OPTIONS, *DECIDING,
 )  # fmt: skip
 
 
@@ -104,9 +106,10 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
     if more := more_certificates():
         client["root_certificate"] = more
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
+    options["config"] = client_config(scheme)
     anonymous = _is_anonymous(scheme)
     if anonymous:
-        options["config"] = {"skip_signature": True}
+        options["config"]["skip_signature"] = True
     with store_failures(f"{scheme}://{bucket}"):
         if scheme == "s3":
             session = None if anonymous else _aws_session(bucket)
@@ -123,7 +126,7 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
             return store.S3Store(bucket, **options), plain if anonymous else None
         if scheme == "gs":
             if endpoint:
-                options["config"] = {"base_url": endpoint, **options.get("config", {})}
+                options["config"]["base_url"] = endpoint
             plain = f"{(endpoint or 'https://storage.googleapis.com').rstrip('/')}/{bucket}"
             return store.GCSStore(bucket, **options), plain if anonymous else None
         if endpoint:
@@ -275,7 +278,7 @@ def signed(address: str, method: str) -> str:
 def signed_request(
     address: str, method: str, headers: Mapping[str, str], query: str = ""
 ) -> tuple[str, dict[str, str]]:
-    """Return where a request about an object goes, and its headers, signed with them: S3 takes none that are not.
+    """Return where a request about an object goes, and its headers, signed with what S3 takes no other way.
 
     Args:
         address: Of the object, in a store.
@@ -289,10 +292,12 @@ def signed_request(
     """
     url = signed(address, method)
     asked = dict(parse_qsl(urlsplit(url).query))
-    if "X-Amz-Credential" not in asked:
+    if "X-Amz-Credential" not in asked or not (query or any(name.startswith("x-amz-") for name in headers)):
         more = f"{'&' if asked else '?'}{query}" if query else ""
         return url + more, dict(headers)
     url = url.partition("?")[0] + (f"?{query}" if query else "")  # whose server and region are obstore's
+    if payer := asked.get("x-amz-request-payer"):
+        headers = {**headers, "x-amz-request-payer": payer}
     return url, signed_headers(method, url, headers, _aws_keys(address, asked["X-Amz-Credential"].split("/")[2]))
 
 
@@ -373,13 +378,14 @@ def _page(address: str, pages: Any) -> list[BucketEntry]:
         return [_one(meta) for meta in apart(lambda: next(pages, ()))]
 
 
-def put(address: str, data: bytes, expected: str | None = None) -> str:
+def put(address: str, data: bytes, expected: str | None = None, *, lasting: bool = False) -> str:
     """Write a small object, whole, and return its version.
 
     Args:
         address: Where.
         data: Its bytes.
         expected: The version of what it replaces; "" where nothing may be there; None: whatever is there.
+        lasting: Whether it is of a dataset, and no lock.
 
     Raises:
         FileExistsError: Something else is there.
@@ -389,7 +395,8 @@ def put(address: str, data: bytes, expected: str | None = None) -> str:
     at, store = parse_address(address), store_of(address)[0]
     kind = "version" if at.scheme == "gs" else "e_tag"
     mode = "overwrite" if expected is None else {kind: expected} if expected else "create"
-    answer = _asked(address, lambda: store.put(at.key, data, mode=mode, use_multipart=False))
+    told = of_small(address, lasting=lasting)
+    answer = _asked(address, lambda: store.put(at.key, data, mode=mode, use_multipart=False, **told))
     return answer[kind] or ""
 
 

@@ -26,7 +26,7 @@ def test_key(monkeypatch: pytest.MonkeyPatch) -> None:
     url = urlsplit(signed_with_key("", "c", "a b#%20\u00fc.tar", "PUT") or "")
     assert (url.scheme, url.netloc, url.path) == ("https", "acc.blob.core.windows.net", "/c/a%20b%23%2520%C3%BC.tar")
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
-    assert (asked["sp"], asked["sr"], asked["spr"]) == ("cw", "c", "https")
+    assert (asked["sp"], asked["sr"], asked["spr"]) == ("cwt", "c", "https")
     assert len(base64.b64decode(asked["sig"])) == 32
     assert _SECRET not in url.query
     local = signed_with_key("http://127.0.0.1:1/acc/", "c", "k", "GET") or ""

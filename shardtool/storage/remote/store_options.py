@@ -1,0 +1,152 @@
+"""What a store is told of the objects that it keeps, and who pays: `--store-option KEY=VALUE`.
+
+Google's store takes what it is told of an object only where that is signed by its client, which signs no headers: there
+the bucket says it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl, quote, urlencode
+
+from shardtool.errors import InvalidRequest
+from shardtool.storage.remote.address import parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+STORE_OPTIONS = (
+    "SHARDTOOL_STORE_OPTIONS"  # an environment variable, so that workers have it, too: `KEY=VALUE`, a line each
+)
+
+
+class _Option(NamedTuple):
+    """One of them.
+
+    Attributes:
+        values: What its values look like.
+        expected: The same, in words.
+        s3: The header of S3 that says it; empty: there is none.
+        az: That of Azure.
+        variable: That of the environment, where AWS's own tools have one.
+    """
+
+    values: str
+    expected: str
+    s3: str = ""
+    az: str = ""
+    variable: str = ""
+
+
+_SSE = "x-amz-server-side-encryption"
+_OPTIONS = {
+    "sse": _Option(
+        "AES256|aws:kms(:dsse)?", "AES256, aws:kms or aws:kms:dsse", _SSE, "", "AWS_SERVER_SIDE_ENCRYPTION",
+    ),
+    "sse-kms-key-id": _Option("[!-~]+", "the name of a key", f"{_SSE}-aws-kms-key-id", "", "AWS_SSE_KMS_KEY_ID"),
+    "sse-bucket-key": _Option(
+        "true|false", "true or false", f"{_SSE}-bucket-key-enabled", "", "AWS_SSE_BUCKET_KEY_ENABLED",
+    ),
+    "storage-class": _Option(
+        "(?!(GLACIER|DEEP_ARCHIVE)$)[A-Z0-9_]+",
+        "a class that is read at once, such as STANDARD_IA or GLACIER_IR; a lifecycle rule of the bucket archives",
+        "x-amz-storage-class", "", "AWS_STORAGE_CLASS",
+    ),
+    "access-tier": _Option("Hot|Cool|Cold", "Hot, Cool or Cold, which are read at once", "", "x-ms-access-tier"),
+    "tags": _Option(
+        "[^=&]+=[^=&]*(&[^=&]+=[^=&]*){,9}", "NAME=VALUE&NAME=VALUE, ten at most, encoded as in a URL",
+        "x-amz-tagging", "x-ms-tags",
+    ),
+    "request-payer": _Option("requester", "requester", "x-amz-request-payer", "", "AWS_REQUEST_PAYER"),
+}  # fmt: skip
+DECIDING = (STORE_OPTIONS, *(one.variable for one in _OPTIONS.values() if one.variable))
+_PAYER, _CLASS, _TIER = "request-payer", "storage-class", "access-tier"
+
+
+def use_store_options(lines: Iterable[str]) -> None:
+    """Tell stores more of what is written to them, and who pays, from this process and those it starts.
+
+    Args:
+        lines: `KEY=VALUE`.
+
+    Raises:
+        InvalidRequest: A key is not known, or a value is none that it takes.
+    """
+    text = "\n".join(lines)
+    _parsed(text)
+    os.environ[STORE_OPTIONS] = text
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(text: str) -> Mapping[str, str]:
+    pairs = (line.strip().partition("=") for line in text.splitlines() if line.strip())
+    return {key: _checked(STORE_OPTIONS, key, value) for key, _, value in pairs}
+
+
+def _checked(where: str, key: str, value: str) -> str:
+    if key not in _OPTIONS:
+        raise InvalidRequest(where, f"the key {key!r}", expected=f"KEY=VALUE, where KEY is {', '.join(_OPTIONS)}")
+    if not re.fullmatch(_OPTIONS[key].values, value):
+        raise InvalidRequest(where, f"{key}={value}", expected=_OPTIONS[key].expected)
+    return value
+
+
+def _asked(scheme: str) -> dict[str, str]:
+    """Return what is asked of a store: what was given, and of S3 what the variables of AWS say."""
+    said = {}
+    if scheme == "s3":
+        for key, (*_, variable) in _OPTIONS.items():
+            if value := os.environ.get(variable, ""):
+                is_payer = key == _PAYER and value.lower() in ("true", "requester")
+                said[key] = _checked(variable, key, "requester" if is_payer else value)
+    found = {**said, **_parsed(os.environ.get(STORE_OPTIONS, ""))}
+    return {"sse": "aws:kms", **found} if "sse-kms-key-id" in found else found
+
+
+def client_config(scheme: str) -> dict[str, str]:
+    """Return what obstore's client is to say with each of its own requests, under the names that it has for that.
+
+    Raises:
+        InvalidRequest: The environment holds something else.
+    """
+    if scheme != "s3":
+        return {}
+    names = {key: one.variable.removeprefix("AWS_").lower() for key, one in _OPTIONS.items() if one.variable}
+    return {names[key]: value for key, value in _asked(scheme).items() if key in names and key != _CLASS}
+
+
+def of_small(address: str, *, lasting: bool) -> dict[str, Any]:
+    """Return what obstore is to be told of a small object, beside `client_config`: arguments of its `put`.
+
+    Args:
+        address: Of the object.
+        lasting: Whether it stays: what goes soon belongs into no class that is paid for by the month.
+    """
+    asked = _asked(parse_address(address).scheme)
+    kinds = [asked[key] for key in (_CLASS, _TIER) if key in asked]
+    tags = dict(parse_qsl(asked.get("tags", ""), keep_blank_values=True))
+    attributes = {"attributes": {"Storage-Class": kinds[0]}} if kinds and lasting else {}
+    return {**attributes, **({"tags": tags} if tags else {})}
+
+
+def object_headers(address: str) -> dict[str, str]:
+    """Return the headers of a request that writes an object, or begins to: what a store is told of it.
+
+    Raises:
+        InvalidRequest: The store cannot be told.
+    """
+    scheme, found = parse_address(address).scheme, {}
+    for key, value in _asked(scheme).items():
+        if header := getattr(_OPTIONS[key], scheme, ""):
+            tags = parse_qsl(value, keep_blank_values=True) if key == "tags" else None
+            found[header] = value if tags is None else urlencode(tags, quote_via=quote)
+        elif key != _PAYER:  # where it is read from may want that
+            known = ", ".join(other for other, one in _OPTIONS.items() if getattr(one, scheme, ""))
+            remedy = "" if known else "Tell the bucket: its default storage class, and its default key."
+            raise InvalidRequest(
+                f"the store option {key}", f"nothing that {scheme}:// is told", expected=known or "none", remedy=remedy
+            )
+    return found
