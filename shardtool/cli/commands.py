@@ -650,7 +650,7 @@ def _write_pictures(datasets: list[StoredDataset], options: _Looking, how: Runni
 
 
 def _write_table(opened: list[StoredDataset], path: str, options: _Looking, how: Running) -> None:
-    from shardtool.verbs.inspect.table import write_table
+    from shardtool.verbs.inspect.samples import write_table
 
     rows, file = write_table(opened, path, where=options.where, overwrite=options.overwrite), output_text(path)
     text = f"{counted(rows, 'row')} written to {printable(file)}"

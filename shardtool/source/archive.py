@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.format.zip_read import ZipMember
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
-    from shardtool.select.key_pattern import KeyPattern
+    from shardtool.select.names import KeyPattern
     from shardtool.source.base import Listing, Writable
     from shardtool.source.folder import Found
 

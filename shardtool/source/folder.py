@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from shardtool.pattern import ShardPattern
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
-    from shardtool.select.key_pattern import KeyPattern
-    from shardtool.select.names import Groups
+    from shardtool.select.names import Groups, KeyPattern
     from shardtool.source.folder_samples import ObjectTree
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
@@ -61,7 +60,7 @@ class FolderSource(Source):
 
         options, pattern = self._options, None
         if options.key_pattern is not None:
-            from shardtool.select.key_pattern import KeyPattern
+            from shardtool.select.names import KeyPattern
 
             pattern = KeyPattern(options.key_pattern)
         entries, skipped, notes = self._list(pool, observer, pattern)
@@ -105,7 +104,7 @@ class FolderSource(Source):
         if pattern is None:
             return entries, skipped
         from shardtool.names import Names
-        from shardtool.select.key_pattern import with_keys
+        from shardtool.select.names import with_keys
         from shardtool.source.folder_samples import check_torn, without_torn
 
         if self._options.dots is None:

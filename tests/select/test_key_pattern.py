@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, verify
 from shardtool.names import Names
-from shardtool.select.key_pattern import KeyPattern, with_keys
+from shardtool.select.names import KeyPattern, with_keys
 from tests.helpers import members, read_tree, write_tree
 from tests.made import flat_entries
 

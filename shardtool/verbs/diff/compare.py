@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.find import recorded_pattern
 from shardtool.dataset.walk import walked_text
-from shardtool.entries.arrow import number_array
+from shardtool.entries.arrow import number_array, plain
 from shardtool.errors import InvalidRequest
 from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
 from shardtool.skipped import is_listed
@@ -308,8 +308,7 @@ def _column(table: pa.Table | None, name: str, rows: Rows) -> pa.ChunkedArray:
     """Return the values of a column for some samples, without dictionaries; null where there is no such column."""
     if table is None or name not in table.column_names:
         return pa.chunked_array([pa.nulls(len(rows))])
-    column = table.column(name).take(number_array(rows))
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    return plain(table.column(name).take(number_array(rows)))
 
 
 def _values_differ(one: pa.ChunkedArray, other: pa.ChunkedArray) -> NDArray[np.bool_]:

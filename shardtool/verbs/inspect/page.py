@@ -29,7 +29,7 @@ from shardtool.storage.places import base_name, file_stat
 from shardtool.values import counted, output_text, show_size
 from shardtool.verbs.inspect.inspect import together
 from shardtool.verbs.inspect.media import MediaRoom
-from shardtool.verbs.inspect.table import check_report
+from shardtool.verbs.inspect.samples import check_report
 from shardtool.verbs.inspect.thumbnails import (
     SPLIT,
     Budget,

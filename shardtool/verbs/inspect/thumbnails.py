@@ -41,8 +41,7 @@ from shardtool.verbs.inspect.media import (
     thumbnail,
 )
 from shardtool.verbs.inspect.overview import MOST_SAMPLES, SHORT, Overview, draw, found_samples, is_plain
-from shardtool.verbs.inspect.samples import text_of
-from shardtool.verbs.inspect.table import check_report
+from shardtool.verbs.inspect.samples import check_report, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

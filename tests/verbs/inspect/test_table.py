@@ -15,7 +15,7 @@ from shardtool import CreateOptions, InvalidRequest, ReshardOptions, create, res
 from shardtool.dataset.find import open_dataset
 from shardtool.dataset.sidecar import read_sidecar
 from shardtool.verbs.inspect.samples import first_samples, keys
-from shardtool.verbs.inspect.table import write_table
+from shardtool.verbs.inspect.samples import write_table
 from tests.helpers import flip, members, read_tree, shards, typed
 
 if TYPE_CHECKING:
