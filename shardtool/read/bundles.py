@@ -23,7 +23,7 @@ from shardtool.plan.order import permuted, random_at, random_start
 from shardtool.read.catalog import metadata_schema
 from shardtool.read.chain import Map, collate, read_npy
 from shardtool.read.fetch import Fetcher, MixedReader
-from shardtool.read.order import OrderOptions
+from shardtool.read.order import MixedSamples, Order, OrderOptions, SampleView, Views
 from shardtool.wording import call, option
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from shardtool.read.chain import Lists, Stages
     from shardtool.read.fetch import Reader, SkippedSamples
     from shardtool.read.files import Numbers
-    from shardtool.read.order import MixedSamples, Order, SampleView
     from shardtool.read.samples import Sample, Samples
 
-    Views = SampleView | MixedSamples
     Pieces = tuple[Numbers, Numbers, Numbers, Numbers]
 
 By = Literal["first-fit", "concat"]
@@ -209,7 +207,7 @@ class BundledOrder:
 
     def __init__(self, source: BundledSamples, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
-        self._samples: Order = source.samples.order(replace(options, window=options.window * source.each))
+        self._samples = source.samples.order(replace(options, window=options.window * source.each))
         self._step = _OF_KINDS if source.in_turn else source.each * max(_LEAST, options.round)
         self._window = lru_cache(_KEPT)(self._divided)
 
@@ -325,6 +323,8 @@ class BundleReader:
 
 
 AnyReader = Fetcher | MixedReader | BundleReader
+AnySamples = Views | BundledSamples
+AnyOrder = Order | BundledOrder
 
 
 # How long samples are, before any is read.
@@ -404,7 +404,7 @@ def _each(reader: Reader, views: Views) -> Iterator[tuple[Fetcher, SampleView]]:
     """Yield the datasets of a mix, or the only one."""
     if isinstance(reader, MixedReader):
         for one, view in zip(reader.readers, cast("MixedSamples", views).sources, strict=True):
-            yield from _each(one, cast("Views", view))
+            yield from _each(one, view)
     else:
         yield reader, cast("SampleView", views)
 

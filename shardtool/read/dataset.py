@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardtool.read.chain import Each
     from shardtool.read.fetch import Reader, SkippedSamples
     from shardtool.read.files import Numbers, ShardCache
-    from shardtool.read.order import Stop
+    from shardtool.read.order import Stop, Views
     from shardtool.select.splits import Splits
     from shardtool.values import Given, OnBadSample
 
@@ -419,7 +419,7 @@ def mix(
     if len(given) > 1 or (stop is not None and {*given} - {"weights"}):
         found = f"given with {listing([*given[1:], *(['stop'] if stop is not None else [])])}"
         raise InvalidRequest(given[0], found, expected="weights and stop, choose, or repeat")
-    sources = [one.source for one in datasets]
+    sources = [cast("Views", one.source) for one in datasets]
     if weights is None and stop is None:
         source = MixedSamples.of_counts(sources, choose, repeat)
     else:

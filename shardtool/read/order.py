@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from itertools import pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -111,42 +111,8 @@ def window_of(mean_size: int, buffer: int | None, parts: int) -> int:
     return 1 << (room * room).bit_length() // 2  # the nearest power of two: it is permuted faster
 
 
-class Order(Protocol):
-    """The order of an epoch: its positions are 0 to `length` - 1."""
-
-    @property
-    def length(self) -> int:
-        """Samples in the epoch."""
-
-    @property
-    def numbers(self) -> Callable[[Numbers], Numbers]:
-        """Returns the sample at each position: its number."""
-
-
-class OrderedSamples(Protocol):
-    """Samples that epochs take in an order."""
-
-    @property
-    def span(self) -> int:
-        """How many numbers there are: those of the samples are below."""
-
-    @property
-    def length(self) -> int:
-        """Samples in an epoch that is not shuffled."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What is equal for equal samples."""
-
-    def length_in(self, options: OrderOptions) -> int:
-        """Return how many samples an epoch has."""
-
-    def order(self, options: OrderOptions) -> Order:
-        """Return the order of an epoch."""
-
-
 def cut_for(
-    source: OrderedSamples, mean_size: int, ranks: int, buffer: int | None, parts: int | None, *, copies: bool
+    source: object, mean_size: int, ranks: int, buffer: int | None, parts: int | None, *, copies: bool
 ) -> tuple[int, int, int]:
     """Return parts, window and ranks of an order: where no parts are given, as many for each rank as one alone has.
 
@@ -356,12 +322,12 @@ class MixedSamples:
         length: Samples in an epoch.
     """
 
-    sources: tuple[OrderedSamples, ...]
+    sources: tuple[Views, ...]
     weights: tuple[int, ...]
     length: int
 
     @classmethod
-    def of(cls, sources: Sequence[OrderedSamples], weights: Sequence[float], stop: Stop) -> MixedSamples:
+    def of(cls, sources: Sequence[Views], weights: Sequence[float], stop: Stop) -> MixedSamples:
         """Return a mix.
 
         Raises:
@@ -375,7 +341,7 @@ class MixedSamples:
 
     @classmethod
     def of_counts(
-        cls, sources: Sequence[OrderedSamples], choose: Sequence[int] | None, repeat: Sequence[float] | None
+        cls, sources: Sequence[Views], choose: Sequence[int] | None, repeat: Sequence[float] | None
     ) -> MixedSamples:
         """Return a mix by how many samples of each an epoch has, to one in 2^20 where they are more than a billion.
 
@@ -434,7 +400,7 @@ class MixedOrder:
         options: Which order.
     """
 
-    sources: tuple[OrderedSamples, ...]
+    sources: tuple[Views, ...]
     weights: tuple[int, ...]
     length: int
     options: OrderOptions
@@ -489,6 +455,10 @@ class MixedOrder:
     def _order_of(self, number: int, epoch: int) -> Order:
         seed = random_start("mixed", self.options.seed, number)  # alike datasets are not shuffled alike
         return self.sources[number].order(replace(self.options, seed=seed, epoch=epoch))
+
+
+Views = SampleView | MixedSamples
+Order = CatalogOrder | MixedOrder
 
 
 def _counts(weights: Sequence[int], position: Position) -> list[Position]:
@@ -637,21 +607,21 @@ class Share:
         return position - self.rank + self.world_size
 
 
-def others(order: Order, options: OrderOptions, position: int) -> Iterator[int]:
+def others(length: int, options: OrderOptions, position: int) -> Iterator[int]:
     """Yield positions whose samples stand in, in turn, for that of a position which gives nothing.
 
     They depend on the order and the position alone, as all samples do: not on ranks, workers, or where a run began. The
     first are of its round, which is read about now; then any of the epoch, ten thousand at most.
 
     Args:
-        order: The order of the epoch.
-        options: What it depends on.
+        length: Samples in the epoch.
+        options: What its order depends on.
         position: Which one; with `pad`, maybe past the end.
     """
     key = random_at(random_start("others", options.seed, options.epoch), np.array([position], np.uint64))[0]
-    first = position % order.length // options.round * options.round
-    near = min(options.round, order.length - first)
-    for start, count, most in ((first, near, _NEAR), (0, order.length, MOST_OTHERS)):
+    first = position % length // options.round * options.round
+    near = min(options.round, length - first)
+    for start, count, most in ((first, near, _NEAR), (0, length, MOST_OTHERS)):
         yield from (start + permuted(np.arange(min(count, most)), count, key)).tolist()
 
 
@@ -707,14 +677,14 @@ class StreamState:
         return {"version": version, "fingerprint": self.fingerprint, **order, "position": self.position}
 
     @classmethod
-    def at(cls, source: OrderedSamples, options: OrderOptions, position: int, end: int) -> StreamState:
+    def at(cls, source: Any, options: OrderOptions, position: int, end: int) -> StreamState:
         """Return the state at a position of an epoch; at its end, that of the start of the next one."""
         if position < end:
             return cls(source.fingerprint, options, position)
         return cls(source.fingerprint, replace(options, epoch=options.epoch + 1), 0)
 
     @classmethod
-    def of(cls, given: object, source: OrderedSamples) -> StreamState:
+    def of(cls, given: object, source: Any) -> StreamState:
         """Return the state that `to_json` gave.
 
         Raises:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Self
 
-    from shardtool.read.bundles import AnyReader, Views
+    from shardtool.read.bundles import AnyOrder, AnyReader, AnySamples
     from shardtool.read.chain import Lists
     from shardtool.read.fetch import Reader
     from shardtool.read.files import Numbers
-    from shardtool.read.order import Ends, Order, OrderedSamples, Shuffle
+    from shardtool.read.order import Ends, Shuffle, Views
     from shardtool.read.samples import Sample, Samples
 
 
@@ -84,7 +84,7 @@ _MOST_EXPECTED = 2**8  # jobs
 class Streamable(Chain):
     """Samples that can be read as a stream, with what is done to them."""
 
-    def __init__(self, fetcher: AnyReader, source: OrderedSamples) -> None:
+    def __init__(self, fetcher: AnyReader, source: AnySamples) -> None:
         self.fetcher, self.source = fetcher, source
 
     def with_stages(self, stages: Stages) -> Self:
@@ -284,7 +284,7 @@ class Stream(Chain):
         skipped: Samples that were left out: damaged ones, with `on_error="skip"`, and those that a stage leaves out.
     """
 
-    def __init__(self, fetcher: AnyReader, source: OrderedSamples, options: OrderOptions, share: Share) -> None:
+    def __init__(self, fetcher: AnyReader, source: AnySamples, options: OrderOptions, share: Share) -> None:
         self.reader, self._source, self._options, self.share = fetcher, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._begun = _Pass(0, options, share), False
@@ -436,7 +436,7 @@ class Stream(Chain):
         most = min(_MOST_TOGETHER, (_LATER if mean >= LATE else _TOGETHER) // mean)
         return max(1, most) * share.world_size * share.workers
 
-    def _read(self, order: Order, positions: Numbers) -> tuple[Numbers, Samples]:
+    def _read(self, order: AnyOrder, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
         batch = self.reader.read_late(numbers)
         if isinstance(self.reader, bundles.BundleReader):
@@ -445,7 +445,7 @@ class Stream(Chain):
             return numbers, _padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
-    def _expected(self, order: Order, jobs: Iterator[Numbers]) -> Generator[Numbers]:
+    def _expected(self, order: AnyOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
         """Yield jobs, whose shards are copied into a cache meanwhile, where there is one."""
         if not self.reader.copies or self._options.shuffle == "full":  # which wants all shards at once
             yield from jobs
@@ -530,7 +530,7 @@ class StreamPosition:
         order, ends = self._order, self._stream.share.ends
         if ends == "uneven":
             return
-        for at in others(order, self._options, self.position):
+        for at in others(order.length, self._options, self.position):
             found = order.numbers(np.array([at]))
             (sample,) = self._stream.reader.read(found) if found[0] != self._number else (None,)
             if isinstance(sample, dict):
@@ -555,7 +555,7 @@ class _Pass:
         share: What it takes of them.
     """
 
-    order: Order
+    order: AnyOrder
 
     def __init__(self, start: int, options: OrderOptions, share: Share) -> None:
         self.start, self.taken, self.options, self.share = start, 0, options, share

@@ -14,8 +14,7 @@ from pyarrow import parquet
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, create, reshard
 from shardtool.dataset.find import open_dataset
 from shardtool.dataset.sidecar import read_sidecar
-from shardtool.verbs.inspect.samples import first_samples, keys
-from shardtool.verbs.inspect.samples import write_table
+from shardtool.verbs.inspect.samples import first_samples, keys, write_table
 from tests.helpers import flip, members, read_tree, shards, typed
 
 if TYPE_CHECKING:
