@@ -89,7 +89,7 @@ clean:  ## remove all that is made here, the environments too
 .venv-clients/.installed: pyproject.toml tests/clients/requirements.txt
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python $(PIP_INSTALL) torch==2.13.0
-	.venv-clients/bin/python $(PIP_INSTALL) -e '.[audio,remote,urls]' -r tests/clients/requirements.txt
+	.venv-clients/bin/python $(PIP_INSTALL) -e '.[audio,hf,remote,urls]' -r tests/clients/requirements.txt
 	@touch $@
 
 # Azure's server is a program of Node. Where npm cannot install it, its tests are skipped.

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from shardtool.errors import machine_reads
 from shardtool.fingerprint import crc32c
-from shardtool.storage.remote.address import SCHEMES, is_url, is_web, join, parse_address
+from shardtool.storage.remote.address import SCHEMES, is_hub, is_url, is_web, join, parse_address
 from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, read_object, requests
 from shardtool.storage.remote.retry import SLICE_S, waited
 from shardtool.values import BLOCK, to_text
@@ -355,8 +355,8 @@ def address_of(path: bytes) -> str:
 
 
 def is_other(address: str) -> bool:
-    """Tell whether an address is of a scheme that is fsspec's affair."""
-    return parse_address(address).scheme not in SCHEMES
+    """Tell whether what an address leads to is read through fsspec."""
+    return parse_address(address).scheme not in SCHEMES and not is_hub(address)
 
 
 def open_blob(address: str, size: int | None = None) -> Blob:

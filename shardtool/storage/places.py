@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from shardtool.errors import AccessRefused, InvalidRequest, raise_if_machines
 from shardtool.storage.open_file import READ_FOLLOWING, address_of, is_other, is_place, open_blob, open_file
 from shardtool.storage.remote import address, blob, stores
-from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_near_url, shown, use_headers
+from shardtool.storage.remote.address import SCHEMES, is_url, is_web, parse_address, refuse_near_url, shown, use_headers
 from shardtool.storage.remote.blob import called, together
 from shardtool.storage.remote.store_options import use_store_options
 from shardtool.storage.remote.stores import use_anonymous, use_endpoint
@@ -269,7 +269,8 @@ def objects_below(folder: str) -> Iterator[BucketEntry]:
 
 
 def _listed(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    return blob.list_other(folder, below=below) if is_other(folder) else stores.listed(folder, below=below)
+    is_ours = parse_address(folder).scheme in SCHEMES
+    return stores.listed(folder, below=below) if is_ours else blob.list_other(folder, below=below)
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:

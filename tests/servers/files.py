@@ -38,19 +38,26 @@ class FileServer(WebServer):
             return await self.reply(writer, answer(405, 0, {"Allow": "GET, HEAD"}))
         if not path.resolve().is_relative_to(self._folder) or not path.is_file():
             return await self.reply(writer, answer(404, 0))
-        with path.open("rb") as file:
-            head, start, length = _chosen(request, os.fstat(file.fileno()))
-            writer.write(head.encoded())
-            if method == "GET":
-                await _send(file, start, length, writer)
-        return True
+        fact = path.stat()
+        return await give_file(request, path, f'"{fact.st_size:x}-{fact.st_mtime_ns:x}"', writer)
 
 
-def _chosen(request: Head, fact: os.stat_result) -> tuple[Head, int, int]:
+async def give_file(
+    request: Head, path: Path, etag: str, writer: asyncio.StreamWriter, more: Mapping[str, str] | None = None
+) -> bool:
+    """Answer with a file, or what is asked for of it; `more` are headers beside the usual ones."""
+    with path.open("rb") as file:
+        head, start, length = _chosen(request, os.fstat(file.fileno()), etag, more or {})
+        writer.write(head.encoded())
+        if request.first[0] == "GET":
+            await _send(file, start, length, writer)
+    return True
+
+
+def _chosen(request: Head, fact: os.stat_result, etag: str, more: Mapping[str, str]) -> tuple[Head, int, int]:
     """Return the answer's head, where its bytes start, and how many there are."""
-    etag = f'"{fact.st_size:x}-{fact.st_mtime_ns:x}"'
     headers = {"ETag": etag, "Accept-Ranges": "bytes", "Last-Modified": formatdate(fact.st_mtime, usegmt=True)}
-    headers["Content-Type"] = "application/octet-stream"
+    headers |= {"Content-Type": "application/octet-stream", **more}
     if (wanted := request.get("if-match")) and wanted not in ("*", etag):
         return answer(412, 0, headers), 0, 0
     if request.get("if-none-match") in ("*", etag):

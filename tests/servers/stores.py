@@ -59,6 +59,23 @@ def http_files(folder: Path) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def hub(folder: Path) -> Iterator[Server]:
+    """Serve a folder of repositories as Hugging Face's Hub does; a client of it reaches no other server."""
+    (files := folder / "repositories").mkdir()
+    command = _module("tests.servers.hub")
+    with running(lambda port: [*command, str(port), str(files)], folder / "log", PYTHONPATH=str(REPO)) as port:
+        url = f"http://127.0.0.1:{port}"
+        here = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+        here |= {"HF_HOME": str(folder / "home"), "HF_TOKEN": "", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+        here |= {
+            "HTTPS_PROXY": "http://127.0.0.1:9",
+            "HTTP_PROXY": "http://127.0.0.1:9",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+        yield Server(url, "hf://datasets", files, here)
+
+
+@contextlib.contextmanager
 def proxy(server: Server, folder: Path) -> Iterator[int]:
     """Run the proxy before a server; yield its port."""
     command = _module("tests.servers.proxy")

@@ -80,6 +80,11 @@ def is_web(text: str) -> bool:
     return found is not None and found[1].lower() in WEB
 
 
+def is_hub(text: str) -> bool:
+    """Tell whether a text is of a dataset's repository at Hugging Face: its files have addresses of the web."""
+    return text[:14].lower() == "hf://datasets/"
+
+
 def parse_address(text: str) -> Address:
     """Take an address apart.
 

@@ -19,12 +19,13 @@ from functools import partial
 from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
-from shardtool.errors import AccessRefused, StoreFailed, without_secrets
+from shardtool.errors import InvalidRequest, StoreFailed, without_secrets
 from shardtool.storage.remote.address import (
     DECIDING,
     MEANT,
+    is_hub,
     is_same_server,
     is_web,
     of_proxy,
@@ -37,13 +38,15 @@ from shardtool.storage.remote.address import (
 )
 from shardtool.storage.remote.retry import (
     BUSY,
+    MISSING,
     WRONG_PLACE,
     Attempts,
     PassingFailure,
     answering,
+    busy,
+    closed,
     refusal,
     retried,
-    retry_after,
     until,
     waited,
 )
@@ -115,14 +118,19 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
         StoreFailed: Anything else.
     """
     all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
-    target = signed(address, "GET")
-    connections, known = connections_to(target), web_headers(target) if is_web(address) else {}
+    if is_hub(address):
+        target, known = _in_hub(address)
+    else:
+        target = signed(address, "GET")
+        known = web_headers(target) if is_web(address) else {}
+    connections, linked = connections_to(target), ""
     for _ in range(_MOST_REDIRECTS + 1):
         with answering(address, target):
             answer = connections.request(
                 "GET", without_user(target), headers={**all_headers, **known}, preload_content=False,
                 decode_content=False, redirect=False, retries=False,
             )  # fmt: skip
+        linked = linked or answer.headers.get("X-Linked-Etag", "")  # of the Hub: the SHA-256, where a CDN has its own
         if answer.status not in _REDIRECTS or "Location" not in answer.headers:
             break
         drop(answer)
@@ -132,6 +140,8 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
         target, connections = there, connections_to(there)
     else:
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
+    if linked and is_hub(address):
+        answer.headers["ETag"] = linked
     if answer.status in (200, 201, 204, 206, 416):
         return answer
     raise refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
@@ -157,7 +167,7 @@ def object_md5(address: str, headers: Mapping[str, str]) -> str | None:
     other = headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
     other |= "x-amz-server-side-encryption-customer-algorithm" in headers
     other |= headers.get("x-amz-storage-class", "") == "EXPRESS_ONEZONE"
-    return None if other or is_web(address) else stored_md5(headers)
+    return None if other or is_web(address) or is_hub(address) else stored_md5(headers)
 
 
 def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
@@ -218,7 +228,7 @@ def _redirected(address: str, now: str, location: str) -> str:
     found = f"redirected to {without_secrets(there)[:200]}"
     if not is_web(there) or (now.startswith("https:") and not there.startswith("https:")):
         raise StoreFailed(shown(address), found, expected="an address of https")
-    if not is_web(address):
+    if not (is_web(address) or is_hub(address)):
         raise StoreFailed(shown(address), found, remedy=WRONG_PLACE)
     return there
 
@@ -360,7 +370,8 @@ class Blob:
         if not self.ranges and not whole:
             raise self._whole_only()
         headers = {"Range": f"bytes={offset}-{end - 1}"} if self.ranges else {}
-        if self.version and not self.version.startswith("W/"):
+        is_asked_for = not is_hub(self.address)  # where the Hub leads to, the ETag is another one
+        if is_asked_for and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
             answer = get(self.address, headers)
@@ -678,8 +689,12 @@ def _spans(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, in
 # They are found, listed and read as objects of stores are; nothing is written to them. What fsspec says of versions
 # differs from one of its file systems to the next, and between a listing and a file: so only sizes and checksums show
 # that one changed.
+#
+# Datasets of Hugging Face are listed so, and their files read as those of the web are: its own file system reads 5 MB
+# ahead of each range, asks for listings to know sizes, and does not see that a file becomes another one.
 
 
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _A_CALL = 4 * PIECE  # bytes asked for at a time: each of them is a call
 
 
@@ -719,20 +734,66 @@ def list_other(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
 
     Raises:
         AccessRefused: We may not list it.
-        StoreFailed: It fails.
+        InvalidRequest: It names no repository.
+        StoreFailed: It fails, or there is no such repository, or revision of it.
     """
+    if is_hub(address):
+        _hub_parts(address)
 
     def ask(files: Any) -> tuple[str, Any]:
         root = str(files._strip_protocol(address)).strip("/")  # noqa: SLF001 - fsspec's own way to say what it lists
-        return root, files.find(address, detail=True).values() if below else files.ls(address, detail=True)
+        detail = {"detail": True, **({"refresh": True} if is_hub(address) else {})}
+        return root, files.find(address, **detail).values() if below else files.ls(address, **detail)
 
-    root, found = _asked(address, ask)
+    try:
+        root, found = _asked(address, ask)
+    except FileNotFoundError:
+        return
     key = parse_address(address).key.rstrip("/")
     for one in sorted(found, key=lambda one: str(one["name"])):
         name = str(one["name"]).strip("/")[len(root) :].strip("/")
         size = -1 if one["type"] == "directory" else int(one["size"] or 0)
         if name:
-            yield BucketEntry(f"{key}/{name}" if key else name, size, 0, 0)
+            yield BucketEntry(f"{key}/{name}" if key else name, size, _version(address, one), 0)
+
+
+def _version(address: str, listed: Mapping[str, Any]) -> int:
+    """Return the version of a file in a listing: of a repository, the ETag of its answers; else 0."""
+    if not is_hub(address) or listed["type"] != "file":
+        return 0
+    return version_number(str(listed["lfs"].sha256 if listed.get("lfs") else listed.get("blob_id", "")))
+
+
+_IN_HUB = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:pr|convert)/[^/]+|[^/]+))?(?:/(.*))?", re.DOTALL)
+
+
+def _hub_parts(address: str) -> re.Match[str]:
+    if not (found := _IN_HUB.fullmatch(parse_address(address).key)):
+        raise InvalidRequest(shown(address), "no repository", expected="hf://datasets/ORG/NAME, and what is in it")
+    return found
+
+
+def _in_hub(address: str) -> tuple[str, dict[str, str]]:
+    """Return the address of the web of a file in a dataset's repository, and the headers that say who we are.
+
+    Source: the grammar of `hf://` in huggingface_hub's `HfFileSystem`.
+
+    Raises:
+        InvalidRequest: It names no repository.
+        StoreFailed: huggingface_hub is not installed, or told to stay offline.
+    """
+    found = _hub_parts(address)
+    with _failures(address):
+        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub.errors import OfflineModeIsEnabled
+        from huggingface_hub.utils import get_token_to_send
+
+        if constants.HF_HUB_OFFLINE:
+            raise OfflineModeIsEnabled
+        files, revision = _files(address), unquote(found[2] or "main")
+        url = hf_hub_url(found[1], found[3] or "", repo_type="dataset", revision=revision, endpoint=files.endpoint)
+        token = get_token_to_send(files.token)
+    return url, {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _asked(address: str, ask: Callable[[Any], Result]) -> Result:
@@ -769,12 +830,10 @@ def _failures(address: str) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except FileNotFoundError as error:  # so says Hugging Face of what is private
-        if _status_of(error) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            raise _closed(address) from None
-        raise FileNotFoundError(2, "no such file", where) from None
+    except FileNotFoundError as error:
+        raise _absent(address, error) from None
     except PermissionError:
-        raise _closed(address) from None
+        raise closed(address) from None
     except ImportError:
         from fsspec.registry import known_implementations
 
@@ -785,12 +844,22 @@ def _failures(address: str) -> Iterator[None]:
         raise StoreFailed(where, f"what reads {scheme}:// is not installed", remedy=remedy) from None
     except Exception as error:  # noqa: BLE001 - each of fsspec's file systems has errors of its own
         status = _status_of(error)
-        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            raise _closed(address) from None
+        if status in _REFUSED:
+            raise closed(address) from None
         if status in BUSY:
-            wait_s = retry_after(_answer_of(error).headers.get("Retry-After", ""))
-            raise PassingFailure(f"the server answers {status}", wait_s, answered=True) from None
-        raise StoreFailed(where, f"fsspec fails ({type(error).__name__})") from None
+            raise busy(status, _answer_of(error).headers) from None
+        kind = type(error).__name__
+        remedy = "Unset HF_HUB_OFFLINE." if kind == "OfflineModeIsEnabled" else ""
+        raise StoreFailed(where, f"fsspec fails ({kind})", remedy=remedy) from None
+
+
+def _absent(address: str, error: FileNotFoundError) -> Exception:
+    """Return what is meant by what is not there: Hugging Face says that of what is private, too."""
+    if _status_of(error) in _REFUSED:
+        return closed(address)
+    if found := MISSING.get(getattr(_answer_of(error), "headers", {}).get("X-Error-Code", "")):
+        return StoreFailed(shown(address), found, remedy="Check its name.")
+    return FileNotFoundError(2, "no such file", shown(address))
 
 
 def _answer_of(error: BaseException) -> Any:
@@ -801,11 +870,3 @@ def _answer_of(error: BaseException) -> Any:
 
 def _status_of(error: BaseException) -> int | None:
     return getattr(_answer_of(error), "status_code", None)
-
-
-def _closed(address: str) -> AccessRefused:
-    """Return the error that a place does not let us in."""
-    if parse_address(address).scheme != "hf":
-        return AccessRefused(shown(address), "not allowed", remedy="Check the credentials and the permissions.")
-    remedy = "Set HF_TOKEN to a token that may read it, or `hf auth login`."
-    return AccessRefused(shown(address), "private, gated, or not there", expected="a token of who may", remedy=remedy)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
-from shardtool.storage.remote.address import parse_address, proxy_of, shown
+from shardtool.storage.remote.address import is_hub, parse_address, proxy_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -341,6 +341,11 @@ _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
 _KEYS_ASKED = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
 _SERVER = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 _NO_TRUST = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")  # of rustls
+MISSING = {  # by the Hub's X-Error-Code
+    "RepoNotFound": "no such repository, or none for this token",
+    "RevisionNotFound": "no such revision",
+}
+_RESET = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")  # of the Hub's RateLimit: seconds until more is allowed
 _BAD_KEY = re.compile(r'Path "(.*?)"[: ]', re.DOTALL)
 _CHECK = "Check the credentials and the permissions."
 _TO_LIST = "permission to list (s3:ListBucket, storage.objects.list, or the role Storage Blob Data Reader)"
@@ -487,7 +492,7 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
     """
     where = shown(address)
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-        return FileNotFoundError(2, "no such object", where)
+        return FileNotFoundError(2, MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
     if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
         return FileExistsError(17, "changed meanwhile, or there already", where)
     code = _code_in(body)
@@ -496,12 +501,26 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
         return _expired(where, status, code)
     if status in _REFUSED:
         found = f"the server answers {status}{said}: not allowed, or not there"
-        return AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
+        refused = AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
+        return closed(address) if is_hub(address) else refused
     if status in BUSY:
-        wait_s = retry_after(headers.get("Retry-After", ""))
-        return PassingFailure(f"the server answers {status}", wait_s, answered=True)
+        return busy(status, headers)
     remedy = WRONG_PLACE if code in _ELSEWHERE else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
+
+
+def closed(address: str) -> AccessRefused:
+    """Return the error that what fsspec or the Hub has is not for us."""
+    if parse_address(address).scheme != "hf":
+        return AccessRefused(shown(address), "not allowed", remedy=_CHECK)
+    remedy = "Set HF_TOKEN to a token that may read it, or `hf auth login`."
+    return AccessRefused(shown(address), "private, gated, or not there", expected="a token of who may", remedy=remedy)
+
+
+def busy(status: int, headers: Mapping[str, str]) -> PassingFailure:
+    """Return the failure that a busy server's answer is, with how long it asks us to wait."""
+    wait = headers.get("Retry-After", "") or "".join(_RESET.findall(headers.get("RateLimit", ""))[:1])
+    return PassingFailure(f"the server answers {status}", retry_after(wait), answered=True)
 
 
 def _expired(where: str, status: int, code: str) -> AccessRefused:
