@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.cli.output import LOG, say
 from shardtool.errors import printable
+from shardtool.fetch import FetchProgress
 from shardtool.request.results import Observer
-from shardtool.storage.remote.retry import asked_again, hear
+from shardtool.storage.remote.retry import RequestAgain, asked_again, hear
 from shardtool.values import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from typing import TextIO
-
-    from shardtool.storage.remote.retry import RequestAgain
 
 
 # Progress as lines, for logs: where no terminal draws a bar, a line every ten seconds tells that a run goes on.
@@ -33,9 +32,13 @@ class PlainProgress:
     """Lines about what goes on, from a thread of its own: they come also while nothing is done. `end` it.
 
     It is called as the bar of `tqdm` is.
+
+    Attributes:
+        fetched: What is known of files that are fetched; None: none are.
     """
 
     def __init__(self) -> None:
+        self.fetched: _Fetched | None = None
         self._ended = Event()
         self._thread: Thread | None = None
         self._total: int | None = None
@@ -51,7 +54,7 @@ class PlainProgress:
             unit: `B` for bytes.
         """
         self._label, self._total, self._unit, self._done, self._shards = label, total, unit, 0, ""
-        self._begun = time.monotonic()
+        self._begun, self.fetched = time.monotonic(), None
         if self._thread is None:
             self._thread = Thread(target=self._tell, daemon=True)
             self._thread.start()
@@ -97,26 +100,62 @@ class PlainProgress:
         if total is None:
             return f"{self._label}: {done:,} samples{retries}"
         rate = done / max(time.monotonic() - self._begun, 1e-9)
-        left = (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "") + retries
+        left = self.fetched.left() if self.fetched else ""
+        left = (left or (f", {max(total - done, 0) / rate:,.0f} s left" if rate else "")) + retries
         share = f" ({min(done / total, 1):.0%})" if total else ""
         if self._unit != "B":
             return f"{self._label}: {done:,} of {total:,}{self._unit}{share}{self._shards}, {rate:,.0f}/s{left}"
         return f"{self._label}: {show_size(done)} of {show_size(total)}{share}{self._shards}, {show_size(rate)}/s{left}"
 
 
-class _FetchText:
-    """How well files are fetched, as text for a bar."""
+class _Fetched:
+    """How well files are fetched, as text for a bar, and how long that will go on.
 
-    def __init__(self) -> None:
+    Args:
+        samples: How many there are, in all shards.
+        shards: How many.
+    """
+
+    def __init__(self, samples: int, shards: int) -> None:
+        self._all, self._shards = samples, shards
         self.failed = self._samples = self._size = 0
         self._begun = time.monotonic()
+        self._heard: dict[int, tuple[float, FetchProgress]] = {}  # the latest of each worker, and when
 
-    def more(self, samples: int, size: int) -> str:
+    def hear(self, progress: FetchProgress) -> None:
+        """Take how far a worker is."""
+        self._heard[progress.worker] = time.monotonic(), progress
+
+    def more(self, samples: int, size: int, shards: int) -> str:
         """Return the share of samples that were fetched so far, and how fast, with some more."""
         self._samples += samples
         self._size += size
+        self._shards -= shards
         good = 1 - self.failed / self._samples if self._samples else 1
         return f", {max(0, good):.1%} fetched, {show_size(self._size / max(time.monotonic() - self._begun, 1e-9))}/s"
+
+    def left(self) -> str:
+        """Return how many seconds are left, and for which host is waited; nothing if no worker has said."""
+        now, heard = time.monotonic(), [*self._heard.values()]
+        if not heard:
+            return ""
+        lefts = sorted(max(0.0, one.left_s - (now - at)) * (one.share < 1) for at, one in heard)
+        going = [one for _, one in heard if one.share < 1]
+        others = max(0.0, self._all - self._samples - sum(one.samples * (1 - one.share) for one in going))
+        each_s = sum(one.took_s + one.left_s for _, one in heard) / max(sum(one.samples for _, one in heard), 1)
+        shards = max(self._shards - len(going), 1)
+        for _ in range(shards % len(lefts)):  # who is free takes one
+            lefts = sorted([lefts[0] + others * each_s / shards, *lefts[1:]])
+        left = f", {lefts[-1] + shards // len(lefts) * others * each_s / shards:,.0f} s left"
+        slow = max(going, key=lambda one: one.left_s, default=None)
+        if slow is None or not slow.host:
+            return left
+        same = [one for one in going if one.host == slow.host]
+        done, files = sum(one.done for one in same), sum(one.files for one in same)
+        return f"{left}, waiting for {slow.host}: {done:,} of {files:,}, {slow.each_s:.2g} s each"
+
+
+_OF_FETCHES = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"  # tqdm knows no hosts
 
 
 class Terminal(Observer):
@@ -136,8 +175,8 @@ class Terminal(Observer):
         self._plain = PlainProgress() if (progress == "plain" and not quiet) or LOG.style else None
         self._bar: Any = None
         self._shards = (0, 0)
-        self._fetched: _FetchText | None = None
-        hear(self._again)
+        self._fetched: _Fetched | None = None
+        hear(self._hear)
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""
@@ -159,11 +198,15 @@ class Terminal(Observer):
         else:
             super().shard(name, done, samples, size)
 
-    def _again(self, again: RequestAgain) -> None:
-        if LOG.style:
-            LOG.write("retry", **again._asdict())
-        else:
-            self.log(f"retry: {again}")
+    def _hear(self, event: object) -> None:
+        """Take what a worker, or a thread of requests, has to say."""
+        if isinstance(event, RequestAgain) and LOG.style:
+            LOG.write("retry", **event._asdict())
+        elif isinstance(event, RequestAgain):
+            self.log(f"retry: {event}")
+        elif isinstance(event, FetchProgress) and self._fetched is not None:
+            self._fetched.hear(event)
+            self.advance(0, 0, 0)
 
     def listed(self, samples: int) -> None:
         """Count what was found."""
@@ -187,7 +230,7 @@ class Terminal(Observer):
             LOG.write("start", samples=samples, bytes=size, shards=shards)
         self._close_bar()
         self._shards = (0, shards)
-        self._fetched = None if size or not samples else _FetchText()  # of the web, no sizes are known
+        self._fetched = None if size or not samples else _Fetched(samples, shards)  # of the web, no sizes are known
         if self._fetched is not None:
             self._start_bar("fetching", samples, " samples", leave=True)
             return
@@ -198,7 +241,7 @@ class Terminal(Observer):
             return
         if self._plain is not None:
             self._plain.begin(label, total, unit)
-            self._bar = self._plain
+            self._bar, self._plain.fetched = self._plain, self._fetched
             return
         if not sys.stderr.isatty():
             return
@@ -211,6 +254,7 @@ class Terminal(Observer):
             unit_scale=True,
             leave=leave,
             dynamic_ncols=True,
+            bar_format=_OF_FETCHES if self._fetched else None,
             file=sys.stderr,
         )
 
@@ -226,8 +270,10 @@ class Terminal(Observer):
             self._shards = (done + shards, total)
             with self._while_read():
                 if total:
-                    rate = "" if self._fetched is None else self._fetched.more(samples, size)
-                    self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}{rate}", refresh=False)
+                    rate = "" if self._fetched is None else self._fetched.more(samples, size, shards)
+                    if self._fetched is not None and self._bar is not self._plain:
+                        rate += self._fetched.left()
+                    self._bar.set_postfix_str(f"shard {done + shards:,}/{total:,}{rate}", refresh=not samples)
                 self._bar.update(size if self._fetched is None else samples)
 
     def close(self) -> None:

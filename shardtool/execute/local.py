@@ -159,7 +159,7 @@ class LocalPool(Pool):
                     kind, number, value = receive(fd)
                 except PipeClosed:
                     raise self._death(one) from None
-                if kind == AGAIN:
+                if kind == TOLD:
                     tell(value)
                     continue
                 if kind == PROGRESS:
@@ -295,7 +295,7 @@ def start_pool(
 # third pipe, the lifeline, is gone. So a worker needs no thread that waits for that.
 
 
-DONE, FAILED, PROGRESS, AGAIN = 0, 1, 2, 3
+DONE, FAILED, PROGRESS, TOLD = 0, 1, 2, 3
 _PROGRESS_S = 0.1
 _LENGTH = 4
 
@@ -346,13 +346,13 @@ def run(tasks: int, results: int, lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:
         return  # the parent died before the kernel knew whom to signal
-    sending = threading.Lock()  # any thread tells of requests that it makes again; made here, so that no fork holds it
+    sending = threading.Lock()  # any thread tells of requests, say; made here, so that no fork holds it
 
     def answer(kind: int, number: int, value: object) -> None:
         with sending:
             send(results, (kind, number, value))
 
-    hear(lambda again: answer(AGAIN, 0, again))
+    hear(lambda event: answer(TOLD, 0, event))
     try:
         while True:
             _serve(tasks, answer)

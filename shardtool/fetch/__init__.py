@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.values import __version__, to_bytes, to_text
 
@@ -65,6 +65,7 @@ class FetchOptions:
 LONGEST = 2048  # letters of a URL that is shown
 _HIDDEN = "REDACTED"
 _USER = re.compile(r"^(\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)?[/\\]{2})[^/?#\\]*@")
+_HOST = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:[/\\]{2}(?:[^/?#\\]*@)?(?:\[([^\]]*)\]|([^/?#\\:]*))")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET = frozenset({
     "accesskey", "apikey", "auth", "authorization", "credential", "credentials", "hmac", "jwt", "key", "keyid", "pass",
@@ -89,10 +90,45 @@ def shown_bytes(url: bytes) -> bytes:
     return to_bytes(shown_url(to_text(url)))
 
 
+def host_of(url: str) -> str:
+    """Return the host of a URL, without its port; nothing where it has none."""
+    found = _HOST.match(url)
+    return (found[1] or found[2] or "").lower() if found else ""
+
+
 def _shown_parameter(text: str) -> str:
     name, equals, value = text.partition("=")
     words = {word.lower() for word in _WORDS.findall(name)}
     return f"{name}={_HIDDEN}" if equals and value and not words.isdisjoint(_SECRET) else text
+
+
+# What a worker tells once a second.
+
+
+class FetchProgress(NamedTuple):
+    """How far a worker is with the files of a shard.
+
+    Attributes:
+        worker: The number of its process.
+        samples: Those of the shard.
+        share: What share of its files was taken and packed.
+        took_s: Seconds since it began.
+        left_s: Seconds that the rest will take.
+        host: For whose files it will wait the longest; empty: packing takes longer.
+        done: How many of the shard's files of that host are there, or failed.
+        files: How many there are.
+        each_s: Seconds that one takes.
+    """
+
+    worker: int
+    samples: int
+    share: float
+    took_s: float
+    left_s: float
+    host: str
+    done: int
+    files: int
+    each_s: float
 
 
 # Why a URL gave no file.

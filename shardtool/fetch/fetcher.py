@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 import re
 import resource
 import socket
 import threading
+import time
 import zlib
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -26,9 +28,9 @@ import aiohttp
 from yarl import URL
 
 from shardtool.errors import OutputFailed, is_out_of_memory
-from shardtool.fetch import DIRECTIVES, FetchFailed
+from shardtool.fetch import DIRECTIVES, FetchFailed, FetchProgress, host_of, shown_url
 from shardtool.skipped import SkipCode, http_code
-from shardtool.storage.remote.retry import BUSY, SLICE_S, retry_after
+from shardtool.storage.remote.retry import BUSY, SLICE_S, RequestAgain, retry_after, tell
 from shardtool.values import show_size
 from shardtool.wording import option
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 
 _AHEAD = 4  # times as many are begun as go on at once, where some wait for their hosts
+_MOST_HOSTS = 100_000  # of which is known how long they took
 
 
 class _Fetch(NamedTuple):
@@ -73,14 +76,15 @@ class Turns:
     Args:
         options: What they are.
         waits: Called when a fetch begins to wait.
+        times: Gets how long each turn takes.
 
     Attributes:
         head: The number of the first file that was not taken yet.
         held: Bytes that were read, and not taken yet.
     """
 
-    def __init__(self, options: FetchOptions, waits: Callable[[], object]) -> None:
-        self._options, self._waits = options, waits
+    def __init__(self, options: FetchOptions, waits: Callable[[], object], times: HostTimes) -> None:
+        self._options, self._waits, self._times = options, waits, times
         self.head = self.held = self._active = 0
         self._of_host: Counter[str] = Counter()
         self._waiting: dict[int, _WaitingFetch] = {}
@@ -104,9 +108,11 @@ class Turns:
             take()
         else:
             await self._wait(fetch, self._for_turns.setdefault(host, deque()), 0, take)
+        self._times.begin(fetch.number)
         try:
             yield
         finally:
+            self._times.end(fetch.number)
             self._give_back(host)
 
     async def hold(self, fetch: _Fetch, size: int) -> None:
@@ -164,6 +170,71 @@ class Turns:
             waiting.take()
             if not waiting.woken.done():
                 waiting.woken.set_result(None)
+
+
+# How long files of each host take, and so how long the rest of a shard will.
+
+
+class HostTimes:
+    """What was seen of hosts, and how many files of each are left of a shard.
+
+    Args:
+        options: How many files are fetched at once, and how many of a host.
+        now: Gives the time, in seconds.
+    """
+
+    def __init__(self, options: FetchOptions, now: Callable[[], float] = time.monotonic) -> None:
+        self._options, self._now = options, now
+        self._ended: Counter[str] = Counter()  # files that are there, or failed
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # of their turns
+        self._going: dict[int, float] = {}  # when turns began that go on
+        self.start(())
+
+    def start(self, hosts: Sequence[str]) -> None:
+        """Count other files from now on: `hosts` are theirs, in the order in which they are asked for."""
+        self._hosts, self._all, ahead = hosts, Counter(hosts), _AHEAD * self._options.connections
+        self._left = [Counter(hosts[at : at + ahead]) for at in range(0, len(hosts), ahead)]
+        if len(self._ended) > _MOST_HOSTS:
+            self._ended.clear()
+            self._seconds.clear()
+
+    def begin(self, number: int) -> None:
+        """Note that a turn of a file begins, at its host or at one to which that leads."""
+        self._going[number] = self._now()
+
+    def end(self, number: int) -> None:
+        """Note that the turn ends."""
+        self._seconds[self._hosts[number]] += self._now() - self._going.pop(number)
+
+    def done(self, number: int) -> None:
+        """Note that a file is there, or failed."""
+        host = self._hosts[number]
+        self._ended[host] += 1
+        self._left[number // (_AHEAD * self._options.connections)][host] -= 1
+
+    def left(self) -> tuple[float, str, int, int, float]:
+        """Return in how many seconds all are there, and the host which decides that, as `FetchProgress` has it.
+
+        Of files that are fetched side by side, it is the one with the most to do, or all of them by turns. Any thread
+        may ask.
+        """
+        each, seconds = self._each(), defaultdict[str, float](float)
+        for counts in self._left:
+            busy = {host: count * each[host] for host, count in counts.items() if count}
+            host = max(busy, key=busy.__getitem__, default="")
+            by_turns = sum(busy.values()) / self._options.connections
+            seconds[host] += max(busy.get(host, 0) / self._options.per_host, by_turns)
+        host = max(seconds, key=seconds.__getitem__, default="")
+        done = self._all[host] - sum(counts[host] for counts in self._left)
+        return sum(seconds.values()), host, done, self._all[host], each.get(host, 0)
+
+    def _each(self) -> dict[str, float]:
+        """Return how many seconds a file of each host takes; where none has ended, as many as passed at least."""
+        now, passed, ended = self._now(), defaultdict[str, float](float), self._ended
+        for number, began in [*self._going.items()]:  # which the event loop changes
+            passed[self._hosts[number]] = max(passed[self._hosts[number]], now - began)
+        usual = sum(self._seconds.values()) / max(ended.total(), 1)
+        return {one: self._seconds[one] / ended[one] if ended[one] else max(usual, passed[one]) for one in self._all}
 
 
 # A limit of time for a part of a task, which stands still while the task waits for others.
@@ -425,10 +496,15 @@ _QUOTED = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]+")
 
 
 class Client:
-    """Fetches files within the limits of `options`; made and closed in the event loop that it is used in."""
+    """Fetches files within the limits of `options`; made and closed in the event loop that it is used in.
 
-    def __init__(self, options: FetchOptions) -> None:
-        self._options = options
+    Args:
+        options: They.
+        again: Gets each request that is made again.
+    """
+
+    def __init__(self, options: FetchOptions, again: Callable[[RequestAgain], object]) -> None:
+        self._options, self._again = options, again
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NAME_THREADS))
         _allow_files()
         connector = aiohttp.TCPConnector(
@@ -473,6 +549,8 @@ class Client:
                 delay = max(wait * random.uniform(0.5, 1), failed.wait_s)  # noqa: S311 - so that tries do not meet
                 if not (failed.may_pass and left) or delay > min(fetch.clock.left, _LONGEST_WAIT_S):
                     raise
+                attempts = self._options.retries - left + 1
+                self._again(RequestAgain(shown_url(str(url)), failed.message, attempts, delay))
             await asyncio.sleep(delay)
             wait, left = 2 * wait, left - 1
 
@@ -587,6 +665,11 @@ def _redirected(url: URL, location: str) -> URL:
 # The thread, and what it gives.
 
 
+_TELL_S = 1.0  # between two times that a worker tells how far it is; more where that takes long
+_TELL_SHARE = 0.05  # of the time, at most
+_MOST_AGAIN = 10  # requests made again that are told one by one each time
+
+
 class Fetcher:
     """Fetches files for one thread, one list of URLs after the other; connections stay open in between.
 
@@ -602,16 +685,23 @@ class Fetcher:
         self._next = 0
         self._urls: Sequence[str] = ()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turns = Turns(options, self._begin_soon)
+        self._times = HostTimes(options)
+        self._turns = Turns(options, self._begin_soon, self._times)
+        self._again: list[RequestAgain] = []
+        self._samples, self._began, self._waited_s, self._tell_at = 0, 0.0, 0.0, 0.0
         self._client: Client | None = None
         self._lack: MemoryError | None = None
         self._loop.set_exception_handler(self._broken)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardtool-fetch", daemon=True)
         self._thread.start()
 
-    def begin(self, urls: Sequence[str]) -> None:
-        """Fetch these from now on; what was begun before is given up."""
+    def begin(self, urls: Sequence[str], samples: int = 0) -> None:
+        """Fetch these from now on, of so many samples; what was begun before is given up."""
+        if self._urls:
+            self._tell(len(self._urls))
         asyncio.run_coroutine_threadsafe(self._begin(urls), self._loop).result()
+        self._samples, self._began, self._waited_s = samples, time.monotonic(), 0.0
+        self._tell_at = self._began + _TELL_S
 
     def take(self, number: int) -> bytes:
         """Return the file of the URL at that place among those that were begun; those before it are passed over.
@@ -619,19 +709,49 @@ class Fetcher:
         Raises:
             FetchFailed: There is none to be had.
         """
-        with self._ready:
-            if number > self._turns.head:
-                self._loop.call_soon_threadsafe(self._pass_over, number)
-            while number not in self._found:
-                if self._lack is not None:
-                    raise self._lack
-                self._ready.wait(SLICE_S)
-            found = self._found.pop(number)
+        if number > self._turns.head:
+            self._loop.call_soon_threadsafe(self._pass_over, number)
+        while (found := self._taken_if_there(number)) is None:
+            pass
         size = len(found) if isinstance(found, bytes) else 0
         self._loop.call_soon_threadsafe(self._taken, number, size)
         if isinstance(found, Exception):
             raise found
         return found
+
+    def _taken_if_there(self, number: int) -> bytes | Exception | None:
+        """Return a file, or why there is none; None: it is not there yet, after a moment's wait."""
+        began = time.monotonic()
+        if began > self._tell_at:
+            self._tell(number)
+        with self._ready:
+            if number in self._found:
+                return self._found.pop(number)
+            if self._lack is not None:
+                raise self._lack
+            self._ready.wait(SLICE_S)
+        self._waited_s += time.monotonic() - began
+        return None
+
+    def _tell(self, taken: int) -> None:
+        """Tell the parent how far this is: so many files are packed, which may be what takes the time."""
+        now, files, slow = time.monotonic(), len(self._urls), self._times.left()
+        packing_s = (now - self._began - self._waited_s) * (files - taken) / max(taken, 1)
+        slow = slow if slow[0] >= packing_s else (packing_s, "", 0, 0, 0.0)
+        with self._ready:
+            again, self._again = self._again, []
+        for one in again:
+            tell(one)
+        tell(FetchProgress(os.getpid(), self._samples, taken / files, now - self._began, *slow))
+        self._tell_at = time.monotonic() + _TELL_S + (time.monotonic() - now) / _TELL_SHARE
+
+    def _note_again(self, again: RequestAgain) -> None:
+        """Keep a request that is made again, to be told; beyond some, the last one speaks for those before it."""
+        with self._ready:
+            if len(self._again) == _MOST_AGAIN:
+                last = self._again.pop()
+                again = again._replace(wait_s=last.wait_s + again.wait_s, requests=last.requests + 1)
+            self._again.append(again)
 
     def close(self) -> None:
         """Give up what was begun, and end the thread."""
@@ -660,10 +780,11 @@ class Fetcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._client is None:
-            self._client = Client(self._options)
+            self._client = Client(self._options, self._note_again)
         with self._ready:
             self._found.clear()
-        self._urls, self._next, self._turns = urls, 0, Turns(self._options, self._begin_soon)
+        self._times.start([host_of(url) for url in urls])
+        self._urls, self._next, self._turns = urls, 0, Turns(self._options, self._begin_soon, self._times)
         self._begin_more()
 
     def _begin_soon(self) -> None:
@@ -687,6 +808,7 @@ class Fetcher:
             found = await self._client.get(self._urls[number], number, turns)
         except Exception as error:  # noqa: BLE001 - raised where the file is taken
             found = error
+        self._times.done(number)
         if number < turns.head:  # it was passed over
             turns.release(len(found) if isinstance(found, bytes) else 0)
             return

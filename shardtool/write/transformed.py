@@ -89,7 +89,7 @@ class TransformPacker(Packer):
             rows = [row for row, kind in enumerate(self.kinds) if kind == URL]
             self._urls = {row: place for place, row in enumerate(rows)}
             self._fetcher = fetcher(work.transform.fetch)
-            self._fetcher.begin([to_text(self._path(b"", row)) for row in rows])
+            self._fetcher.begin([to_text(self._path(b"", row)) for row in rows], len(self.keys))
 
     def close(self) -> None:
         """Close what was opened for reading, and give up what was fetched in vain."""

@@ -62,7 +62,7 @@ _answered = threading.Event()  # in this process, or before it was forked
 _one_waits = threading.Lock()  # of requests at the same time, one speaks
 _wanted_by = threading.local()  # what says that the requests of this thread are not wanted any more
 _ends_at: list[float] = []  # when the last request of this process must have ended, once a signal has come
-_told: list[Callable[[RequestAgain], None]] = []  # who hears of requests that are made again: one at most
+_told: list[Callable[[object], None]] = []  # who hears what is told: one at most
 _counted: list[float] = [0, 0.0]  # requests that were made again, by this process and its workers; seconds of waits
 
 
@@ -81,15 +81,25 @@ class PassingFailure(Exception):
 
 
 class RequestAgain(NamedTuple):
-    """A request that is made again: its address, without secrets, why, after how many tries, and after which wait."""
+    """A request that is made again, or the last of several that are.
+
+    Attributes:
+        where: Its address, without secrets.
+        found: Why.
+        attempts: How often it was tried so far.
+        wait_s: Seconds until it is made again; of several, all together.
+        requests: How many are.
+    """
 
     where: str
     found: str
     attempts: int
     wait_s: float
+    requests: int = 1
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.found}; asked again in {self.wait_s:.1f} s"
+        others = f", as are {self.requests - 1:,} more" if self.requests > 1 else ""
+        return f"{self.where}: {self.found}; asked again in {self.wait_s / self.requests:.1f} s{others}"
 
 
 class RequestStopped(Exception):
@@ -214,16 +224,17 @@ class Attempts:
         pause(wait)
 
 
-def tell(again: RequestAgain) -> None:
-    """Count a request that is made again, and tell who wants to hear of it."""
-    _counted[0] += 1
-    _counted[1] += again.wait_s
+def tell(event: object) -> None:
+    """Tell who wants to hear what a worker, or this process, has to say while it works; count requests made again."""
+    if isinstance(event, RequestAgain):
+        _counted[0] += event.requests
+        _counted[1] += event.wait_s
     for hear in _told:
-        hear(again)
+        hear(event)
 
 
-def hear(of: Callable[[RequestAgain], None]) -> None:
-    """Have `of`, and nothing else, called for each request that is made again, in the thread that makes it.
+def hear(of: Callable[[object], None]) -> None:
+    """Have `of`, and nothing else, called for each event that is told, in the thread that tells it.
 
     Those before do not count any more.
     """

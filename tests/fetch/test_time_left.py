@@ -1,0 +1,164 @@
+"""Laws of the time that is left of a fetch: each host has its own pace, and so do those who wait for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import closing, redirect_stderr
+from heapq import heappop, heappush
+from io import StringIO
+from math import inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardtool.cli import terminal as shown
+from shardtool.cli.terminal import Terminal
+from shardtool.fetch import FetchOptions, FetchProgress, host_of
+from shardtool.fetch.fetcher import HostTimes
+from shardtool.storage.remote.retry import RequestAgain, hear, tell
+from tests.fetch.conftest import fetching
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.fetch.server import WebServer
+
+SECONDS = {"slow": 1.0, "fast": 0.1}
+
+
+class _Fetches:
+    """Files of hosts that are fetched as a `Fetcher` fetches them, by a clock of its own."""
+
+    def __init__(self, hosts: Sequence[str], options: FetchOptions, seed: int) -> None:
+        self.hosts, self.options, self.now, self._draw = hosts, options, 0.0, np.random.default_rng(seed)
+        self.times = HostTimes(options, lambda: self.now)
+        self.times.start(hosts)
+
+    def run(self, until: float) -> float:
+        """Fetch until all are there, or it is so late; return how late it is."""
+        waiting: dict[str, deque[int]] = {host: deque() for host in SECONDS}
+        going: list[tuple[float, int]] = []
+        busy = dict.fromkeys(SECONDS, 0)
+        begun, most = 0, self.options.connections
+        for ended in range(len(self.hosts)):
+            while begun < len(self.hosts) and len(going) < most and begun - ended < 4 * most:
+                waiting[self.hosts[begun]].append(begun)
+                begun += 1
+                self._begin(waiting, going, busy)
+            ends, number = heappop(going)
+            self.now = min(ends, until)
+            if ends > until:
+                break
+            busy[self.hosts[number]] -= 1
+            self.times.end(number)
+            self.times.done(number)
+            self._begin(waiting, going, busy)
+        return self.now
+
+    def _begin(self, waiting: dict[str, deque[int]], going: list[tuple[float, int]], busy: dict[str, int]) -> None:
+        for host, numbers in waiting.items():
+            while numbers and busy[host] < self.options.per_host and len(going) < self.options.connections:
+                number = numbers.popleft()
+                busy[host] += 1
+                self.times.begin(number)
+                heappush(going, (self.now + SECONDS[host] * self._draw.uniform(0.5, 1.5), number))
+
+
+@given(
+    st.sampled_from(("mixed", "slow first", "fast first")), st.integers(150, 400), st.sampled_from((1, 4, 16)),
+    st.integers(0, 9),
+)  # fmt: skip
+def test_one_slow_host(order: str, half: int, per_host: int, seed: int) -> None:
+    """With a host that takes ten times as long, wherever its files stand, a third of the way shows how long."""
+    hosts = ["slow"] * half + ["fast"] * half
+    if order == "mixed":
+        np.random.default_rng(seed).shuffle(hosts)
+    elif order == "fast first":
+        hosts.reverse()
+    options = FetchOptions(per_host=per_host)
+    took = _Fetches(hosts, options, seed).run(inf)
+    again = _Fetches(hosts, options, seed)
+    again.run(took / 3)
+    left_s, host, done, files, each_s = again.times.left()
+    assert 1 / 1.5 < left_s / (took * 2 / 3) < 1.5
+    assert (host, files) == ("slow", half)
+    assert 0 < done < half
+    assert 0.5 < each_s < 1.5
+
+
+@given(st.lists(st.sampled_from(("slow", "fast")), min_size=500, max_size=500), st.sampled_from((16, 64)))
+def test_more_than_are_begun_together(hosts: list[str], connections: int) -> None:
+    """The law holds where files of the one host wait for those of the other, since no more are begun."""
+    options = FetchOptions(per_host=8, connections=connections)
+    took = _Fetches(hosts, options, 0).run(inf)
+    again = _Fetches(hosts, options, 0)
+    again.run(took / 3)
+    assert 1 / 1.5 < again.times.left()[0] / (took * 2 / 3) < 1.5
+
+
+def test_a_host_that_has_not_answered() -> None:
+    """It takes as long as has passed, at least; and nothing is left of what was never begun."""
+    now = [0.0]
+    times = HostTimes(FetchOptions(per_host=2), lambda: now[0])
+    assert times.left() == (0, "", 0, 0, 0)
+    times.start(["a", "b", "a", "a"])
+    times.begin(1)
+    times.begin(0)
+    now[0] = 8
+    times.end(1)
+    times.done(1)
+    assert times.left() == (8 * 3 / 2, "a", 0, 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://me:secret@Host.org:80/a?b=http://x/", "host.org"), (" https://[2001:db8::1]:8080/a", "2001:db8::1"),
+        ("http:\\\\host\\a", "host"), ("http://host", "host"), ("http:///a", ""), ("a/b", ""), ("", ""),
+        ("https://bucket.s3.org/a?X-Amz-Signature=b@c", "bucket.s3.org"),
+    ],
+)  # fmt: skip
+def test_a_host_is_no_secret(url: str, host: str) -> None:
+    """What is told of a URL is its host: no user, no password, no query."""
+    assert host_of(url) == host
+
+
+def test_workers_make_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards that are not begun take as long as those that are; two workers take them as they are free."""
+    monkeypatch.setattr(shown, "PERIOD_S", 1000)
+    with redirect_stderr(StringIO()), closing(Terminal(quiet=False, verbose=False, progress="plain")) as terminal:
+        terminal.start(600, 0, 6)
+        fetched = terminal._fetched  # noqa: SLF001 - what lines are made of
+        assert fetched is not None
+        assert fetched.left() == ""
+        tell(FetchProgress(1, 100, 0.5, 30, 30, "slow.org", 10, 50, 1.5))
+        tell(FetchProgress(2, 100, 0.5, 30, 20, "slow.org", 15, 50, 1.5))
+        terminal.advance(100, 0, 0)
+        assert fetched.left() == ", 140 s left, waiting for slow.org: 25 of 100, 1.5 s each"
+        tell(FetchProgress(1, 100, 1, 60, 0, "", 0, 0, 0))
+        tell(FetchProgress(2, 100, 0.9, 40, 10, "", 0, 0, 0))
+        terminal.advance(480, 0, 4)
+        assert fetched.left().endswith(" s left")
+
+
+def test_what_is_told(web: WebServer) -> None:
+    """A worker tells how far it is, to its end, and of each request that is made again, without secrets."""
+    told: list[object] = []
+    hear(told.append)
+    urls = [web.url(f"busy/1/{number}?X-Amz-Signature=secret").replace("//", "//me:secret@") for number in range(30)]
+    with fetching(retries=2, connections=64) as fetcher:
+        fetcher.begin(urls, 30)
+        for number in range(30):
+            fetcher.take(number)
+        fetcher.begin(())
+    hear(lambda _: None)
+    again = [one for one in told if isinstance(one, RequestAgain)]
+    assert sum(one.requests for one in again) == 30
+    assert {one.attempts for one in again} == {1}
+    assert all(one.where.endswith("?X-Amz-Signature=REDACTED") and "503" in one.found for one in again)
+    *_, last = told
+    assert isinstance(last, FetchProgress)
+    assert (last.samples, last.share, last.left_s, "secret" in str(told)) == (30, 1, 0, False)
