@@ -775,7 +775,7 @@ class Fetcher:
         await self._loop.shutdown_default_executor()
 
     async def _begin(self, urls: Sequence[str]) -> None:
-        tasks = [*self._tasks]
+        self._urls, tasks = (), [*self._tasks]  # so that no other begins as these end
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

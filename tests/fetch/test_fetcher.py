@@ -289,6 +289,17 @@ def test_files_are_passed_over_and_given_up(web: WebServer) -> None:
         assert settles(lambda: held(fetcher) == 0)
 
 
+def test_what_is_given_up_is_asked_for_no_more(web: WebServer) -> None:
+    """No file of a list begins once another list has begun, and none of it is taken for a file of that one."""
+    with fetching(connections=8) as fetcher:
+        fetcher.begin([web.url(f"later/old-{number}") for number in range(200)])
+        fetcher.take(3)
+        assert _all(fetcher, [web.url(f"later/{number}") for number in range(60)]) == [
+            body(f"{number}") for number in range(60)
+        ]
+    assert sum("old" in path for path in web.asked) < 32
+
+
 def test_what_is_sent(web: WebServer) -> None:
     """A request says who asks, and asks for plain bytes; a password of a URL goes to its host, and no further."""
     with fetching(user_agent="me/1") as fetcher:
