@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.values import counted, source_text
@@ -12,7 +12,6 @@ from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from typing import TypeGuard
 
     import numpy as np
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ import numpy as np
 from shardtool.errors import Bug
 from shardtool.fetch import shown_bytes
 from shardtool.storage.open_file import is_place
-from shardtool.values import LINK, URL, numbers_among, placed, to_bytes, to_text
+from shardtool.values import LINK, URL, Kind, Number, SpanFile, ValueType, numbers_among, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.names import Names, Texts
-    from shardtool.values import Kind, Number, SpanFile, ValueType
 
 _Number = TypeVar("_Number", bound=np.generic)
 _Value = TypeVar("_Value")

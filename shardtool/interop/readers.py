@@ -18,14 +18,13 @@ from shardtool.entries.entries import Entries, FieldRows, FieldValues
 from shardtool.errors import printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
 from shardtool.names import Names
-from shardtool.values import FILE, INLINE, counted, to_bytes, to_text
+from shardtool.values import FILE, INLINE, Number, counted, to_bytes, to_text
 from shardtool.wording import exporting, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.values import Number
 
 
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardtool.errors import InvalidRequest
-from shardtool.values import counted, show_size
+from shardtool.values import Oversize, counted, show_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.names import Names
-    from shardtool.values import Oversize
 
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _RANKED = 16  # places up to which random numbers are compared: faster, and each order is as frequent as any other

@@ -21,7 +21,7 @@ from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fetch import shown_bytes
 from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, heads_and_tails, sample_sizes
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
-from shardtool.names import Names
+from shardtool.names import Names, Texts
 from shardtool.plan.order import NO_LIMIT, Bounds, HashedSamples, Limits, ShardsAsked, cut, running, shuffled
 from shardtool.skipped import Skipped
 from shardtool.values import (
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries, FieldSpans
-    from shardtool.names import Texts
     from shardtool.pattern import ShardPattern
     from shardtool.values import Number, Oversize
 

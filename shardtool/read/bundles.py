@@ -21,8 +21,8 @@ import pyarrow as pa
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError, listing
 from shardtool.plan.order import permuted, random_at, random_start
 from shardtool.read.catalog import metadata_schema
-from shardtool.read.chain import Map, collate, read_npy
-from shardtool.read.fetch import Fetcher, MixedReader
+from shardtool.read.chain import Lists, Map, Stages, collate, read_npy
+from shardtool.read.fetch import Fetcher, MixedReader, Reader, SkippedSamples
 from shardtool.read.order import MixedSamples, Order, OrderOptions, SampleView, Views
 from shardtool.wording import call, option
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from shardtool.read.chain import Lists, Stages
-    from shardtool.read.fetch import Reader, SkippedSamples
     from shardtool.read.files import Numbers
     from shardtool.read.samples import Sample, Samples
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.dataset_file import agreed_types, numbers_in
-from shardtool.dataset.find import StoredShard, find_dataset, given_datasets, open_dataset, recorded_dots
+from shardtool.dataset.find import StoredDataset, StoredShard, find_dataset, given_datasets, open_dataset, recorded_dots
 from shardtool.dataset.shard_index import UNREAD, ShardIndex, ends_of, with_shard
 from shardtool.entries.arrow import python_values, string_array
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, without_secrets
@@ -32,7 +32,7 @@ from shardtool.pattern import DATASET_SUFFIX
 from shardtool.select.query import matching
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
 from shardtool.storage.shared import ForkLock, JoinedBlocks, SharedBlocks
-from shardtool.values import counted
+from shardtool.values import Given, Kind, ValueType, counted
 from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
     import pyarrow.dataset as pads
 
-    from shardtool.dataset.find import StoredDataset
     from shardtool.read.files import Numbers
-    from shardtool.values import Given, Kind, ValueType
 
 
 _THREADS = 4  # that walk shards: more than one where a disk is far away

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -25,7 +25,7 @@ from io import BytesIO
 from itertools import chain, islice
 from numbers import Integral
 from operator import itemgetter
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -35,9 +35,6 @@ from shardtool.request.settings import check_choice
 from shardtool.values import OnBadSample, ValueType, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-    from typing import Any
-
     from numpy.typing import NDArray
     from PIL.Image import Image
     from typing_extensions import Self

@@ -21,14 +21,14 @@ import numpy as np
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
 from shardtool.names import Names
 from shardtool.read.catalog import column_of, joined, matching_rows, open_catalog, schema_of, table_of
-from shardtool.read.chain import Batch, Chains, Stages, without_dataloaders
-from shardtool.read.fetch import Fetcher, MixedReader
+from shardtool.read.chain import Batch, Chains, Each, Stages, without_dataloaders
+from shardtool.read.fetch import Fetcher, MixedReader, Reader, SkippedSamples
 from shardtool.read.files import GrowingCache, ReadOptions, TakenShards
-from shardtool.read.order import MixedSamples, OrderOptions, SampleView
+from shardtool.read.order import MixedSamples, OrderOptions, SampleView, Stop, Views
 from shardtool.read.stream import Bundled, Streamable
 from shardtool.request.texts import SplitOptions, parse_shares
-from shardtool.select.splits import divide
-from shardtool.values import agreed_type, counted
+from shardtool.select.splits import Splits, divide
+from shardtool.values import Given, OnBadSample, agreed_type, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.read.catalog import Catalog, IndexStore
-    from shardtool.read.chain import Each
-    from shardtool.read.fetch import Reader, SkippedSamples
     from shardtool.read.files import Numbers, ShardCache
-    from shardtool.read.order import Stop, Views
-    from shardtool.select.splits import Splits
-    from shardtool.values import Given, OnBadSample
 
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
     Hashes = NDArray[np.uint64]

@@ -13,19 +13,17 @@ import numpy as np
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.read.catalog import IndexStore
+from shardtool.read.catalog import Catalog, IndexStore
 from shardtool.read.files import CopyingCache, OpenFiles
-from shardtool.read.samples import LATE, OpenShard, ShardRows, each_sample, number_reader
+from shardtool.read.samples import LATE, OpenShard, Sample, Samples, ShardRows, each_sample, number_reader
 from shardtool.storage.places import called
 from shardtool.storage.shared import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardtool.read.catalog import Catalog
     from shardtool.read.files import Numbers, ReadOptions
     from shardtool.read.order import MixedSamples
-    from shardtool.read.samples import Sample, Samples
 
 _MOST_REASONS = 1000
 _READS_ELSEWHERE = 4

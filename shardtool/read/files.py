@@ -24,7 +24,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.request.settings import check_choice
 from shardtool.storage.open_file import open_blob, open_plain
 from shardtool.storage.places import is_url
-from shardtool.storage.remote.blob import read_places
+from shardtool.storage.remote.blob import Blob, read_places
 from shardtool.storage.shared import ForkLock
 from shardtool.values import BLOCK, OnBadSample
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredShard
-    from shardtool.storage.remote.blob import Blob
 
     Numbers = NDArray[np.int64]
 

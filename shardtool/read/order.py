@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
@@ -27,8 +27,6 @@ from shardtool.request.settings import check_choice, check_least
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from shardtool.read.catalog import Catalog
     from shardtool.read.files import Numbers
 

@@ -19,11 +19,11 @@ from shardtool.dataset.payload import numbers_in
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import walked_text
 from shardtool.entries.arrow import python_values
-from shardtool.errors import CorruptShard, InvalidRequest
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL, bytes_of, features, numbers_of
 from shardtool.read.files import REMEDY, read_at
-from shardtool.values import RESERVED
+from shardtool.values import RESERVED, Kind
 from shardtool.wording import call
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.errors import ShardError
     from shardtool.read.catalog import Catalog
     from shardtool.read.files import Numbers, OpenFile, ReadOptions
-    from shardtool.values import Kind
 
 Sample = dict[str, object]
 Samples: TypeAlias = "Iterable[Sample | ShardError]"  # errors in place of those that could not be read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,26 +14,22 @@ import numpy as np
 
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read import bundles
-from shardtool.read.chain import Batch, Chain, Stages, without_dataloaders
-from shardtool.read.fetch import SkippedSamples
+from shardtool.read.chain import Batch, Chain, Lists, Stages, without_dataloaders
+from shardtool.read.fetch import Reader, SkippedSamples
 from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others, rng_at
-from shardtool.read.samples import LATE
+from shardtool.read.samples import LATE, Sample, Samples
 from shardtool.request.settings import check_choice, check_least
 from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
 
     from numpy.typing import DTypeLike
     from typing_extensions import Self
 
     from shardtool.read.bundles import AnyOrder, AnyReader, AnySamples
-    from shardtool.read.chain import Lists
-    from shardtool.read.fetch import Reader
     from shardtool.read.files import Numbers
     from shardtool.read.order import Ends, Shuffle, Views
-    from shardtool.read.samples import Sample, Samples
 
 
 # Jobs done in a thread before their results are wanted.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shardtool.errors import InvalidRequest, listing
 from shardtool.values import parse_size
 from shardtool.wording import option
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 _SHARE = re.compile(r"\s*(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(e[+-]?\d{1,3})?\s*(%?)\s*", re.ASCII | re.IGNORECASE)

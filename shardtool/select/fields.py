@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.entries import FieldRows, FieldValues, joined
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, joined
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.names import Names
+from shardtool.names import Names, Texts
 from shardtool.skipped import Skipped
 from shardtool.table.columns import check_field, no_such, places_among
-from shardtool.values import FIELD_LIMIT, INLINE, agreed_type, to_bytes
+from shardtool.values import FIELD_LIMIT, INLINE, ValueType, agreed_type, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries, FieldSpans
-    from shardtool.names import Texts
     from shardtool.table.values import ArrowTexts
-    from shardtool.values import ValueType
 
 
 _SHOWN = 100  # names in a message

@@ -22,7 +22,7 @@ from shardtool.entries.classes import Classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.request.options import no_column
-from shardtool.request.texts import BY_NAME
+from shardtool.request.texts import BY_NAME, TextForm
 from shardtool.select.fields import Field, paths_of, with_fields
 from shardtool.table.columns import (
     Rows,
@@ -40,7 +40,7 @@ from shardtool.table.columns import (
     no_such,
     places_among,
 )
-from shardtool.table.open import open_table, read_columns
+from shardtool.table.open import Table, open_table, read_columns
 from shardtool.table.values import (
     check_list_field,
     check_payload,
@@ -52,7 +52,7 @@ from shardtool.table.values import (
     render_values,
     type_of,
 )
-from shardtool.values import INLINE, counted, numbers_among
+from shardtool.values import INLINE, ValueType, counted, numbers_among
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
-    from shardtool.request.texts import TextForm
-    from shardtool.table.open import Table
-    from shardtool.values import ValueType
 
 _CHUNK = 2**16  # samples, or rows, at a time
 _LETTERS = 120  # of a key in a message

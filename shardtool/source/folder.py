@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.find import listed_by, sidecar_path, usual_names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.pattern import is_shard_name
-from shardtool.request.options import TOP_FOLDER
+from shardtool.pattern import ShardPattern, is_shard_name
+from shardtool.request.options import TOP_FOLDER, CreateOptions
 from shardtool.skipped import Skipped
 from shardtool.source.base import TASKS, Listing, Source, check_skipped
 from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.pattern import ShardPattern
-    from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
     from shardtool.select.names import Groups, KeyPattern
     from shardtool.source.folder_samples import ObjectTree

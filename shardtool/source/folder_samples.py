@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries.arrow import number_array, strings
-from shardtool.entries.classes import number_classes
+from shardtool.entries.classes import Classes, number_classes
 from shardtool.entries.entries import Entries, FieldRows
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.names import Names
 from shardtool.select.fields import Field, check_count, with_fields
-from shardtool.source.scan import ALWAYS, ScanPart, no_field, pass_over
+from shardtool.source.scan import ALWAYS, ScanPart, ScanRules, no_field, pass_over
 from shardtool.storage.places import objects_below
 from shardtool.values import FILE, INLINE, SPLIT_NAMES, counted, split_name, to_bytes, to_text
 from shardtool.wording import either, flag, option
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.classes import Classes
     from shardtool.execute.pool import Pool
     from shardtool.request.results import Observer
     from shardtool.skipped import Skipped
-    from shardtool.source.scan import ScanRules
     from shardtool.storage.remote.stores import BucketEntry
 
 COLUMNS = ("key", "path", "folder", "size")

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.shard_file import ShardFile, open_shard
+from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import INT64_LIMIT, encode_number, numbers_of
 
 if TYPE_CHECKING:
-    from shardtool.dataset.shard_file import PackedFile
     from shardtool.values import Number, SpanFile
 
 _FLOAT_BYTES = 4

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import is_dataset_file
 from shardtool.errors import InvalidRequest, ShardError
-from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern, read_name, sidecar_name
-from shardtool.request.options import ReshardOptions
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, read_name, sidecar_name
+from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.source.folder import EXPECTED, FolderSource, FoldersSource, again, only
 from shardtool.storage.places import base_name, is_url, is_web, parse_address, refuse_near_url
 from shardtool.table.kinds import archive_in, is_table
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
-    from shardtool.pattern import ShardPattern
-    from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
     from shardtool.source.base import Listing, Source
 

@@ -39,8 +39,8 @@ from shardtool.errors import (
     reason,
 )
 from shardtool.fingerprint import crc32c
-from shardtool.names import Names
-from shardtool.request.results import differing_options
+from shardtool.names import Names, Texts
+from shardtool.request.results import Observer, differing_options
 from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
@@ -70,9 +70,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.execute.pool import Pool
-    from shardtool.names import Texts
     from shardtool.request.options import CreateOptions
-    from shardtool.request.results import Observer
 
 
 # Which source a plan is of, without a listing of it, and what was asked for.

@@ -25,10 +25,10 @@ from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.select.fields import check_count
 from shardtool.skipped import Skipped
-from shardtool.source.number_text import NumberField, TextTask, read_texts
+from shardtool.source.number_text import NumberField, Texts, TextTask, read_texts
 from shardtool.storage.open_file import open_file
 from shardtool.storage.places import file_fact, is_url
-from shardtool.values import FIELD_LIMIT, SpanFile, counted, to_bytes
+from shardtool.values import FIELD_LIMIT, Kind, Number, SpanFile, counted, to_bytes
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredShard
-    from shardtool.source.number_text import Texts
     from shardtool.storage.open_file import FileFact
-    from shardtool.values import Kind, Number
 
     _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
 

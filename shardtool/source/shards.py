@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.dataset_file import agreed_types, numbers_in
+from shardtool.dataset.dataset_file import DatasetFile, agreed_types, numbers_in
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, listed_by, of_glob
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import SurveyTask, survey
@@ -33,23 +33,19 @@ from shardtool.skipped import Skipped
 from shardtool.source import shard_columns
 from shardtool.source.base import Listing, Source, check_skipped
 from shardtool.source.selecting import chosen, first_of, in_order, sampled, table_of, with_fields
-from shardtool.source.shard_columns import FilesSeen, SourceShard
+from shardtool.source.shard_columns import FilesSeen, NumberFields, SourceShard
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
 from shardtool.table.columns import gather
 from shardtool.values import INLINE, NAME_LIMIT, SPAN, SpanFile, counted, numbers_among, output_text, to_bytes, to_text
 from shardtool.wording import call, flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.options import ReshardOptions
     from shardtool.request.results import Observer
-    from shardtool.source.shard_columns import NumberFields
     from shardtool.values import Given, Number, ValueType
 
 # The shard source: datasets become `Entries`, in the order in which they are given.

@@ -18,7 +18,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
 from shardtool.request.results import Observer
-from shardtool.source.base import FILES_A_TASK, Files, Spans, files_at_once, payload_tasks
+from shardtool.source.base import FILES_A_TASK, Files, Source, Spans, files_at_once, payload_tasks
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
 from shardtool.storage.places import together
 from shardtool.values import FILE, INLINE, LINK, SPAN
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.source.base import Source
 
     Rows = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ import codecs
 import json
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,6 @@ from shardtool.values import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import BinaryIO
 
 _BLOCK = 2**20  # bytes at a time
 _WHITE = re.compile(r"[ \t\r\n]*")

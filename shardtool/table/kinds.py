@@ -6,19 +6,16 @@ import fnmatch
 import os
 import re
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from shardtool.pattern import format_of, is_shard_name
-from shardtool.request.texts import BY_NAME
+from shardtool.request.texts import BY_NAME, TextForm
 from shardtool.storage import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TypeGuard
 
     import pandas as pd
-
-    from shardtool.request.texts import TextForm
 
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}

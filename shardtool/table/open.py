@@ -20,10 +20,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from urllib.parse import unquote
 
 import numpy as np
@@ -34,7 +34,7 @@ from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import are_names, recorded
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
-from shardtool.request.texts import BY_NAME
+from shardtool.request.texts import BY_NAME, TextForm
 from shardtool.storage import places
 from shardtool.storage.open_file import open_blob, open_object
 from shardtool.storage.places import file_fact
@@ -57,15 +57,10 @@ from shardtool.values import counted, is_utf8
 from shardtool.wording import create_again, either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-    from typing import Any, BinaryIO, Literal
-
     import pandas as pd
     import pyarrow.parquet as pq
     from numpy.typing import NDArray
     from pyarrow.csv import InvalidRow
-
-    from shardtool.request.texts import TextForm
 
     Opened = Callable[[], BinaryIO]
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.classes import number_classes
+from shardtool.entries.classes import Classes, number_classes
 from shardtool.errors import InvalidRequest
 from shardtool.wording import option
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.classes import Classes
     from shardtool.values import Number, ValueType
 
     Render = Callable[[pa.Table], pa.Array]

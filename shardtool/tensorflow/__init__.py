@@ -14,7 +14,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.dataset_file import Feature, features_of
-from shardtool.dataset.find import given_datasets, open_dataset
+from shardtool.dataset.find import StoredDataset, given_datasets, open_dataset
 from shardtool.dataset.shard_file import shard_kind
 from shardtool.dataset.shard_index import walked_index
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
@@ -22,14 +22,12 @@ from shardtool.errors import InvalidRequest, listing
 from shardtool.read.order import OrderOptions
 from shardtool.read.stream import Stream
 from shardtool.request.settings import check_least
-from shardtool.values import Kind
+from shardtool.values import Given, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from shardtool.dataset.find import StoredDataset
     from shardtool.tensorflow.sequence import Samples
-    from shardtool.values import Given
 
 _LIBRARIES = ("keras", "tensorflow")
 _AT_ONCE = 16  # shards that a shuffle reads from at the same time

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
@@ -21,9 +21,9 @@ import torch
 import torch.distributed
 import torch.utils.data
 
-from shardtool.errors import InvalidRequest, PlainError, SampleFailed, listing
+from shardtool.errors import InvalidRequest, PlainError, SampleFailed, ShardError, listing
 from shardtool.read.bundles import Batches
-from shardtool.read.chain import Batch, Decode, Map, Stages, own_decoders, refuse_dataloaders
+from shardtool.read.chain import Batch, Decode, Decoder, Map, Stages, own_decoders, refuse_dataloaders
 from shardtool.read.dataset import Dataset, Mixture
 from shardtool.read.fetch import SkippedSamples
 from shardtool.read.stream import Stream, Streamable, no_number
@@ -32,13 +32,10 @@ from shardtool.storage.shared import SharedBlocks
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import FrameType
 
     from typing_extensions import Self
 
-    from shardtool.errors import ShardError
-    from shardtool.read.chain import Decoder
     from shardtool.read.order import Ends, Shuffle
 
 # What becomes of samples on the way to a batch: the dataset's own chain, then the options of a loader or dataset.

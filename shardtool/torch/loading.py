@@ -28,14 +28,13 @@ import torch
 from shardtool.errors import SampleFailed, listing
 from shardtool.execute.local import cores
 from shardtool.read.bundles import Batches
-from shardtool.read.chain import Batch, Stages, check_lists
+from shardtool.read.chain import Batch, Lists, Stages, check_lists
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from shardtool.read.chain import Lists
     from shardtool.read.fetch import SkippedSamples
     from shardtool.read.stream import Stream, StreamPosition
 

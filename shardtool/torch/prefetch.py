@@ -19,19 +19,15 @@ Everywhere else (the CPU, for one) a batch is copied and changed in the same way
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from shardtool.errors import InvalidRequest
 from shardtool.request.settings import check_least
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 # The tensors inside of a batch, whatever its shape: a dict, a tuple, a list, a named tuple, or a tensor alone.
 

@@ -22,13 +22,13 @@ from urllib.parse import unquote_to_bytes
 
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable, reason
 from shardtool.execute.local import start_pool
-from shardtool.execute.pool import Needs
+from shardtool.execute.pool import Needs, Pool
 from shardtool.request.calls import by_names
 from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult, Notes, Observer
 from shardtool.request.settings import given_options
-from shardtool.storage.staging import Folder, Tree, are_plain, named_folder, path_problem
-from shardtool.values import is_utf8, source_text, to_text
+from shardtool.storage.staging import Folder, IfThere, Tree, are_plain, named_folder, path_problem
+from shardtool.values import Given, is_utf8, source_text, to_text
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
@@ -41,11 +41,8 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.entries.entries import Entries
-    from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.source.base import Listing
-    from shardtool.storage.staging import IfThere
-    from shardtool.values import Given
 
 MANIFEST = ".manifest.parquet"  # a hidden name, so that `create` of the folder passes it over
 METADATA = ".metadata.parquet"

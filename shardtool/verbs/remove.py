@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import ShardEntry, features_of, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
@@ -36,9 +36,9 @@ from shardtool.errors import (
     reason,
 )
 from shardtool.execute.local import start_pool
-from shardtool.execute.pool import Needs
+from shardtool.execute.pool import Needs, Pool
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
-from shardtool.pattern import DATASET_SUFFIX, parse_pattern, replacing_name, sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacing_name, sidecar_name
 from shardtool.publish.publisher import Destination, check_space, clean
 from shardtool.publish.records import encode_skipped, merged, skipped_rows, wrong_size
 from shardtool.request.calls import by_names
@@ -48,7 +48,7 @@ from shardtool.request.settings import given_options
 from shardtool.skipped import Skipped, key_mark, without_keys
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
-from shardtool.values import SPAN, counted, given_names, local_name
+from shardtool.values import SPAN, Given, counted, given_names, local_name
 from shardtool.wording import call, option
 from shardtool.write.task import ShardTask, digest
 
@@ -58,15 +58,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_index import ShardTally
     from shardtool.entries.entries import Entries
-    from shardtool.execute.pool import Pool
-    from shardtool.pattern import ShardPattern
     from shardtool.plan.plan import Plan
     from shardtool.publish.foreign_indexes import StaleIndexes
-    from shardtool.values import Given
 
 _SHOWN = 3
 

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from errno import EMFILE
@@ -15,7 +15,7 @@ from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Literal, overload
 
-from shardtool.dataset.find import sidecar_path
+from shardtool.dataset.find import StoredShard, sidecar_path
 from shardtool.dataset.shard_file import SummedFile
 from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode, read_bytes, read_facts
@@ -23,11 +23,11 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
 from shardtool.plan.order import NO_LIMIT
-from shardtool.request.results import Result
+from shardtool.request.results import Observer, Result
 from shardtool.request.settings import check_choice
-from shardtool.storage.folders import checked_copy
+from shardtool.storage.folders import Original, checked_copy
 from shardtool.storage.places import plain_size
-from shardtool.storage.shared import open_by, take_lock
+from shardtool.storage.shared import Lock, open_by, take_lock
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import parse_size, show_size
 from shardtool.verbs.cache.folder import (
@@ -54,12 +54,6 @@ from shardtool.wording import option
 from shardtool.writer.samples import Columns, OpenShard, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from shardtool.dataset.find import StoredShard
-    from shardtool.request.results import Observer
-    from shardtool.storage.folders import Original
-    from shardtool.storage.shared import Lock
     from shardtool.verbs.cache.folder import CacheContents, Counts, Resident
 
 

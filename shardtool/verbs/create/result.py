@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.dataset_file import DatasetFile, features_of, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import (
     Bug,
@@ -31,15 +31,15 @@ from shardtool.errors import (
     printable,
 )
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
-from shardtool.interop.indexes import cure, index_name, misreading
+from shardtool.interop.indexes import Export, cure, index_name, misreading
 from shardtool.interop.readers import unopenable
-from shardtool.pattern import sidecar_name
+from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.publish import records
 from shardtool.publish.foreign_indexes import has_own_readme
 from shardtool.publish.publisher import Destination, EndedAppend, Publisher, clean, names_left
 from shardtool.publish.records import PartRecord, encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, IndexResult, PlannedShard, SplitResult
-from shardtool.skipped import in_order, reasons
+from shardtool.skipped import Skipped, in_order, reasons
 from shardtool.values import INLINE, URL, counted, local_name, output_text, show_size, to_bytes
 from shardtool.verbs.create.append import joined
 from shardtool.wording import either, flag, option
@@ -47,16 +47,12 @@ from shardtool.wording import either, flag, option
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.entries.entries import Entries
-    from shardtool.interop.indexes import Export
     from shardtool.names import Texts
-    from shardtool.pattern import ShardPattern
     from shardtool.plan.plan import Plan
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes, Notes, Observer, RunRecord
     from shardtool.request.texts import Part
-    from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import FileFact
     from shardtool.verbs.create.run import Output, Run, Totals

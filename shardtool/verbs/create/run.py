@@ -9,53 +9,44 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.dataset_file import ShardEntry, read_dataset, shard_names
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.execute.pool import Needs
-from shardtool.interop.indexes import wanted_exports
+from shardtool.execute.pool import Needs, Pool
+from shardtool.interop.indexes import Export, wanted_exports
 from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
 from shardtool.publish.records import PartShare, check_divided_alike
-from shardtool.request.results import RunRecord
-from shardtool.request.texts import parse_part
+from shardtool.request.results import Changes, Notes, RunRecord
+from shardtool.request.texts import Part, SplitOptions, parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import is_url, read_small
-from shardtool.values import __version__, given_names, to_bytes
+from shardtool.values import Dots, __version__, given_names, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import ExitStack
-
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.shard_index import ShardFact, ShardTally
     from shardtool.entries.entries import Entries, FieldValues
-    from shardtool.execute.pool import Pool
-    from shardtool.interop.indexes import Export
     from shardtool.plan.plan import Plan
     from shardtool.request.options import CreateOptions, ReshardOptions
-    from shardtool.request.results import Changes, Notes
-    from shardtool.request.texts import Part, SplitOptions
     from shardtool.skipped import Skipped
     from shardtool.source.base import Listing
     from shardtool.source.plan_file import PlanRequest
     from shardtool.storage.staging import Folder
     from shardtool.transform import Transform
-    from shardtool.values import Dots
 
 
 OutputNames = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -26,8 +26,8 @@ from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed, memory_for
 from shardtool.plan.order import Runs, running
 from shardtool.storage.open_file import is_place
-from shardtool.storage.staging import local_folder, spool_remedy
-from shardtool.values import SPAN, SpanFile, counted, parse_size, show_size, show_time, to_text
+from shardtool.storage.staging import Folder, Spool, local_folder, spool_remedy
+from shardtool.values import SPAN, OnError, ReadMethod, SpanFile, counted, parse_size, show_size, show_time, to_text
 from shardtool.verbs.create.resume import new_sizes
 from shardtool.wording import option
 from shardtool.write.scatter import LEAST, ROW_SHARE, ScatterResult, ScatterTask, scatter_rows
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.request.results import Observer
-    from shardtool.storage.staging import Folder, Spool
-    from shardtool.values import OnError, ReadMethod
     from shardtool.verbs.create.run import Run
 
 _BUFFERS = 2 * BUFFER_SIZE + GAP  # what a worker needs of its share besides payloads

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardtool.dataset.find import recorded_pattern
+from shardtool.dataset.find import StoredDataset, recorded_pattern
 from shardtool.dataset.walk import walked_text
 from shardtool.entries.arrow import number_array, plain
 from shardtool.errors import InvalidRequest
-from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
+from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample, Notes
 from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
@@ -37,12 +37,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.find import StoredDataset
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.options import DiffOptions
-    from shardtool.request.results import Notes
     from shardtool.source.base import Source
 
     Rows = NDArray[np.int64]

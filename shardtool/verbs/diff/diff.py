@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shardtool.dataset.find import EXPECTED, find_dataset, given_datasets, open_dataset
 from shardtool.errors import InvalidRequest, listing, without_secrets
@@ -20,10 +20,7 @@ from shardtool.request.results import DiffResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.places import is_url
 from shardtool.table.kinds import archive_in, is_table
-from shardtool.values import given_names, output_text
-
-if TYPE_CHECKING:
-    from shardtool.values import Given
+from shardtool.values import Given, given_names, output_text
 
 
 @by_names(DiffOptions)

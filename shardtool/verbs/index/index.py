@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.find import check_finished, find_dataset, recorded_dots
+from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import FETCH
-from shardtool.dataset.walk import SurveyTask, survey, torn_samples, walked_text
+from shardtool.dataset.walk import Survey, SurveyTask, survey, torn_samples, walked_text
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
@@ -26,28 +26,23 @@ from shardtool.errors import (
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, a_few
 from shardtool.interop.indexes import EXPORTS, wanted_exports
-from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, KNOWN, ShardPattern, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.publish.records import LOOK
 from shardtool.request.calls import by_names
 from shardtool.request.options import ExportOptions, IndexOptions
 from shardtool.request.results import ExportResult, IndexResult, Notes, Observer, RunRecord
 from shardtool.request.settings import given_options
-from shardtool.storage.folders import open_folder
+from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
-from shardtool.values import __version__, counted, local_name, output_text
+from shardtool.values import Dots, Given, Kind, ValueType, __version__, counted, local_name, output_text
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shardtool.dataset.find import StoredDataset
     from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.dataset.walk import Survey
-    from shardtool.pattern import ShardPattern
-    from shardtool.storage.folders import OutputFolder
-    from shardtool.values import Dots, Given, Kind, ValueType
 
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"

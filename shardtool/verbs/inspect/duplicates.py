@@ -10,13 +10,12 @@ from shardtool.errors import current_folder, listing, without_secrets
 from shardtool.execute.local import start_pool
 from shardtool.request.options import WorkerOptions
 from shardtool.request.results import LazyList, Observer
-from shardtool.values import output_text
+from shardtool.values import Given, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardtool.source.base import Listing
-    from shardtool.values import Given
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.find import given_datasets, open_dataset, splits_in
+from shardtool.dataset.find import StoredDataset, given_datasets, open_dataset, splits_in
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, listing, printable, reason, without_secrets
 from shardtool.pattern import SIDECAR_SUFFIX
@@ -20,15 +20,11 @@ from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.places import file_stat, for_each, is_url, plain_size
-from shardtool.values import output_text
-from shardtool.verbs.inspect.overview import Overview, Sizes, by_count
+from shardtool.values import Given, output_text
+from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Overview, Sizes, Spread, by_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from shardtool.dataset.find import StoredDataset
-    from shardtool.values import Given
-    from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Spread
 
     Shards = tuple[StoredDataset, Mapping[int, int]]  # a dataset, and how many samples each index has
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from shardtool.dataset.dataset_file import numbers_in
-from shardtool.dataset.find import natural
+from shardtool.dataset.find import StoredDataset, StoredShard, natural
 from shardtool.dataset.payload import IMAGE_LIMIT, content_of, image_fact, is_label, label_of
-from shardtool.dataset.shard_file import is_packed, open_shard, payload
-from shardtool.dataset.shard_index import FIELDS, ends_of
+from shardtool.dataset.shard_file import PackedFile, ShardFile, is_packed, open_shard, payload
+from shardtool.dataset.shard_index import FIELDS, FieldRow, ShardIndex, ends_of
 from shardtool.entries.arrow import python_rows
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.fingerprint import crc32c
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.dataset.shard_index import FieldRow, ShardIndex
     from shardtool.request.options import InspectOptions
     from shardtool.request.results import Observer
     from shardtool.values import Kind

@@ -27,8 +27,8 @@ from shardtool.request.results import command_line
 from shardtool.storage.folders import write_target
 from shardtool.storage.places import base_name, file_stat
 from shardtool.values import counted, output_text, show_size
-from shardtool.verbs.inspect.inspect import together
-from shardtool.verbs.inspect.media import MediaRoom
+from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary, together
+from shardtool.verbs.inspect.media import MediaRoom, Thumbnail
 from shardtool.verbs.inspect.samples import check_report
 from shardtool.verbs.inspect.thumbnails import (
     SPLIT,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary
-    from shardtool.verbs.inspect.media import Thumbnail
     from shardtool.verbs.inspect.overview import Sizes, Spread
     from shardtool.verbs.inspect.thumbnails import ShownSample
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, repeat
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from shardtool.read.files import ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
     from shardtool.values import Given
 

@@ -33,8 +33,8 @@ from shardtool.dataset.payload import (
     label_of,
     value_of,
 )
-from shardtool.dataset.shard_file import open_shard, payload
-from shardtool.dataset.shard_index import UNREAD, types_of
+from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard, payload
+from shardtool.dataset.shard_index import UNREAD, FieldRow, ShardIndex, types_of
 from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
@@ -45,7 +45,7 @@ from shardtool.select.query import matching
 from shardtool.storage.folders import check_name, target_file
 from shardtool.storage.places import is_url
 from shardtool.storage.staging import Tree, check_target, named_folder, path_problem
-from shardtool.values import output_text, to_bytes
+from shardtool.values import Number, output_text, to_bytes
 from shardtool.verbs.inspect.overview import FoundSample, class_names, found_samples, is_plain
 from shardtool.wording import either, flag, option, typed_name
 
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.dataset.shard_index import FieldRow, ShardIndex
-    from shardtool.values import Number
 
 
 # Which samples of datasets are asked for: all, or those for which a query is true; a shard at a time.

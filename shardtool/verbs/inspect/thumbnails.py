@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow.types as pt
 
 from shardtool.dataset.payload import label_of, numbers_in, seconds_of
-from shardtool.dataset.shard_file import open_shard
-from shardtool.dataset.shard_index import ends_of
+from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard
+from shardtool.dataset.shard_index import FieldRow, ShardIndex, ends_of
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
@@ -29,7 +29,7 @@ from shardtool.request.results import Observer
 from shardtool.storage.folders import write_target
 from shardtool.transform.image import BadImage
 from shardtool.values import IMAGE_ENDINGS, counted, show_size
-from shardtool.verbs.inspect.inspect import summarize
+from shardtool.verbs.inspect.inspect import Summary, summarize
 from shardtool.verbs.inspect.media import (
     KINDS,
     SHOULD_SHOW,
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
     from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.dataset.shard_index import FieldRow, ShardIndex
-    from shardtool.verbs.inspect.inspect import Summary
     from shardtool.verbs.inspect.media import MediaRoom, Thumbnail
     from shardtool.verbs.inspect.overview import FoundSample, Payloads
 

@@ -14,16 +14,16 @@ from itertools import accumulate, chain, islice, repeat
 from typing import TYPE_CHECKING
 
 from shardtool.dataset import find
-from shardtool.dataset.dataset_file import read_dataset, shard_names
-from shardtool.dataset.walk import SurveyTask, survey, walked_text
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
+from shardtool.dataset.walk import OddMember, Survey, SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
 from shardtool.storage import places
 from shardtool.storage.places import dangling, is_url, is_web, join, names_in, plain_sizes, read_small
-from shardtool.values import RESERVED, counted, is_utf8, output_text, to_bytes
+from shardtool.values import RESERVED, Given, counted, is_utf8, output_text, to_bytes
 from shardtool.verbs.verify.findings import MOST, Finding, Findings, finding_of
-from shardtool.verbs.verify.worker import HASH_SIZE
+from shardtool.verbs.verify.worker import HASH_SIZE, ShardExamination
 from shardtool.wording import call
 
 if TYPE_CHECKING:
@@ -32,12 +32,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
-    from shardtool.dataset.walk import OddMember, Survey
-    from shardtool.values import Given
-    from shardtool.verbs.verify.worker import ShardExamination
 
 
 _UNSAFE_PART = re.compile(rb"(?:^|/)\.\.(?:/|$)")

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import CorruptShard, printable
+from shardtool.errors import CorruptShard, ShardError, printable
 from shardtool.wording import call, either, flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from shardtool.errors import ShardError
 
 _RENAME = "Rename one of them in the source, and make the shards anew."
 MOST = 100  # findings of one code about one file: the rest says nothing new, and is counted

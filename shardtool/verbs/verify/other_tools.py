@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import is_packed
-from shardtool.dataset.walk import SurveyTask, survey, walked_text
+from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
 from shardtool.interop import indexes
 from shardtool.pattern import is_shard_name
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.walk import Survey
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import FolderIndex
     from shardtool.verbs.verify.checks import Subject

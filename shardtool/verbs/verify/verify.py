@@ -20,7 +20,7 @@ from importlib import import_module
 from itertools import accumulate, combinations, starmap
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.find import given_datasets
+from shardtool.dataset.find import StoredDataset, given_datasets
 from shardtool.dataset.walk import Survey
 from shardtool.errors import CorruptShard, listing, without_secrets
 from shardtool.execute.local import cores, start_pool
@@ -31,19 +31,15 @@ from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
 from shardtool.request.texts import share
 from shardtool.storage.places import for_each, stored_crc
-from shardtool.values import SPLIT_NAMES, counted, output_text, show_size
+from shardtool.values import SPLIT_NAMES, Given, counted, output_text, show_size
 from shardtool.verbs.verify import checks
-from shardtool.verbs.verify.checks import Subject, open_subject, read_stored, sample_at
+from shardtool.verbs.verify.checks import ShardCase, Subject, open_subject, read_stored, sample_at
 from shardtool.verbs.verify.findings import MOST, Finding, Findings, Report, finding_of
 from shardtool.verbs.verify.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, ShardExamination, Task, examine
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from shardtool.dataset.find import StoredDataset
-    from shardtool.values import Given
-    from shardtool.verbs.verify.checks import ShardCase
 
 
 _WORD = re.compile(r"[A-Za-z]+|[0-9]+")

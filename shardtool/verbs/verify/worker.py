@@ -12,17 +12,15 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.shard_file import is_packed, open_shard
+from shardtool.dataset.shard_file import PackedFile, ShardFile, is_packed, open_shard
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import CorruptShard, OutputFailed, ShardError, StoreFailed, printable
-from shardtool.values import IMAGE_ENDINGS
+from shardtool.values import IMAGE_ENDINGS, Dots
 from shardtool.verbs.verify.findings import MOST, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardtool.dataset.shard_file import PackedFile, ShardFile
-    from shardtool.values import Dots
 
 HASH_SIZE = 16
 _LOW = 2**32 - 1  # what is kept of a length
