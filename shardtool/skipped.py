@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2**26  # of the rows of a shard
 _OTHERS = ", which has another "
+_CHOSEN = ("no-field", "duplicate", "twin", "not-chosen")  # reasons that are no failure
 
 SkipCode = Literal[
-    "no-field", "unsafe-name", "duplicate", "twin", "incomplete", "oversize", "unreadable", "vanished", "changed",
-    "corrupt", "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image", "truncated-image",
-    "image-too-large", "animated-image", "image-depth", "map-failed", "field-clash", "no-number", "bad-json",
-    "bad-value", "bad-url", "http-404", "timeout", "no-host", "no-connection", "bad-certificate", "refused-address",
-    "bad-redirect", "bad-response", "cut-short", "too-large", "robots-header", "not-an-image", "removed",
+    "no-field", "unsafe-name", "duplicate", "twin", "not-chosen", "incomplete", "oversize", "unreadable", "vanished",
+    "changed", "corrupt", "damaged", "special-file", "link-outside", "link-loop", "dangling-link", "bad-image",
+    "truncated-image", "image-too-large", "animated-image", "image-depth", "map-failed", "field-clash", "no-number",
+    "bad-json", "bad-value", "bad-url", "http-404", "timeout", "no-host", "no-connection", "bad-certificate",
+    "refused-address", "bad-redirect", "bad-response", "cut-short", "too-large", "robots-header", "not-an-image",
+    "removed",
 ]  # fmt: skip
 
 SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/errors.md, "What was left out"
@@ -35,6 +37,7 @@ SKIP_CODES: dict[SkipCode, str] = {  # in the words of docs/errors.md, "What was
     "a path that leads out of it",
     "duplicate": "another sample has the same key (--on-duplicate first or last)",
     "twin": "another sample holds the same, under a key that comes first (--drop-duplicates)",
+    "not-chosen": "--where does not take the sample, by what was found in its file",
     "incomplete": "one of several folders has no file of the sample (--complete)",
     "oversize": "the sample fits in no shard",
     "unreadable": "the file or folder cannot be opened or read; in an archive, a member that is damaged, encrypted, or "
@@ -139,6 +142,11 @@ def reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
     codes = Counter(one.code for one in rows).most_common()
     said = [f"{code} {count:,}" for code, count in codes]
     return listing([*said, *([f"dropped by the function {dropped:,}"] if dropped else [])])
+
+
+def failures(rows: Iterable[Skipped]) -> list[Skipped]:
+    """Return the rows of what could not be packed; the others are not in the dataset because that was asked for."""
+    return [one for one in rows if one.code not in _CHOSEN]
 
 
 def http_code(status: int) -> SkipCode:

@@ -33,6 +33,7 @@ BLOCK = 2**20  # bytes that are read or written at a time, where nothing speaks 
 
 Trust = Literal["time", "size"]
 OnDuplicate = Literal["error", "rename", "first", "last"]
+Hash = Literal["sha256", "md5", "sha512"]
 ReadMethod = Literal["auto", "gather", "scatter"]
 Target = Literal["webdataset", "wids", "dali", "energon", "huggingface"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,6 +49,12 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
     return sink.getvalue()
+
+
+def of_ipc_stream(data: bytes) -> pa.Table:
+    """Return the table of an Arrow stream."""
+    with pa.ipc.open_stream(data) as stream:
+        return stream.read_all()
 
 
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
@@ -142,11 +148,18 @@ def with_split(columns: pa.Table | None, names: tuple[str, ...], number: NDArray
     return with_column(columns, "split", values)
 
 
-def with_images(columns: pa.Table | None, images: list[tuple[int, int, str] | None]) -> pa.Table | None:
-    """Return metadata columns with the width, height and mode of images, in place of what has these names."""
-    for at, (name, kind) in enumerate((("width", pa.int32()), ("height", pa.int32()), ("mode", pa.string()))):
-        values = pa.array([None if image is None else image[at] for image in images], kind)
-        columns = with_column(columns, name, values)
+def with_found(
+    columns: pa.Table | None, kinds: Iterable[tuple[str, str]], found: Sequence[tuple[object, ...]]
+) -> pa.Table | None:
+    """Return metadata columns with those that were found as samples were read, in place of what has these names.
+
+    Args:
+        columns: What there is.
+        kinds: The name of each new column, and its type.
+        found: Of each sample a value for each of them.
+    """
+    for at, (name, kind) in enumerate(kinds):
+        columns = with_column(columns, name, pa.array([one[at] for one in found], pa.type_for_alias(kind)))
     return columns
 
 

@@ -27,6 +27,7 @@ from shardtool.request.settings import (
 from shardtool.request.texts import SplitOptions, TextForm, pair, parse_shares, parts, pixels, share, shares_text
 from shardtool.values import (
     Dots,
+    Hash,
     IfExists,
     ImageFormat,
     OnDuplicate,
@@ -59,7 +60,8 @@ _WORKERS = (1, MOST_WORKERS)
 _SEEDED = ("shuffle", "split", "per_class")
 _RESUMES = {"if_exists=resume": "nothing to resume"}
 _FETCHES = {"urls": "no URLs to fetch"}
-_CHANGES = {"resize|encode|probe": "nothing to do to images"}
+CHANGES = ("resize", "encode", "probe", "exif", "hash", "map")  # what sizes of samples are only estimated with
+_CHANGES = {"resize|encode|probe|exif": "nothing to do to images"}
 _COMPARES = {"source": "no source that it could be about"}
 
 
@@ -153,7 +155,8 @@ class OutputOptions(WorkerOptions):
     where: str | None = setting(
         None, "Only samples of which this is true: \"label == 'dog' and width > 256\". It knows the columns of a "
         "manifest, of indexes, of `join` and `columns_from`, and: of files key, path, folder and size; of datasets "
-        "key, shard, size and fields.", section="choosing", metavar="QUERY", common=True,
+        "key, shard, size and fields. With `probe`, `exif` and `hash` it knows what these find.", section="choosing",
+        metavar="QUERY", common=True,
     )  # fmt: skip
     split: Shares | None = setting(
         None, "Shares of the splits: train=0.8,val=0.1,test=0.1. Each becomes a dataset; its name takes the place of "
@@ -233,7 +236,7 @@ class OutputOptions(WorkerOptions):
         if self.export:
             remedy = either("`export` what `merge` has made.", "`shardtool index OUTPUT --merge` has --export, too.")
             raise InvalidRequest(part, f"used with {option('export')}", expected="one of them", remedy=remedy)
-        changes = [name for name in ("urls", "resize", "encode", "probe", "map") if getattr(self, name, None)]
+        changes = [name for name in ("urls", *CHANGES) if getattr(self, name, None)]
         found, why = "", ""
         if changes and not (changes[0] == "urls" and self.max_size is None):  # of URLs, a shard has room for any bytes
             found, why = changes[0], "samples whose sizes are known"
@@ -369,6 +372,11 @@ class SelectingOptions(OutputOptions):
     )  # fmt: skip
     mask: Texts | None = spelled("masks")
     probe: bool = setting(False, "Put width, height and mode of images into the sidecars.")
+    exif: bool = setting(False, "Put the EXIF of images into the sidecars, as JSON.")
+    hash: Hash | tuple[Hash, ...] | list[Hash] = setting(
+        (), "Checksum of each sample's file, as it comes, for the sidecars: " + ", ".join(get_args(Hash)) + ".",
+        metavar="NAMES", commas=True,
+    )  # fmt: skip
     map: Function | None = setting(
         None, "Function that is called with each sample, a dict, and returns one, some or None.", form="function",
         metavar="MODULE:FUNCTION", apart=("if_exists=update, which compares keys, and a function makes its own",),
@@ -388,21 +396,32 @@ class SelectingOptions(OutputOptions):
         if given := self.first_given("" if self.join is not None else "delimiter|no_header"):
             raise InvalidRequest(option(given), "no table", expected=f"a manifest, or {option('join', 'TABLE')}")
 
+    @property
+    def found(self) -> dict[str, str]:
+        """The columns of metadata that are found as samples are read, and their Arrow types."""
+        from shardtool.transform import EXIF, PROBED
+
+        return {
+            **(PROBED if self.probe else {}),
+            **({EXIF: "string"} if self.exif else {}),
+            **dict.fromkeys(self.hash, "string"),
+        }
+
     def of_transform(self) -> Transform | None:
         """Return what is done to samples; None: nothing."""
-        changes, fetch = self.resize is not None or self.encode is not None or self.probe, self.of_fetch()
-        if not changes and not self.map and fetch is None:
+        fetch = self.of_fetch()
+        if fetch is None and not any(getattr(self, name) for name in CHANGES):
             return None
         from shardtool.transform import Transform
 
-        function = self.map if isinstance(self.map, str) else ""
-        if not changes:
-            return Transform(None, function, fetch)
+        function, found = self.map if isinstance(self.map, str) else "", tuple(self.found.items())
+        if self.resize is None and self.encode is None and not self.probe and not self.exif:
+            return Transform(None, function, fetch, found)
         from shardtool.transform.image import ImageOptions
 
         size = None if self.resize is None else pixels("resize", self.resize)
         images = self.pick(ImageOptions, resize=size, fields=tuple(self.images), masks=tuple(self.masks))
-        return Transform(images, function, fetch)
+        return Transform(images, function, fetch, found)
 
     def of_fetch(self) -> FetchOptions | None:
         """Return how the files of URLs are fetched; None: there are none."""

@@ -31,6 +31,7 @@ from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing
 from shardtool.frames import pandas
 from shardtool.table.columns import no_such
+from shardtool.transform import Condition
 from shardtool.values import counted
 from shardtool.wording import option
 
@@ -132,13 +133,52 @@ def matching(table: pa.Table, query: str, classes: Classes = _NO_CLASSES) -> NDA
         InvalidRequest: A query outside of the language, a column or class that does not exist, types that do not
             compare.
     """
+    return matching_so_far(table, query, {}, classes)[0]
+
+
+def matching_so_far(
+    table: pa.Table, query: str, found: Mapping[str, str], classes: Classes = _NO_CLASSES
+) -> tuple[NDArray[np.int64], Condition | None]:
+    """Return the rows that `query` takes as far as `table` says, and the rest of it; None: that is all of it.
+
+    Of conditions that `and` joins, those belong to the rest that name a column which only reading samples will give.
+
+    Args:
+        table: See `matching`.
+        query: See `matching`.
+        found: Those columns, and their types; one that `table` has is known already.
+        classes: See `matching`.
+
+    Raises:
+        InvalidRequest: As `matching` does, of the whole query.
+    """
     where = option("where")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # \d in quotes, a pattern with groups, a division by zero
-            return _chosen(table, _parse(query, where, classes))
+            asked, all_columns = _parse(query, where, classes), table.slice(0, 0)
+            for name, kind in found.items():
+                if name not in table.column_names:
+                    all_columns = all_columns.append_column(name, pa.array([], pa.type_for_alias(kind)))
+            _chosen(all_columns, asked)
+            later = [part for part in _joined(asked.tree) if not asked.columns(part).keys() <= {*table.column_names}]
+            if not later:
+                return _chosen(table, asked), None
+            known = [part for part in _joined(asked.tree) if part not in later]
+            rest = ast.BoolOp(ast.And(), later) if later[1:] else later[0]
+            rows = np.arange(table.num_rows)
+            if known:
+                rows = _chosen(table, asked._replace(tree=ast.BoolOp(ast.And(), known)))
+            return rows, Condition(_restored(ast.unparse(rest), asked.names), (*asked.columns(rest),))
     except RecursionError:
         raise InvalidRequest(where, f"{_short(query)}: nested too deeply") from None
+
+
+def _joined(node: ast.expr) -> list[ast.expr]:
+    """Return the conditions that `and` joins to a query."""
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        return [part for one in node.values for part in _joined(one)]
+    return [node]
 
 
 def _chosen(table: pa.Table, query: _Query) -> NDArray[np.int64]:
@@ -178,6 +218,10 @@ class _Query(NamedTuple):
     def column(self, node: ast.expr) -> str:
         """Return the column that a part of the query names; empty: it names none."""
         return self.names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+
+    def columns(self, node: ast.expr) -> dict[str, None]:
+        """Return the columns that a part of the query names, each once, in some order that is always the same."""
+        return dict.fromkeys(self.column(one) for one in ast.walk(node) if isinstance(one, ast.Name))
 
     def refusal(self, node: ast.AST, found: str, *, expected: str = "", remedy: str = "") -> InvalidRequest:
         """Return the error that refuses a part of the query."""

@@ -19,7 +19,7 @@ from shardtool.dataset.shard_file import ShardFile, open_shard
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, SampleFailed, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
-from shardtool.skipped import SkipCode
+from shardtool.skipped import SkipCode, failures
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of, read_file
 from shardtool.storage.places import for_each, read_small
 from shardtool.values import FILE, LINK, SPAN, counted, placed, show_time, source_name
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.request.results import Observer
     from shardtool.skipped import Skipped
+    from shardtool.transform import Condition
     from shardtool.values import OnError
 
     Rows = NDArray[np.int64]
 
 
 TASKS = 32  # enough to keep a few workers busy to the end
-_CHOSEN = ("no-field", "duplicate", "twin")  # reasons that are no failure
 _EMPTY = "empty"  # of samples, not files, that are without a field
 
 
@@ -63,6 +63,7 @@ class Listing:
         shards: The names of the shards that hold the samples; empty if they lie in files or a table.
         stored: The dataset of each of these shards, and the shard.
         compressed: Whether a shard is compressed, so that it can only be read in sequence.
+        later: What of `where` the workers judge; None: the samples are those that it takes.
         dropped: Fields that samples no longer have: a column of the numbers of one goes, too, once they are divided.
         classes: What the numbers of labels stand for in the source, fields that are not taken among them.
     """
@@ -76,6 +77,7 @@ class Listing:
     shards: tuple[str, ...] = ()
     stored: tuple[tuple[StoredDataset, StoredShard], ...] = ()
     compressed: bool = False
+    later: Condition | None = None
     dropped: tuple[str, ...] = ()
     classes: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -158,17 +160,22 @@ def check_some(listed: Listing) -> None:
         raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
+def none_taken(query: object) -> InvalidRequest:
+    """Return the error of a query that takes no sample."""
+    return InvalidRequest(option("where"), f"no sample for which {query}", expected="one sample or more")
+
+
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:
     """Refuse a source with files that cannot be packed, unless they are to be skipped; `otherwise` is another way out.
 
     Raises:
         SampleFailed: There are such files.
     """
-    failed = [one for one in skipped if one.code not in _CHOSEN]
-    if failed and on_error == "stop":
-        named = listing([f"{printable(one.path)} ({one.message})" for one in failed])
+    lost = failures(skipped)
+    if lost and on_error == "stop":
+        named = listing([f"{printable(one.path)} ({one.message})" for one in lost])
         remedy = f"Mend them, {otherwise}, or leave them out with {option('on_error', 'skip')}. Nothing was written."
-        raise SampleFailed(source, f"{counted(len(failed), 'file')} cannot be packed: {named}", remedy=remedy)
+        raise SampleFailed(source, f"{counted(len(lost), 'file')} cannot be packed: {named}", remedy=remedy)
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> list[str]:

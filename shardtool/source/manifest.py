@@ -179,13 +179,14 @@ class ManifestSource(Source):
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Choose rows, check columns, and look at the files in the workers."""
-        options, roles = self._options, self._roles
+        options, roles, later = self._options, self._roles, None
         if self._is_typed and not is_place(self._root):
             self._pass_over_folders()
         if options.where is not None:
-            from shardtool.select.query import matching
+            from shardtool.select.query import matching_so_far
 
-            self.keep(matching(with_names(self.table, roles.values), options.where))
+            taken, later = matching_so_far(with_names(self.table, roles.values), options.where, options.found)
+            self.keep(taken)
         if not self._count:
             found = "no rows" if self._numbers is None else "no row is left"
             raise InvalidRequest(self._where, found, expected="a row per sample")
@@ -239,7 +240,7 @@ class ManifestSource(Source):
             entries = replace(entries, spans=_spans(entries))
         check_skipped(self.name, skipped, options.on_error, f"leave their rows out with {option('where')}")
         pa.default_memory_pool().release_unused()  # what making the texts took, to measure them
-        return Listing(entries, skipped, self.name, tuple(self.notes))
+        return Listing(entries, skipped, self.name, tuple(self.notes), later=later)
 
     def write_binary(self, file: Writable) -> None:
         """Write all bytes that the table holds, where the offsets of the samples say, from 0 on.

@@ -97,13 +97,13 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
         recorded, names = {**listed.recorded, "join": joined.name}, {**joined.classes}
         listed = replace(listed, entries=joined.entries, recorded=recorded, notes=(*listed.notes, *joined.notes))
     if (query := options.where) is not None:
-        from shardtool.select.query import matching
+        from shardtool.select.query import matching_so_far
 
         asked = with_names(table_of(listed), pairs("values", options.values))
-        taken = matching(asked, query, listed.all_classes)
+        taken, later = matching_so_far(asked, query, options.found, listed.all_classes)
         if not len(taken):
-            raise InvalidRequest(option("where"), f"no sample for which {query}", expected="one sample or more")
-        listed = replace(listed, entries=listed.entries.take(taken))
+            raise base.none_taken(query)
+        listed = replace(listed, entries=listed.entries.take(taken), later=later)
     values = pairs("values", options.values)
     if not (values or options.classes):
         return listed

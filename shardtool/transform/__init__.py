@@ -1,7 +1,11 @@
-"""What is done to a sample on its way into a shard: files of URLs are fetched, images changed, a function is called."""
+"""What is done to a sample on its way into a shard: files of URLs are fetched, images changed, a function is called.
+
+What is found in its files on the way, such as the size of an image, may decide whether it goes there.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import traceback
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     Payload = bytes | memoryview
 
 KEY = "__key__"
+PROBED = {"width": "int32", "height": "int32", "mode": "string"}  # the columns of `probe`, and their Arrow types
+EXIF = "exif"  # the column of `exif`
 _TRACE_LINES = 12
 _NO_PARTS = {"", ".", ".."}  # of a key, between its slashes
 
@@ -47,6 +53,20 @@ class BadSample(Exception):
         self.code, self.message, self.detail, self.field = code, message, detail, field
 
 
+class Condition(NamedTuple):
+    """What of a query shows only when samples are read.
+
+    Attributes:
+        query: The rest of it, in the language of `select/query.py`.
+        columns: The columns that it names.
+        classes: The names of the classes whose numbers such a column holds.
+    """
+
+    query: str
+    columns: tuple[str, ...]
+    classes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
 class Transform(NamedTuple):
     """The changes to each sample. A plain value that travels to workers.
 
@@ -54,16 +74,15 @@ class Transform(NamedTuple):
         images: What to do to images; None: nothing.
         function: `package.module:function`, called with each sample; empty: none.
         fetch: How the files of URLs are fetched; None: there are none.
+        found: The columns of metadata that are found as samples are read, and their Arrow types.
+        where: What samples must be to be taken, as far as that shows only then.
     """
 
     images: ImageOptions | None = None
     function: str = ""
     fetch: FetchOptions | None = None
-
-    @property
-    def probes(self) -> bool:
-        """Whether the sizes of images go into the sidecars."""
-        return self.images is not None and self.images.probe
+    found: tuple[tuple[str, str], ...] = ()
+    where: Condition | None = None
 
     def check_fields(self, known: tuple[str, ...]) -> None:
         """Check that the fields to be changed exist: a typing error would change none.
@@ -90,6 +109,8 @@ class Transform(NamedTuple):
 
             codecs = [f"{name} {features.version(name)}" for name in ("jpg", "libjpeg_turbo", "zlib", "webp")]
             parts += [PIL.__version__, *codecs]
+        parts += [f"{name} found" for name, _ in self.found if name not in PROBED]
+        parts += [] if self.where is None else [f"where {self.where.query}"]
         if self.function:
             find_function(self.function)
             origin = getattr(sys.modules[self.function.partition(":")[0]], "__file__", None)
@@ -105,12 +126,10 @@ class ChangedSample(NamedTuple):
     Attributes:
         key: Its name.
         fields: (name, payload), in the order of the bytes of the names.
-        image: Size and mode of its first image, where images are looked at.
     """
 
     key: bytes
     fields: list[tuple[bytes, Payload]]
-    image: ImageFact | None
 
 
 def _function() -> str:
@@ -153,20 +172,39 @@ class Transformer:
     """A transform at work, in a worker."""
 
     def __init__(self, transform: Transform) -> None:
-        self._images = transform.images
+        self._images, self._found = transform.images, [name for name, _ in transform.found]
         self._function = find_function(transform.function) if transform.function else None
 
-    def __call__(self, key: bytes, fields: Mapping[str, Payload]) -> list[ChangedSample]:
-        """Return what becomes of a sample: one, several, or none.
+    def look(self, fields: Mapping[str, Payload], held: str) -> tuple[Mapping[str, Payload], tuple[object, ...]]:
+        """Return a sample's fields, their images changed, and what was found: a value for each column.
+
+        Args:
+            fields: What the source gives.
+            held: The field that checksums are of.
 
         Raises:
             BadSample: It cannot be taken.
         """
-        image = None
+        found: dict[str, object] = dict.fromkeys(self._found)
+        for name in found.keys() - {*PROBED, EXIF}:
+            found[name] = hashlib.new(name, fields[held], usedforsecurity=False).hexdigest()
         if self._images is not None:
+            if EXIF in found:
+                from shardtool.transform.image import exif
+
+                found[EXIF] = next((exif(data) for name, data in fields.items() if self._images.applies(name)), None)
             fields, image = _change_images(self._images, fields)
+            found |= image._asdict() if image is not None and self._images.probe else {}
+        return fields, tuple(found.values())
+
+    def finish(self, key: bytes, fields: Mapping[str, Payload]) -> list[ChangedSample]:
+        """Return what becomes of a sample that was looked at: one, several, or none.
+
+        Raises:
+            BadSample: It cannot be taken.
+        """
         if self._function is None:
-            return [ChangedSample(key, _in_order(fields), image)]
+            return [ChangedSample(key, _in_order(fields))]
         sample: dict[str, object] = {KEY: to_text(key), **{name: bytes(data) for name, data in fields.items()}}
         try:
             made = self._function(sample)
@@ -180,7 +218,7 @@ class Transformer:
             message = f"{_function()} raised {type(error).__name__}: {error}"
             raise BadSample("map-failed", message, "\n".join(trace)) from None
         name = to_text(key)
-        return [_returned(one, name, f"{name}-{at}" if several else name, image) for at, one in enumerate(found)]
+        return [_returned(one, name, f"{name}-{at}" if several else name) for at, one in enumerate(found)]
 
 
 def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tuple[dict[str, Payload], ImageFact | None]:
@@ -202,7 +240,7 @@ def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tupl
     return changed, first
 
 
-def _returned(sample: object, key: str, default_key: str, image: ImageFact | None) -> ChangedSample:
+def _returned(sample: object, key: str, default_key: str) -> ChangedSample:
     """Return a sample that the user's function made of the sample `key`.
 
     Raises:
@@ -229,7 +267,7 @@ def _returned(sample: object, key: str, default_key: str, image: ImageFact | Non
         raise BadSample("map-failed", f"{_function()} returned a sample without fields; None drops it")
     if len(fields) > FIELD_LIMIT:
         raise BadSample("map-failed", f"{_function()} returned a sample of {len(fields):,} fields")
-    return ChangedSample(new.encode(), _in_order(fields), image)
+    return ChangedSample(new.encode(), _in_order(fields))
 
 
 def _is_text(value: object) -> TypeGuard[str]:

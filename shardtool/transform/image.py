@@ -31,6 +31,7 @@ Source: the Pillow handbook, "Concepts" (modes, filters) and "Image file formats
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import re
 import struct
@@ -38,12 +39,15 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from math import isfinite
+from numbers import Rational
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import decompressobj
 
 # Each import registers a format: what is missing would make Pillow import all of its decoders.
 from PIL import (
     BmpImagePlugin,
+    ExifTags,
     GifImagePlugin,
     Image,
     JpegImagePlugin,
@@ -60,7 +64,7 @@ from shardtool.values import IMAGE_ENDINGS, ImageFormat, ResizeMode, show_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shardtool.skipped import SkipCode
 
@@ -107,6 +111,7 @@ _LOSSLESS_TIFF = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate",
 _QUALITY = 90
 _DEPTH = 0xFFFF
 _ORIENTATION = 0x0112
+_POINTERS = {0x8769, 0x8825, 0xA005}  # tags that say where other tags stand
 _TURNS = {  # EXIF orientation: what shows the image upright
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -397,12 +402,8 @@ class _Picture:
 
 def _orientation(image: Any, stream: BytesIO) -> int:
     """Return the EXIF orientation, 1 to 8: 1 where there is none, or none that can be read, as viewers have it."""
-    if image.format == "PNG":
-        data = stream.getvalue()
-        if not any(name == b"eXIf" or data.startswith(_PNG_TEXTS, start) for name, start in _png_chunks(data)):
-            return 1
-        if "exif" not in image.info:
-            image.load()  # it stands after the pixels
+    if not _may_have_exif(image, stream):
+        return 1
     try:
         tags = image.tag_v2 if image.format == "TIFF" else image.getexif()
         value = tags.get(_ORIENTATION)
@@ -411,6 +412,18 @@ def _orientation(image: Any, stream: BytesIO) -> int:
     except Exception:  # noqa: BLE001 - broken EXIF is common, raises nearly anything, and hides no pixel
         return 1
     return value if isinstance(value, int) and value in _TURNS else 1
+
+
+def _may_have_exif(image: Any, stream: BytesIO) -> bool:
+    """Tell whether an image may have EXIF; a PNG is decoded where that stands after the pixels."""
+    if image.format != "PNG":
+        return True
+    data = stream.getvalue()
+    if not any(name == b"eXIf" or data.startswith(_PNG_TEXTS, start) for name, start in _png_chunks(data)):
+        return False
+    if "exif" not in image.info:
+        image.load()
+    return True
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
@@ -794,3 +807,61 @@ def _blame(error: Exception, data: bytes | memoryview) -> BadImage:
     if riff or re.search(r"truncated|not enough|unexpected end|end of file|\bEOF\b", text, re.IGNORECASE):
         return BadImage("truncated-image", f"the image ends too early: {text}")
     return BadImage("bad-image", f"the image is damaged: {text}")
+
+
+_GPS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}  # hemisphere, degrees, which is minus, the most
+_LONGEST_TEXT, _MOST_VALUES = 1024, 16  # of a tag: makers' notes and previews have more
+
+
+def exif(data: bytes | memoryview) -> str | None:
+    """Return the EXIF of an image as a JSON object, by the names of tags; None where it has none that can be read.
+
+    `latitude` and `longitude` are in degrees. What is no number or text, or is long, is left out.
+
+    Source: EXIF 2.32; Pillow's `ExifTags` for the names.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stream = BytesIO(data)
+            image: Any = Image.open(stream, formats=FORMATS)
+            if not _may_have_exif(image, stream):
+                return None
+            tags = image.getexif()
+            named = [*tags.items(), *tags.get_ifd(ExifTags.IFD.Exif).items()]
+            found = {
+                ExifTags.TAGS[tag]: _plain(value) for tag, value in named if tag in ExifTags.TAGS.keys() - _POINTERS
+            }
+            found |= _position(tags.get_ifd(ExifTags.IFD.GPSInfo))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - broken EXIF is common, raises nearly anything, and hides no pixel
+        return None
+    found = {name: value for name, value in found.items() if value is not None}
+    return json.dumps(found, sort_keys=True, ensure_ascii=False) if found else None
+
+
+def _plain(value: object) -> object:
+    """Return a tag's value as JSON has it; None where that has no such value."""
+    if isinstance(value, str):
+        text = value.strip("\0 ")
+        return text if text.isprintable() and 0 < len(text) <= _LONGEST_TEXT else None
+    if isinstance(value, tuple) and len(value) <= _MOST_VALUES:
+        values = [*map(_plain, value)]
+        return None if None in values else values
+    if isinstance(value, int | float | Rational):
+        number = float(value)
+        return None if not isfinite(number) else int(number) if number.is_integer() else number
+    return None
+
+
+def _position(tags: Mapping[int, Any]) -> dict[str, float]:
+    """Return where an image was taken, in degrees, as far as tags of GPS say that."""
+    found = {}
+    for name, (side, angle, minus, most) in _GPS.items():
+        if angle in tags:
+            degrees, minutes, seconds = map(float, tags[angle])
+            value = round(degrees + minutes / 60 + seconds / 3600, 6)
+            if 0 <= value <= most:
+                found[name] = -value if tags.get(side) == minus else value
+    return found

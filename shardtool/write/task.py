@@ -45,6 +45,7 @@ class TransformWork(NamedTuple):
         max_count: The most samples; None: any number.
         oversize: What becomes of a sample that fits in no shard.
         dots: Where keys end in the names of a tar's members.
+        known: The columns that the transform's condition names, as far as the plan has them: a stream of Arrow.
     """
 
     transform: Transform
@@ -52,6 +53,7 @@ class TransformWork(NamedTuple):
     max_count: int | None
     oversize: Oversize
     dots: Dots = "first"
+    known: bytes = b""
 
 
 class TransformedSamples(NamedTuple):
@@ -62,14 +64,14 @@ class TransformedSamples(NamedTuple):
         sources: int64 per sample: the place in the task of the sample that it was made of.
         consumed: How many of the task's samples are dealt with; the rest wants another shard.
         dropped: How many of these the user's function dropped.
-        images: (width, height, mode) of each sample's first image, None where it has none; empty: not asked for.
+        found: Of each sample, what was found when it was read: a value for each column of `Transform.found`.
     """
 
     content: ShardContent
     sources: bytes
     consumed: int
     dropped: int
-    images: list[tuple[int, int, str] | None]
+    found: list[tuple[object, ...]]
 
 
 class ShardTask(NamedTuple):

@@ -10,13 +10,14 @@ import sys
 from array import array
 from contextlib import closing
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardtool.dataset.payload import content_of
 from shardtool.errors import SampleFailed
 from shardtool.fetch import FetchFailed, shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
-from shardtool.skipped import Skipped
+from shardtool.skipped import Skipped, failures
 from shardtool.transform import BadSample, ChangedSample, Transformer
 from shardtool.values import SPAN, URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
@@ -24,15 +25,22 @@ from shardtool.write.packer import Field, Packer, ShardRecords, no_report, unrea
 from shardtool.write.task import ShardResult, SourceFailed, TransformedSamples, digest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from shardtool.fetch import FetchOptions
     from shardtool.fetch.fetcher import Fetcher
     from shardtool.storage.staging import DurableFile, Sink
+    from shardtool.transform import Condition
     from shardtool.values import Number
     from shardtool.write.packer import Parts, Put, Report
     from shardtool.write.task import ShardTask, TransformWork
 
     Encoded = tuple[Parts, list[Field]]  # a sample's record, and what is in it
 
+# Samples, and bytes of them, of which a condition is judged at once: one by one, each would take 0.6 ms.
+_JUDGED, _JUDGED_BYTES = 256, 2**24
+_MEDIA = ("image", "audio", "video")
+_SHOWN = 60  # characters of a value in a message
 
 transformer = cache(Transformer)  # of this process: importing the user's function may take long
 fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard
@@ -72,6 +80,24 @@ def measure_samples(task: ShardTask) -> list[int]:
         return packer.measure()
 
 
+class ReadSample(NamedTuple):
+    """A sample that was read and looked at.
+
+    Attributes:
+        place: Its place in the task.
+        rows: Its rows.
+        fields: Its fields, images changed.
+        found: What was found: a value for each column of `Transform.found`.
+        why_not: Why it cannot be packed, or is not to be; None: it goes on.
+    """
+
+    place: int
+    rows: range
+    fields: Mapping[str, bytes | memoryview]
+    found: tuple[object, ...] = ()
+    why_not: SourceFailed | Skipped | None = None
+
+
 class TransformPacker(Packer):
     """Reads a sample whole, changes it, and writes what comes out."""
 
@@ -81,7 +107,7 @@ class TransformPacker(Packer):
         of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, Number] = of_names
         self._records, self._sources = ShardRecords(self.write), array("q")
-        self._images: list[tuple[int, int, str] | None] = []
+        self._found: list[tuple[object, ...]] = []
         self._consumed = self._dropped = self._reported_skips = 0
         self._fetcher: Fetcher | None = None
         self._urls: dict[int, int] = {}  # the rows of URLs, and the place of each among them
@@ -101,61 +127,135 @@ class TransformPacker(Packer):
         """Return how many more samples of URLs failed."""
         if self._fetcher is None:
             return ()
-        more, self._reported_skips = len(self.skipped) - self._reported_skips, len(self.skipped)
+        skips = len(failures(self.skipped.values()))
+        more, self._reported_skips = skips - self._reported_skips, skips
         return (more,)
 
     def run(self) -> None:
         """Write samples until all are done or the shard is full, and the end of the file."""
-        end = 0
-        for place, (key, count) in enumerate(zip(self.keys, self.counts, strict=True)):
-            row, end = end, end + count
-            try:
-                changed = self._change(key, self._fields(key, row, end))
-                self._check_dots(changed)
-                encoded = [self._encode(one) for one in changed]
-            except SourceFailed as failed:
-                self.skip(place, failed, streamed=False)
-            except BadSample as bad:
-                path = self._path_of(key, row, end, bad.field)
-                self.skip(place, SourceFailed(path, bad.code, bad.message, bad.detail), streamed=False)
-            else:
-                if not self._add(place, key, changed, encoded):
-                    break
-            self._consumed = place + 1
-            self.report_progress(place + 1)
+        for sample in self._samples():
+            if not self._pack(sample):
+                break
+            self._consumed = sample.place + 1
+            self.report_progress(sample.place + 1)
         self._records.flush()
         if self.task.format == "tar":
             self.write(tar.TRAILER)
 
     def measure(self) -> list[int]:
         """Return what the records of each sample would take; -1 where it cannot be taken."""
-        found, end = [], 0
-        for key, count in zip(self.keys, self.counts, strict=True):
-            row, end = end, end + count
+        found = []
+        for sample in self._samples():
             try:
-                encoded = [self._encode(one) for one in self._change(key, self._fields(key, row, end))]
+                encoded = [self._encode(one) for one in self._finished(sample)]
             except (SourceFailed, BadSample):
                 found.append(-1)
             else:
                 found.append(sum(len(part) for parts, _ in encoded for part in parts))
         return found
 
+    def _samples(self) -> Iterator[ReadSample]:
+        """Yield all samples in order; where a condition decides which are taken, some are read ahead of the others."""
+        end, block, size, where = 0, list[ReadSample](), 0, self._work.transform.where
+        for place, count in enumerate(self.counts):
+            sample = self._read(place, range(end, end + count))
+            end += count
+            if where is None:
+                yield sample
+                continue
+            block.append(sample)
+            size += sum(map(len, sample.fields.values()))
+            if len(block) == _JUDGED or size > _JUDGED_BYTES or end == len(self.codes):
+                yield from self._judged(block, where)
+                block, size = [], 0
+
+    def _read(self, place: int, rows: range) -> ReadSample:
+        """Return a sample that was looked at, or why that cannot be."""
+        key = self.keys[place]
+        try:
+            return ReadSample(place, rows, *self._change.look(self._fields(key, rows), self._held(rows)))
+        except SourceFailed as error:
+            return ReadSample(place, rows, {}, why_not=error)
+        except BadSample as bad:
+            return ReadSample(place, rows, {}, why_not=self._failure(bad, key, rows))
+
+    def _held(self, rows: range) -> str:
+        """Return the field that a sample holds: a file of the web; else an image, audio or a video; else the first."""
+        names = {row: to_text(self.content.fields[self.codes[row]]) for row in rows}
+        return names[min(rows, key=lambda row: (self.kinds[row] != URL, content_of(names[row]) not in _MEDIA))]
+
+    def _judged(self, samples: list[ReadSample], where: Condition) -> Iterator[ReadSample]:
+        """Yield samples; to those that the condition does not take, why is added."""
+        from shardtool.entries.arrow import of_ipc_stream, with_found
+        from shardtool.select.query import matching
+
+        sound, known = [one for one in samples if one.why_not is None], None
+        if self._work.known:
+            known = of_ipc_stream(self._work.known).take([one.place for one in sound])
+        table: Any = with_found(known, self._work.transform.found, [one.found for one in sound])
+        taken, why_not = {*matching(table, where.query, dict(where.classes)).tolist()}, dict[int, Skipped]()
+        for at, one in enumerate(sound):
+            if at not in taken:
+                values = [f"{name} is {table.column(name)[at].as_py()!r:.{_SHOWN}}" for name in where.columns]
+                key = self.keys[one.place]
+                path = self._path_of(key, one.rows, self._held(one.rows))
+                why_not[one.place] = Skipped(to_text(key), to_text(path), "not-chosen", ", ".join(values))
+        yield from (one._replace(why_not=one.why_not or why_not.get(one.place)) for one in samples)
+
+    def _finished(self, sample: ReadSample) -> list[ChangedSample]:
+        """Return what becomes of a sample; of one that is not to be packed nothing does.
+
+        Raises:
+            SourceFailed: It cannot be packed.
+        """
+        if isinstance(sample.why_not, Skipped):
+            return []
+        if sample.why_not is not None:
+            raise sample.why_not
+        key = self.keys[sample.place]
+        try:
+            changed = self._change.finish(key, sample.fields)
+            self._check_dots(changed)
+        except BadSample as bad:
+            raise self._failure(bad, key, sample.rows) from None
+        return changed
+
+    def _pack(self, sample: ReadSample) -> bool:
+        """Write what a sample becomes, or leave it out; return whether there was room for it."""
+        key = self.keys[sample.place]
+        try:
+            changed = self._finished(sample)
+            encoded = [self._encode(one) for one in changed]
+        except SourceFailed as error:
+            self.skip(sample.place, error, streamed=False)
+        except BadSample as bad:
+            self.skip(sample.place, self._failure(bad, key, sample.rows), streamed=False)
+        else:
+            if not isinstance(sample.why_not, Skipped):
+                return self._add(sample, key, changed, encoded)
+            self.skipped[sample.place] = sample.why_not
+        return True
+
+    def _failure(self, bad: BadSample, key: bytes, rows: range) -> SourceFailed:
+        """Return the failure of a sample that a transform cannot take."""
+        return SourceFailed(self._path_of(key, rows, bad.field), bad.code, bad.message, bad.detail)
+
     def result(self, staged: DurableFile | None) -> ShardResult:
         """Return the result of the finished shard."""
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
         hashed = digest(content, crcs, ()) if len(self._records) else 0
-        made = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._images)
+        made = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
         skipped = tuple(sorted(self.skipped.items()))
         return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
 
-    def _path_of(self, key: bytes, row: int, end: int, field: str) -> bytes:
+    def _path_of(self, key: bytes, rows: range, field: str) -> bytes:
         """Return the path of one field's file; nothing where it is no file's fault: the key says more."""
         names = self.content.fields
-        found = [at for at in range(row, end) if field and to_text(names[self.codes[at]]) == field]
+        found = [at for at in rows if field and to_text(names[self.codes[at]]) == field]
         return self._shown_path(key, found[0]) if found else b""
 
     def _shown_path(self, key: bytes, row: int) -> bytes:
@@ -163,11 +263,8 @@ class TransformPacker(Packer):
         path = self._path(key, row)
         return shown_bytes(path) if self.kinds[row] == URL else path
 
-    def _fields(self, key: bytes, row: int, end: int) -> dict[str, bytes | memoryview]:
-        fields: dict[str, bytes | memoryview] = {}
-        for at in range(row, end):
-            fields[to_text(self.content.fields[self.codes[at]])] = self._payload(key, at)
-        return fields
+    def _fields(self, key: bytes, rows: range) -> dict[str, bytes | memoryview]:
+        return {to_text(self.content.fields[self.codes[row]]): self._payload(key, row) for row in rows}
 
     def _payload(self, key: bytes, row: int) -> bytes | memoryview:
         """Return the bytes of a row.
@@ -227,13 +324,13 @@ class TransformPacker(Packer):
             raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
         return Field(name, len(text), stored, text)
 
-    def _add(self, place: int, key: bytes, changed: list[ChangedSample], encoded: list[Encoded]) -> bool:
+    def _add(self, sample: ReadSample, key: bytes, changed: list[ChangedSample], encoded: list[Encoded]) -> bool:
         """Write what one sample became; return whether there was room for it."""
         work, sizes = self._work, [sum(map(len, parts)) for parts, _ in encoded]
         size, most = sum(sizes), sys.maxsize if work.max_count is None else work.max_count
         over_format = self.task.format == "tfrecord" and max(sizes, default=0) > tfrecord.RECORD_LIMIT
         if len(changed) > most or over_format or (size > work.room and work.oversize != "alone"):
-            self._refuse(place, key, size, len(changed))
+            self._refuse(sample.place, key, size, len(changed))
             return True
         held = len(self._records)
         if held and (held + len(changed) > most or self._records.size + size > work.room):
@@ -241,10 +338,8 @@ class TransformPacker(Packer):
         if not changed:
             self._dropped += 1
         for one, (parts, fields), length in zip(changed, encoded, sizes, strict=True):
-            self._sources.append(place)
-            if work.transform.probes:
-                image = one.image
-                self._images.append(None if image is None else (image.width, image.height, image.mode))
+            self._sources.append(sample.place)
+            self._found.append(sample.found)
             self._records.add(one.key, parts, length, fields)
         return True
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool.errors import InvalidRequest
-from shardtool.transform import KEY, BadSample, ChangedSample, Transform, Transformer, find_function
+from shardtool.transform import KEY, PROBED, BadSample, ChangedSample, Transform, Transformer, find_function
 from shardtool.transform.image import ImageOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 SEEN: list[dict[str, Any]] = []  # what `see` was given
@@ -47,18 +48,23 @@ def _png(width: int, height: int) -> bytes:
     return stream.getvalue()
 
 
+def _made(transform: Transform, key: bytes, fields: Mapping[str, Any]) -> list[ChangedSample]:
+    """Return what a transform makes of a sample."""
+    work = Transformer(transform)
+    return work.finish(key, work.look(fields, next(iter(fields)))[0])
+
+
 def _given(value: Any) -> list[ChangedSample]:
     RETURNS[0] = value
-    return Transformer(Transform(function=f"{__name__}:give"))(b"k", {"txt": b"text"})
+    return _made(Transform(function=f"{__name__}:give"), b"k", {"txt": b"text"})
 
 
 @given(st.dictionaries(TEXTS, st.binary(max_size=20), min_size=1, max_size=6), KEYS)
 def test_a_sample_goes_in_and_comes_out(fields: dict[str, bytes], key: str) -> None:
     """A function gets the key and all fields as bytes, and what it gives back is the same sample, fields in order."""
     SEEN.clear()
-    (made,) = Transformer(Transform(function=f"{__name__}:see"))(
-        key.encode(), {n: memoryview(d) for n, d in fields.items()}
-    )
+    views = {name: memoryview(data) for name, data in fields.items()}
+    (made,) = _made(Transform(function=f"{__name__}:see"), key.encode(), views)
     assert [{KEY: key, **fields}] == SEEN
     assert all(type(value) is bytes for name, value in SEEN[0].items() if name != KEY)
     assert made.key == key.encode()
@@ -177,20 +183,22 @@ def test_nothing_and_several() -> None:
 
 
 def test_images_first_then_the_function() -> None:
-    """A function sees images as they are to be written; the size of the first one comes with what it returns."""
+    """A function sees images as they are to be written; the size of the first one is found before."""
     SEEN.clear()
-    work = Transform(ImageOptions(resize=(4, 4), encode="jpg"), f"{__name__}:see")
-    (made,) = Transformer(work)(b"k", {"png": _png(8, 6), "txt": b"text"})
+    images = ImageOptions(resize=(4, 4), encode="jpg", probe=True)
+    work = Transformer(Transform(images, f"{__name__}:see", found=(*PROBED.items(),)))
+    fields, found = work.look({"png": _png(8, 6), "txt": b"text"}, "png")
+    assert SEEN == []
+    work.finish(b"k", fields)
     assert set(SEEN[0]) == {KEY, "jpg", "txt"}
     assert Image.open(BytesIO(SEEN[0]["jpg"])).size == (5, 4)
-    assert made.image is not None
-    assert (made.image.width, made.image.height) == (5, 4)
+    assert found == (5, 4, "RGB")
 
 
 def test_images_without_a_function() -> None:
     """What is no image passes as it is, and the very bytes of an image do where nothing is to be done."""
     image, text = _png(8, 8), b"text"
-    (made,) = Transformer(Transform(ImageOptions(resize=(8, 8))))(b"k", {"txt": text, "png": image})
+    (made,) = _made(Transform(ImageOptions(resize=(8, 8))), b"k", {"txt": text, "png": image})
     assert made.fields == [(b"png", image), (b"txt", text)]
     assert made.fields[0][1] is image
 
@@ -198,7 +206,7 @@ def test_images_without_a_function() -> None:
 def test_two_fields_that_become_one() -> None:
     """Neither takes the other's place."""
     with pytest.raises(BadSample, match="'jpg'") as caught:
-        Transformer(Transform(ImageOptions(encode="jpg")))(b"k", {"png": _png(8, 8), "jpg": _png(8, 8)})
+        _made(Transform(ImageOptions(encode="jpg")), b"k", {"png": _png(8, 8), "jpg": _png(8, 8)})
     assert caught.value.code == "field-clash"
 
 

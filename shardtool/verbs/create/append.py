@@ -24,6 +24,7 @@ from shardtool.names import Names
 from shardtool.plan.order import random_at
 from shardtool.publish.publisher import EndedAppend
 from shardtool.publish.records import read_listed
+from shardtool.skipped import failures
 from shardtool.table.columns import among, hashes, places_among
 from shardtool.values import counted, local_name, to_bytes, to_text
 from shardtool.wording import option
@@ -380,16 +381,25 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
         if run.transform is None:  # else the sizes and fields in shards say nothing
             now = _marks(entries.rows.code, entries.rows.size, entries.first, free)
             changed[mine[now[mine] != np.concatenate(marks)[packed]]] = True
-    left_out = {one.key for destination in destinations if destination.old for one in destination.listed_skipped()}
+    rows = [one for destination in destinations if destination.old for one in destination.listed_skipped()]
+    left_out, failed = {one.key for one in rows}, {one.key for one in failures(rows)}
+    lost = np.zeros(len(entries), np.bool_)
     for at in np.flatnonzero(~there).tolist() if left_out else ():
-        listed[at] = printable(to_text(entries.keys[at])) in left_out
-    _note_others(run, there, listed, changed, gone=len(place) - len(packed))
+        key = printable(to_text(entries.keys[at]))
+        listed[at], lost[at] = key in left_out, key in failed
+    _note_others(run, there, listed, changed, lost, gone=len(place) - len(packed))
     new: NDArray[np.bool_] = ~(there | listed)
     return new
 
 
 def _note_others(
-    run: Run, there: NDArray[np.bool_], listed: NDArray[np.bool_], changed: NDArray[np.bool_], *, gone: int
+    run: Run,
+    there: NDArray[np.bool_],
+    listed: NDArray[np.bool_],
+    changed: NDArray[np.bool_],
+    lost: NDArray[np.bool_],
+    *,
+    gone: int,
 ) -> None:
     """Note what becomes of samples that are not new; an update takes for granted that what is there stays.
 
@@ -398,6 +408,7 @@ def _note_others(
         there: Which samples the datasets have.
         listed: Which they list as left out.
         changed: Which changed since they were packed.
+        lost: Which of those left out were not meant to be.
         gone: How many samples of the datasets the source has no more.
     """
     entries = run.entries
@@ -406,9 +417,9 @@ def _note_others(
             run.notes.add(f"{counted(gone, 'sample')} not in the source any more; {_KEPT}")
     elif not (there | listed).all() and (count := int(there.sum())):
         run.notes.add(f"{counted(count, 'sample')} left out: the dataset has their keys")
-    if listed.any():
+    if lost.any():
         once = f"once mended, {option('if_exists', 'append')} adds them alone"
-        run.notes.add(f"{_named(listed, entries)} stay left out, as the dataset lists them: {once}")
+        run.notes.add(f"{_named(lost, entries)} stay left out, as the dataset lists them: {once}")
     if changed.any():
         run.notes.add(f"{_named(changed, entries)} changed in files, sizes or times since they were packed; {_KEPT}")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shardtool.errors import InvalidRequest, OutputExists, memory_for, printable
+from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, folders_of
 from shardtool.request.calls import by_names
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
+    from shardtool.transform import Condition, Transform
     from shardtool.values import Datasets, Dots
     from shardtool.verbs.create.run import OutputNames, Run
 
@@ -212,6 +213,32 @@ def _list_samples(run: Run, source: Source) -> None:
     run.listed = run.listed.without_dropped()
     if run.asked is not None:
         run.chosen = run.chosen.without_dropped()
+    if run.listed.later is not None and run.transform is not None:
+        run.transform = run.transform._replace(where=_condition(run, run.listed.later, run.transform))
+        run.identity = run.transform.identity()
+
+
+def _condition(run: Run, later: Condition, transform: Transform) -> Condition:
+    """Return what of a query the workers judge, by what sidecars will have: of these columns they know the values.
+
+    Raises:
+        InvalidRequest: It names other columns, or is used with what needs the samples before they are read.
+    """
+    from shardtool.entries.arrow import with_found
+    from shardtool.select.query import matching
+
+    if run.plan_only:
+        found = f"used with {option('where')} {later.query}, which shows only when samples are read"
+        raise InvalidRequest(option("plan_only"), found, expected="samples that a plan can know")
+    columns, classes = run.entries.metadata, run.listed.all_classes
+    columns = with_found(None if columns is None else columns.slice(0, 0), transform.found, [])
+    names = [] if columns is None else columns.column_names
+    if unknown := [name for name in later.columns if name not in names]:
+        found = f"{later.query}: shows only when samples are read, and no sidecar will have {unknown[0]}"
+        remedy = f"What names {unknown[0]} can be a part of its own, joined by `and`."
+        raise InvalidRequest(option("where"), found, expected=f"columns of sidecars: {listing(names)}", remedy=remedy)
+    matching(columns, later.query, classes)
+    return later._replace(classes=tuple((name, (*classes[name],)) for name in later.columns if name in classes))
 
 
 def _taken_keys(run: Run) -> Names | None:

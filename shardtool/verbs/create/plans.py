@@ -10,12 +10,14 @@ import numpy as np
 
 from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode, index_of, most_metadata
+from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import InvalidRequest, listing, memory_for, printable
 from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.publish.publisher import EndedAppend
+from shardtool.request.options import CHANGES
 from shardtool.request.texts import share
 from shardtool.skipped import key_mark, without_keys
 from shardtool.source.base import check_some, skipped_notes
@@ -112,6 +114,8 @@ def plan_shards(run: Run) -> None:
         urls = f"{counted(int(np.count_nonzero(entries.rows.kind == URL)), 'URL')} not asked: what they give, and how"
         fetched = f"{urls} large it is, shows only when they are fetched"
         run.notes.add(fetched if run.fetches else "sizes are estimates: samples are changed on the way")
+        if run.listed.later is not None:
+            run.notes.add(f"which samples have {run.listed.later.query}, shows only when they are read")
     seed = options.seed if options.shuffle else None
     for output in run.outputs:
         left, bounds = output.destination.pattern_left, _bounds(run, output)
@@ -286,7 +290,7 @@ def _estimate(run: Run, transform: Transform) -> NDArray[np.int64]:
     entries = run.entries
     transform.check_fields(entries.fields)
     if lists := [*entries.values.lists]:
-        asked = option(next(name for name in ("resize", "encode", "probe", "map") if getattr(run.options, name)))
+        asked = option(next(name for name in CHANGES if getattr(run.options, name)))
         remedy = f"Leave them out with {option('drop_fields', tuple(lists))}."
         raise InvalidRequest(asked, f"lists of values: {listing(lists)}", expected="single ones", remedy=remedy)
     before: NDArray[np.int64] = np.add.reduceat(entries.rows.size, entries.first[:-1]) + _BLOCK
@@ -321,4 +325,14 @@ def _line(x: NDArray[np.float64], y: NDArray[np.float64], at: NDArray[np.int64])
 def _tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
     work = TransformWork(transform, 2**62, None, "alone")
     for shard in range(plan.shards):
-        yield ShardTask(shard, "", plan.format, open_folder(""), shard_samples(plan, shard), "skip", 0, "write", work)
+        samples, own = shard_samples(plan, shard), work_of(plan, shard, work)
+        yield ShardTask(shard, "", plan.format, open_folder(""), samples, "skip", 0, "write", own)
+
+
+def work_of(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
+    """Return what is done to the samples of a shard, with the columns that a condition needs of them."""
+    where, metadata = work.transform.where, plan.metadata(shard)
+    if where is None or metadata is None or {*where.columns}.isdisjoint(metadata.column_names):
+        return work
+    known = metadata.select([name for name in where.columns if name in metadata.column_names])
+    return work._replace(known=bytes(ipc_stream(known)))

@@ -22,6 +22,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
 from shardtool.publish.records import read_there
 from shardtool.request.results import Changes, differing_options
+from shardtool.skipped import failures
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, counted, local_name, output_text
@@ -134,7 +135,7 @@ def decide(planned: ShardPlan, output: Destination) -> tuple[Todo, bytes]:
         sidecar, reads = b"", bool(samples.content.lists)
     else:
         again = transform.fetch is not None and transform.fetch.retry_failed
-        if not _is_sound(data, fact, planned.name) or (again and fact.made and fact.made.skipped):
+        if not _is_sound(data, fact, planned.name) or (again and fact.made and failures(fact.made.left_out)):
             return "write", b""
         sidecar, crcs, reads = data, b"", bool(samples.content.lists) and not unread
     # Only reading finds numbers that are alone in lists: see `digest`.

@@ -15,18 +15,19 @@ import numpy as np
 
 from shardtool.dataset import sidecar
 from shardtool.dataset.shard_index import MadeFact, ShardFact, types_of, with_shard
-from shardtool.entries.arrow import number_array, with_column, with_images, without_numbers
-from shardtool.errors import Bug, InvalidRequest, SampleFailed, listing, memory_for
+from shardtool.entries.arrow import number_array, with_column, with_found, without_numbers
+from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
 from shardtool.fetch import shown_bytes
 from shardtool.interop.readers import READERS, misread_keys
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import shard_samples
 from shardtool.publish.publisher import EndedAppend
-from shardtool.skipped import reasons
-from shardtool.source.base import files_at_once
+from shardtool.skipped import failures, reasons
+from shardtool.source.base import files_at_once, none_taken
 from shardtool.values import counted, output_text, source_name, to_text
 from shardtool.verbs.create.append import existing_keys
+from shardtool.verbs.create.plans import work_of
 from shardtool.verbs.create.result import check_same
 from shardtool.verbs.create.resume import ShardPlan, decide, is_newer, mtime_of, mtime_of_shard, new_sizes
 from shardtool.verbs.create.run import Totals
@@ -108,10 +109,11 @@ class Packing:
             raise Bug(self.output.pattern.text, found)
         totals.shards.sort(key=lambda shard: self._numbers[shard.name])
         self._check_shape()
-        if self.destination.own is None and not totals.samples:
+        chose = self.destination.appends and not failures(totals.skipped) and not self.output.dropped
+        if self.destination.own is None and not totals.samples and not chose:
             self.publisher.take_back([self.output.pattern.shard(number) for number in self._numbers.values()])
             raise self._none_packed()
-        if self.run.fetches and totals.skipped:
+        if (self.run.fetches or self.run.listed.later) and totals.skipped:
             failed = f"{len(totals.skipped):,} of {counted(samples, 'sample')}"
             self.observer.note(f"{failed} left out: {reasons(totals.skipped)}")
         if empty := [shard.name for shard in totals.shards if not shard.samples]:
@@ -151,7 +153,7 @@ class Packing:
                 on_error="skip" if run.fetches else run.options.on_error,
                 mtime_ns=mtime_of_shard(planned, self.mtime_ns),
                 todo=todo,
-                work=work,
+                work=work and work_of(plan, shard, work),
                 reads=reads,
                 size=None if work else int(plan.sizes[shard]),
             )
@@ -207,8 +209,10 @@ class Packing:
                 remedy = f"{flag('allow_private')} asks these, too; go on with {again}."
             raise SampleFailed(shard, found, expected=expected, remedy=remedy)
 
-    def _none_packed(self) -> SampleFailed:
+    def _none_packed(self) -> ShardError:
         """Return the error of a run that packed nothing: no list is left beside a dataset, so it says why."""
+        if not failures(self.totals.skipped) and not self.output.dropped:
+            return none_taken(self.run.options.where)
         problem = (
             f"none of {len(self.plan):,} samples could be packed: {reasons(self.totals.skipped, self.output.dropped)}"
         )
@@ -284,7 +288,7 @@ class Packing:
         samples, done, failed = self._reported.pop(shard, (0, 0, 0))
         size = fact.size if self.run.fetches else int(self._round.sizes[shard])
         if self.run.fetches:
-            self.observer.failed(max(0, len(result.skipped) - failed))
+            self.observer.failed(max(0, len(failures(one for _, one in result.skipped)) - failed))
         self.observer.advance(max(0, self._consumed[shard] - samples), max(0, size - done), 1)
         self.observer.shard(name, "kept" if stays else "written", tally.samples, fact.size)
 
@@ -308,10 +312,13 @@ class Packing:
             columns = None if columns is None else columns.take(number_array(sources))
             if columns is not None and self.run.makes_keys:  # whose function may have changed labels
                 columns = without_numbers(columns, plan.entries.fields)
-            if made.images or (self.run.transform and self.run.transform.probes):
-                columns = with_images(columns, made.images)
-            left_out = tuple(one for _, one in result.skipped) if self.run.fetches else ()
-            self._check_failed(planned.name, left_out, consumed)
+            if self.run.transform is not None:
+                columns = with_found(columns, self.run.transform.found, made.found)
+            left_out = tuple(one for _, one in result.skipped)
+            failed = failures(left_out)
+            self._check_failed(planned.name, failed, consumed)
+            if failed and not self.run.fetches:
+                left_out = ()  # another run tries them again
             of_made = MadeFact(result.digest, consumed, made.dropped, len(result.skipped), left_out)
         shards, name = self._planned(planned.shard, consumed), output_text(planned.name)
         fact = ShardFact(name, result.size, result.crc, planned.fingerprint(), of_made, self._first, shards)

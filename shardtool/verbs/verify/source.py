@@ -325,6 +325,7 @@ TAKEN_AGAIN = frozenset({
     "key", "path", "files", "binary", "values", "classes", "meta", "size", "urls", "robots", "require",
     "max_file_size",
     "resize", "resize_mode", "only_larger", "encode", "quality", "images", "masks", "probe",
+    "exif", "hash",
     "columns_from", "select_fields", "drop_fields", "rename_fields", "on", "delimiter", "no_header",
     "sample", "on_duplicate", "drop_duplicates", "sort_by", "descending", "head", "per_class", "of",
 })  # fmt: skip

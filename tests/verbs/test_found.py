@@ -1,0 +1,228 @@
+"""Laws of what is found in the files of samples: columns of sidecars, and `where` that names them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import time
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardtool import CreateOptions, InvalidRequest, OutputExists, ReshardOptions, create, dry_run, reshard, verify
+from shardtool.write.transformed import fetchers
+from tests.faults.helpers import start
+from tests.fetch.server import body, web_server
+from tests.helpers import read_tree, typed, write_tree
+from tests.stored import age, skipped, sound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from shardtool import CreateResult
+    from tests.fetch.server import WebServer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+STEM = "out-{000..}"
+WIDE = "width >= 20 and width / height < 3"
+QUERIES = (
+    "width > 20", "width > height", "height * 2 <= width or mode == 'L'", "not width > 20", "width.isna()",
+    "mode.isin(['L']) and width > 3", "width // 3 % 2 == 1 & mode.str.startswith('R')", "cls == 'b' or width < 15",
+    "cls != 'a' and width < 30 and mode == 'RGB'", "cls * 10 < width", "width / (height - 9) > 2", "`width` != 7",
+)  # fmt: skip
+
+
+def _image(width: int, height: int, mode: str = "RGB", kind: str = "PNG", **details: Any) -> bytes:
+    stream = BytesIO()
+    Image.new(mode, (width, height)).save(stream, kind, **details)
+    return stream.getvalue()
+
+
+def _pack(source: Any, folder: Path, **options: Any) -> CreateResult:
+    asked = {"workers": 1, "max_count": 4, **options}
+    return create(source, f"{folder}/{STEM}.tar", CreateOptions(**asked))
+
+
+def _columns(folder: Path) -> dict[str, dict[str, Any]]:
+    return {one.key: one.columns for shard in sound(folder / "out.json") for one in shard}
+
+
+def _left_out(folder: Path) -> dict[str, str]:
+    return {one["key"]: one["code"] for one in skipped(folder / "out.json")}
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give 24 images of 5 to 40 pixels, in two folders, and a sample without an image."""
+    sizes = {f"{'ab'[n % 2]}/{n:02}.png": (5 + n * 7 % 36, 5 + n * 11 % 25, "L" if n % 3 else "RGB") for n in range(24)}
+    files = {name: _image(*size) for name, size in sizes.items()}
+    return write_tree(tmp_path_factory.mktemp("images"), {**files, "a/x.txt": b"no image"})
+
+
+@pytest.fixture(scope="session")
+def probed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give all of them, probed."""
+    folder = tmp_path_factory.mktemp("probed")
+    _pack(images, folder, probe=True, label_from_folder=True)
+    return folder
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    """Give a web server; end what fetches in this process."""
+    with web_server() as server:
+        yield server
+    while fetchers:
+        fetchers.popitem()[1].close()
+
+
+@settings(max_examples=6)
+@given(query=st.lists(st.sampled_from(QUERIES), min_size=1, max_size=3).map(") and (".join))
+def test_the_same_words_mean_the_same(
+    query: str, images: Path, probed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """`create --probe --where` takes the samples that `reshard --where` takes of all; others are listed."""
+    folder = tmp_path_factory.mktemp("where")
+    asked: dict[str, Any] = {"where": f"({query})", "workers": 1}
+    try:
+        reshard(probed / "out.json", f"{folder}/later/{STEM}.tar", ReshardOptions(**asked))
+    except InvalidRequest:
+        with pytest.raises(InvalidRequest, match="no sample for which"):
+            _pack(images, folder / "once", probe=True, label_from_folder=True, **asked)
+        return
+    result = _pack(images, folder / "once", probe=True, label_from_folder=True, **asked)
+    kept, left_out = _columns(folder / "once"), _left_out(folder / "once")
+    assert kept == _columns(folder / "later")
+    assert (result.samples, result.skipped) == (len(kept), len(left_out))
+    assert not {*kept} & {*left_out}
+    assert {*left_out.values()} <= {"not-chosen"}
+    if "cls" not in query:  # of which the plan knows something
+        assert {*kept} | {*left_out} == {*_columns(probed)}
+
+
+def test_what_is_known_before_is_asked_before(images: Path, tmp_path: Path) -> None:
+    """Conditions of the plan's columns are no matter of workers, and leave nothing in the list."""
+    _pack(images, tmp_path, probe=True, where="width > 10 and folder == 'a' and size > 60")
+    assert {key[0] for key in [*_columns(tmp_path), *_left_out(tmp_path)]} == {"a"}
+    assert 0 < len(_left_out(tmp_path)) < 12
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_whatever_the_workers(workers: int, images: Path, tmp_path: Path) -> None:
+    """The bytes do not depend on how many workers there are."""
+    for folder, count in (("1", 1), ("n", workers)):
+        _pack(images, tmp_path / folder, probe=True, where=WIDE, workers=count)
+    assert read_tree(tmp_path / "1") == read_tree(tmp_path / "n")
+
+
+def test_a_second_run_adds_nothing(images: Path, tmp_path: Path) -> None:
+    """Resume keeps all shards, update finds nothing new, and the source is sound."""
+    asked: dict[str, Any] = {"probe": True, "where": WIDE, "hash": "sha256"}
+    shards = _pack(images, tmp_path, **asked).shards
+    age(tmp_path, images)
+    before = read_tree(tmp_path)
+    assert _pack(images, tmp_path, if_exists="resume", **asked).kept == shards
+    again = _pack(images, tmp_path, if_exists="update", **asked)
+    assert (again.appended and again.appended.samples, again.notes) == (0, ())
+    assert read_tree(tmp_path) == before
+    assert verify(tmp_path / "out.json", source=images).sound
+    with pytest.raises(OutputExists, match="made with other options"):
+        _pack(images, tmp_path, if_exists="resume", **{**asked, "where": "width > 5"})
+
+
+def test_new_samples_of_which_none_is_chosen(images: Path, tmp_path: Path) -> None:
+    """An update lists them, so that the next one does not read them again; the dataset has its samples."""
+    source = write_tree(tmp_path / "in", {name: data for name, data in read_tree(images).items() if name < "b"})
+    asked: dict[str, Any] = {"probe": True, "where": WIDE}
+    first = _pack(source, tmp_path / "out", **asked)
+    write_tree(source, {"c/1.png": _image(6, 6), "c/2.png": _image(9, 9)})
+    second = _pack(source, tmp_path / "out", if_exists="update", **asked)
+    assert (second.samples, second.skipped) == (first.samples, first.skipped + 2)
+    write_tree(source, {"c/3.png": _image(30, 30)})
+    third = _pack(source, tmp_path / "out", if_exists="update", **asked)
+    assert (third.samples, third.skipped) == (first.samples + 1, first.skipped + 2)
+    assert verify(tmp_path / "out" / "out.json", source=source).sound
+    assert not _pack(source, tmp_path / "out", if_exists="update", **asked).notes
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    """Killed at any instant, the next run ends with the bytes of one that was not."""
+    source = write_tree(tmp_path / "in", {f"{n:04}.png": _image(5 + n % 40, 20) for n in range(1200)})
+    words = ["--probe", "--where", WIDE, "--max-count", "40", "--hash", "md5", "--quiet"]
+    assert typed("create", source, tmp_path / "whole" / f"{STEM}.tar", *words).code == 0
+    for number in range(4):
+        run = start(source, tmp_path / "out", f"{STEM}.tar", *words, "--resume", cold=True)
+        time.sleep(0.4 + 0.3 * number)
+        run.signal(signal.SIGKILL, group=bool(number % 2))
+        run.end()
+    assert typed("create", source, tmp_path / "out" / f"{STEM}.tar", *words, "--resume").code == 0
+    assert read_tree(tmp_path / "out") == read_tree(tmp_path / "whole")
+
+
+def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
+    """In one pass: what is not chosen is listed beside what failed, and is no failure; no shard is fetched again."""
+    rows = [{"u": web.url(f"ok/{n}" if n % 4 else f"status/404/{n}")} for n in range(16)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taken = {n for n in range(16) if n % 4 and hashlib.sha256(body(str(n))).hexdigest() < "9"}
+    asked: dict[str, Any] = {
+        "urls": {"jpg": "u"}, "allow_private": True, "retries": 0, "max_failed": 0.3, "hash": ("sha256", "md5"),
+        "where": "sha256 < '9'",
+    }  # fmt: skip
+    result = _pack(source, tmp_path / "out", **asked)
+    assert {int(key) for key in _columns(tmp_path / "out")} == taken
+    codes = {int(key): code for key, code in _left_out(tmp_path / "out").items()}
+    assert codes == {n: "not-chosen" if n % 4 else "http-404" for n in range(16) if n not in taken}
+    assert (result.samples, result.skipped) == (len(taken), 16 - len(taken))
+    before, asked_for = read_tree(tmp_path / "out"), dict(web.asked)
+    _pack(source, tmp_path / "out", if_exists="resume", **asked)
+    assert (read_tree(tmp_path / "out"), dict(web.asked)) == (before, asked_for)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("widht > 3", "widht: no such column; expected one of .*width, height, mode. Did you mean width"),
+        ("width > 'a'", "compared: width is a number and 'a' is text"),
+        ("sha256 > 'a' and width > 3", "sha256: no such column"),
+        (
+            "width > 3 or folder == 'a'",
+            "no sidecar will have folder; expected columns of sidecars: width, height, mode",
+        ),
+        ("width > 3 and", "invalid syntax"),
+    ],
+)
+def test_a_wrong_condition_is_refused_before_anything_is_read(
+    query: str, found: str, images: Path, tmp_path: Path
+) -> None:
+    """It is refused with the columns that are known, by a dry run, too."""
+    for run in (create, dry_run):
+        with pytest.raises(InvalidRequest, match=found):
+            run(images, f"{tmp_path}/{STEM}.tar", CreateOptions(workers=1, probe=True, where=query))
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_sample_is_chosen(images: Path, tmp_path: Path) -> None:
+    """Nothing is left of such a run, and it says so as any `where` does."""
+    with pytest.raises(InvalidRequest, match="no sample for which width > 99"):
+        _pack(images, tmp_path, probe=True, where="width > 99")
+    assert not list(tmp_path.iterdir())
+
+
+def test_hash_is_of_the_source(tmp_path: Path) -> None:
+    """`hash` is of the image as it was before a change; where there is no image, of audio, else of the first field."""
+    files = {"a.png": _image(40, 30), "a.cls": b"1", "b.flac": b"sound", "b.a": b"other", "c.bin": b"c", "c.txt": b"t"}
+    source = write_tree(tmp_path / "in", files)
+    _pack(source, tmp_path / "out", hash="md5,sha512", resize=8, encode="jpg")
+    held = {"a": files["a.png"], "b": files["b.flac"], "c": files["c.bin"]}
+    assert _columns(tmp_path / "out") == {
+        key: {name: hashlib.new(name, data).hexdigest() for name in ("md5", "sha512")} for key, data in held.items()
+    }
