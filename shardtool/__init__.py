@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # isort: off
         CopyOptions as CopyOptions,
         CreateOptions as CreateOptions,
         DiffOptions as DiffOptions,
+        DoctorOptions as DoctorOptions,
         ExportOptions as ExportOptions,
         ExtractOptions as ExtractOptions,
         IndexOptions as IndexOptions,
@@ -41,7 +42,9 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.request.results import (
         CopyResult as CopyResult,
         CreateResult as CreateResult,
+        Check as Check,
         DiffResult as DiffResult,
+        DoctorResult as DoctorResult,
         DryRun as DryRun,
         ExportResult as ExportResult,
         ExtractResult as ExtractResult,
@@ -63,6 +66,7 @@ if TYPE_CHECKING:  # isort: off
         reshard_dry_run as reshard_dry_run,
     )
     from shardtool.verbs.diff.diff import diff as diff
+    from shardtool.verbs.doctor import doctor as doctor
     from shardtool.verbs.extract import extract as extract
     from shardtool.verbs.index.index import export as export, index as index
     from shardtool.verbs.inspect.inspect import Summary as Summary, inspect as inspect
@@ -82,11 +86,12 @@ _NAMES = {  # by module
     "read.dataset": ("Dataset", "mix", "open"),
     "read.stream": ("Stream",),
     "request.options": (
-        "CopyOptions", "CreateOptions", "DiffOptions", "ExportOptions", "ExtractOptions", "IndexOptions",
-        "InspectOptions", "RemoveOptions", "ReshardOptions", "VerifyOptions",
+        "CopyOptions", "CreateOptions", "DiffOptions", "DoctorOptions", "ExportOptions", "ExtractOptions",
+        "IndexOptions", "InspectOptions", "RemoveOptions", "ReshardOptions", "VerifyOptions",
     ),
     "request.results": (
-        "CopyResult", "CreateResult", "DiffResult", "DryRun", "ExportResult", "ExtractResult", "IndexResult",
+        "Check", "CopyResult", "CreateResult", "DiffResult", "DoctorResult", "DryRun", "ExportResult",
+        "ExtractResult", "IndexResult",
         "Observer", "RemoveResult", "SplitResult",
     ),
     "storage.places": ("use_anonymous", "use_endpoint", "use_store_options"),
@@ -95,6 +100,7 @@ _NAMES = {  # by module
     "verbs.copy": ("copy",),
     "verbs.create.create": ("create", "dry_run", "reshard", "reshard_dry_run"),
     "verbs.diff.diff": ("diff",),
+    "verbs.doctor": ("doctor",),
     "verbs.extract": ("extract",),
     "verbs.index.index": ("export", "index"),
     "verbs.inspect.inspect": ("Summary", "inspect"),

@@ -199,6 +199,10 @@ shardtool diff a/a.json b.json --json
 shardtool diff a b.json -v
 shardtool diff a/a.json sample_data/photos
 
+# doctor
+shardtool doctor sample_data/photos --read-only
+shardtool doctor README.md
+
 # remove
 shardtool create sample_data/photos 'a-{000..}.tar' --max-size 500kB --export dali-webdataset --quiet; printf 'cat/cat-0001\nnobody\n' > keys
 shardtool remove a.json --keys-from keys

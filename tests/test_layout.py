@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 # public names and start the command line, stand above all; its values (errors, names, ...) below all.
 ROOMS = (
     "package", "torch", "tensorflow", "ray", "cli", "verbs.diff", "verbs.verify", "compat", "verbs.index", "verbs.copy",
-    "verbs.remove", "verbs.extract", "verbs.cache", "writer", "verbs.create", "verbs.inspect", "read", "publish",
-    "write", "source", "select", "plan", "interop", "dataset", "table", "execute", "request", "entries", "transform",
-    "fetch", "format", "storage", "values",
+    "verbs.remove", "verbs.extract", "verbs.doctor", "verbs.cache", "writer", "verbs.create", "verbs.inspect", "read",
+    "publish", "write", "source", "select", "plan", "interop", "dataset", "table", "execute", "request", "entries",
+    "transform", "fetch", "format", "storage", "values",
 )  # fmt: skip
 
 

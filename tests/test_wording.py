@@ -13,6 +13,7 @@ from shardtool import (
     CopyOptions,
     CreateOptions,
     DiffOptions,
+    DoctorOptions,
     ExportOptions,
     ExtractOptions,
     IndexOptions,
@@ -49,7 +50,7 @@ _PACKAGE = REPO / "shardtool"
 _VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "reshard": ReshardOptions, "verify": VerifyOptions, "index": IndexOptions,
     "export": ExportOptions, "diff": DiffOptions, "copy": CopyOptions, "extract": ExtractOptions,
-    "remove": RemoveOptions,
+    "remove": RemoveOptions, "doctor": DoctorOptions,
     "inspect": InspectOptions, "ShardWriter": WriterOptions,
     "Cache": Space, "Cache.writer": CacheWriterOptions,
 }  # fmt: skip

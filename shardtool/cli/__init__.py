@@ -52,6 +52,7 @@ _VERBS = {
     "copy": "Copy datasets to another place, checked on the way; bring copies up to date.",
     "remove": "Remove samples from a dataset, in place; rewrite only the shards that hold them.",
     "extract": "Write samples to files again: all, or some, or some fields.",
+    "doctor": "Say what a store, a server or a folder allows, and what is in the way there.",
     "cache": "Look at a cache of shards, check it, or empty it.",
     "completion": "Print what bash, zsh or fish needs to complete by TAB.",
     "help": "Show help: of a verb, or of one of its topics.",

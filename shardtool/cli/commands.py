@@ -22,6 +22,7 @@ from shardtool.request.options import (
     CopyOptions,
     CreateOptions,
     DiffOptions,
+    DoctorOptions,
     ExportOptions,
     ExtractOptions,
     IndexOptions,
@@ -696,6 +697,35 @@ def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running)
         show_json({"samples": [seen.to_json() | files for seen, files in shown()]})
     else:
         show_each(texts())
+
+
+@verb((click.Argument(["place"], type=PLACE, shell_complete=completed),), DoctorOptions, without=("retry_for",))
+def doctor(place: str, asked: Callable[[], DoctorOptions], how: Running) -> int:
+    """Say what PLACE allows, and what is in the way there, each with its cure.
+
+    PLACE is a prefix of a store (s3://, gs://, az://), a file of the web, or a folder. Of a store: which server is
+    asked and by which proxy, certificate, clock, the kind of credentials (never a secret), and whether one may list,
+    read, write, write on conditions, and delete. Of the web: size, ranges, conditions. Of a folder: space, renaming,
+    hard links and locks.
+
+    One small file or object is written below PLACE under a name that nothing has, and removed, also after Ctrl-C. Who
+    may not delete is told before it is written. What fails is tried for five seconds, not for minutes.
+
+    Exit code: 0 all is well, 3 something is wrong.
+
+    \b
+    Examples:
+      shardtool doctor s3://bucket/train
+      shardtool doctor s3://bucket/train --endpoint https://minio.example:9000
+      shardtool doctor s3://bucket/public --anonymous --read-only
+      shardtool doctor https://example.org/data/out.json
+      shardtool doctor /mnt/shared --json
+    """
+    from shardtool.cli.text import doctor_text, width
+    from shardtool.verbs.doctor import doctor as run
+
+    found = _carry_out(partial(run, place, asked()), how, lambda one: doctor_text(one, width()), always=True)
+    return 0 if found.well else _FOUND
 
 
 _ACTION = click.Argument(["action"], type=click.Choice(["status", "clear", "verify"]))

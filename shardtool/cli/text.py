@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         CopyResult,
         CreateResult,
         DiffResult,
+        DoctorResult,
         DryRun,
         ExtractResult,
         RemoveResult,
@@ -563,6 +564,23 @@ def copied_text(result: CopyResult) -> str:
         lines += [f"{line}{removed}{indexes}", f"dataset file  {one.dataset_file}"]
     if result.datasets[1:]:
         lines.append(f"in all {show_size(size)}{'' if result.dry_run else speed}")
+    return "\n".join(lines)
+
+
+def doctor_text(result: DoctorResult, room: int) -> str:
+    """Return what `doctor` has found, for people.
+
+    Args:
+        result: What to show.
+        room: Columns of the terminal.
+    """
+    wrong = sum(one.state == "wrong" for one in result.checks)
+    lines = [f"{printable(result.place)}: {f'{wrong:,} of {len(result.checks):,} wrong' if wrong else 'all is well'}"]
+    for one in result.checks:
+        head = f"  {one.name:<13}{one.state:<9}"
+        for text in filter(None, (one.found, one.cure)):
+            wrapped = textwrap.wrap(printable(text), room, initial_indent=head, subsequent_indent=" " * len(head))
+            lines, head = lines + wrapped, f"{'':<24}-> "
     return "\n".join(lines)
 
 

@@ -780,6 +780,14 @@ class DiffOptions(WorkerOptions):
 
 @described
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class DoctorOptions(Settings):
+    """The options of `doctor`."""
+
+    read_only: bool = setting(False, "Write nothing: look at what reading needs alone.", section="checks", common=True)
+
+
+@described
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 

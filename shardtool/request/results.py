@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
 from shardtool.errors import printable
 from shardtool.values import counted
@@ -443,6 +443,47 @@ class DiffResult:
             "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
         }
+
+
+class Check(NamedTuple):
+    """One thing that `doctor` has looked at.
+
+    Attributes:
+        name: What: `server`, `list`, `delete` ...
+        state: Whether it is as it must be; `unknown`: that could not be seen, for the reason that `found` gives.
+        found: What is there.
+        cure: What to do where it is wrong.
+    """
+
+    name: str
+    state: Literal["ok", "wrong", "unknown"]
+    found: str
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorResult:
+    """What `doctor` has found out about a place.
+
+    Attributes:
+        place: Its path or address.
+        checks: What was looked at, in the order in which things depend on each other.
+        seconds: How long it took.
+    """
+
+    place: str
+    checks: tuple[Check, ...]
+    seconds: float
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(one.state != "wrong" for one in self.checks)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as data, the way `--json` prints it."""
+        checks = [one._asdict() for one in self.checks]
+        return {"place": self.place, "well": self.well, "checks": checks, "seconds": round(self.seconds, 3)}
 
 
 # Progress and notes of a run.

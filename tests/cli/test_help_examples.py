@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CONTEXT = click.Context(cli)
 _ELSEWHERE = ("s3://", "https://")  # what asks a server has tests of its own
 _DIFFER = {"diff": (3,)}  # the exit code of datasets that differ
-_HERE = {"/mnt/backup": "backup", "/data/imagenet": "out", "/fast/disk/cache": "cache"}
+_HERE = {"/mnt/backup": "backup", "/data/imagenet": "out", "/fast/disk/cache": "cache", "/mnt/shared": "out"}
 
 
 def _examples() -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from shardtool import (
     CopyOptions,
     CreateOptions,
     DiffOptions,
+    DoctorOptions,
     ExportOptions,
     ExtractOptions,
     IndexOptions,
@@ -41,6 +42,7 @@ VERBS: dict[str, type[Any]] = {
     "create": CreateOptions, "dry_run": CreateOptions, "reshard": ReshardOptions, "reshard_dry_run": ReshardOptions,
     "verify": VerifyOptions, "inspect": InspectOptions, "index": IndexOptions, "export": ExportOptions,
     "copy": CopyOptions, "diff": DiffOptions, "extract": ExtractOptions, "remove": RemoveOptions,
+    "doctor": DoctorOptions,
 }  # fmt: skip
 _ONLY_PYTHON = {"for", "no-stat"}  # a keyword, and what is False in Python
 

@@ -45,6 +45,7 @@ from shardtool.storage.remote.retry import (
     answering,
     busy,
     closed,
+    code_in,
     refusal,
     retried,
     until,
@@ -117,19 +118,14 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
         AccessRefused: We may not.
         StoreFailed: Anything else.
     """
-    all_headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
     if is_hub(address):
         target, known = _in_hub(address)
     else:
         target = signed(address, "GET")
         known = web_headers(target) if is_web(address) else {}
-    connections, linked = connections_to(target), ""
+    linked = ""
     for _ in range(_MOST_REDIRECTS + 1):
-        with answering(address, target):
-            answer = connections.request(
-                "GET", without_user(target), headers={**all_headers, **known}, preload_content=False,
-                decode_content=False, redirect=False, retries=False,
-            )  # fmt: skip
+        answer = _asked_once(address, target, {**(headers or {}), **known})
         linked = linked or answer.headers.get("X-Linked-Etag", "")  # of the Hub: the SHA-256, where a CDN has its own
         if answer.status not in _REDIRECTS or "Location" not in answer.headers:
             break
@@ -137,7 +133,7 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
         there = _redirected(address, target, answer.headers["Location"])
         if not is_same_server(target, there):
             known = {}
-        target, connections = there, connections_to(there)
+        target = there
     else:
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if linked and is_hub(address):
@@ -145,6 +141,58 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
     if answer.status in (200, 201, 204, 206, 416):
         return answer
     raise refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
+
+
+def _asked_once(address: str, target: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+    """Return the answer of a server, whatever it is."""
+    with answering(address, target):
+        return connections_to(target).request(
+            "GET", without_user(target), preload_content=False, decode_content=False, redirect=False, retries=False,
+            headers={"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers},
+        )  # fmt: skip
+
+
+class FirstAnswer(NamedTuple):
+    """What the first answer of a server shows of the way there, whatever it answers.
+
+    Attributes:
+        server: Its address, without a path.
+        proxy: That of the proxy that leads there; empty: none does.
+        headers: Of the answer.
+        trusted_until: When its certificate ends, as it says that; None: what goes there is not encrypted.
+        code: The store's own word for what is wrong; empty: it has none.
+        refused: What the answer means, where it is none of an object that is there.
+    """
+
+    server: str
+    proxy: str
+    headers: Mapping[str, str]
+    trusted_until: str | None
+    code: str
+    refused: Exception | None
+
+
+def first_answer(address: str) -> FirstAnswer:
+    """Ask for an object, or what is none, and look at how it is answered.
+
+    Raises:
+        PassingFailure: There is no answer.
+        AccessRefused: There are no keys.
+        StoreFailed: The certificate is not trusted, or it is no server of HTTP.
+        InvalidRequest: Keys or the proxy that the environment names are none.
+    """
+    url = signed(address, "GET")
+    at, proxy = urlsplit(without_user(url)), without_user(proxy_of(url) or "")
+    answer = _asked_once(address, url, {"Range": "bytes=0-0", **(web_headers(url) if is_web(address) else {})})
+    socket: Any = getattr(answer.connection, "sock", None)
+    until = socket.getpeercert()["notAfter"] if at.scheme == "https" else None
+    good = answer.status < HTTPStatus.BAD_REQUEST and (is_web(address) or answer.status not in _REDIRECTS)
+    body = b"" if good else _start_of(answer)
+    refused = None if good else refusal(address, "GET", answer.status, answer.headers, body)
+    answer.close()
+    if isinstance(refused, PassingFailure):
+        raise refused
+    return FirstAnswer(f"{at.scheme}://{at.netloc}", proxy, answer.headers, until, code_in(body), refused)
 
 
 def stored_md5(headers: Mapping[str, str]) -> str | None:

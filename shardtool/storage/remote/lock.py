@@ -263,7 +263,8 @@ def _taken(address: str, holder: Holder) -> str:
         except FileExistsError:
             found = _read(address)
         else:
-            return _conditional(address, holder, version)
+            check_conditional(address, holder.encode(1))
+            return version
         if found is None:  # it went meanwhile
             continue
         if not found.is_over or not found.version:
@@ -273,16 +274,26 @@ def _taken(address: str, holder: Holder) -> str:
     raise OutputExists(shown(address), "another run has just taken the lock", remedy="Wait for it to end.")
 
 
-def _conditional(address: str, holder: Holder, version: str) -> str:
-    """See that the store refuses to make an object twice; return the version of the lock."""
+def check_conditional(address: str, data: bytes, version: str = "") -> None:
+    """See that the store does not write an object on a condition that does not hold; where it does, that is removed.
+
+    Args:
+        address: An object that is there.
+        data: What would be written.
+        version: One that it had before; empty: the condition is that nothing is there.
+
+    Raises:
+        InvalidRequest: It writes it all the same.
+    """
     try:
-        put(address, holder.encode(1), "")
+        put(address, data, version)
     except FileExistsError:
-        return version
+        return
     _remove(address)
-    found = "the store makes an object that is there already, though it was told not to"
+    did, header = ("replaces one that has changed", "If-Match") if version else ("makes one twice", "If-None-Match")
+    found = f"the store writes an object though a condition does not hold: it {did}"
     remedy = f"If no other run writes here at the same time, set {UNLOCKED}=1: then there is no lock."
-    expected = "a store that keeps conditions (If-None-Match), for two runs must not write one dataset"
+    expected = f"a store that keeps conditions ({header}), for two runs must not write one dataset"
     raise InvalidRequest(shown(address), found, expected=expected, remedy=remedy)
 
 

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
+from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed, printable
 from shardtool.storage.remote.address import is_hub, parse_address, proxy_of, shown
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Policy(NamedTuple):
 POLICY = Policy()
 _answered = threading.Event()  # in this process, or before it was forked
 _one_waits = threading.Lock()  # of requests at the same time, one speaks
-_wanted_by = threading.local()  # what says that the requests of this thread are not wanted any more
+_of_thread = threading.local()  # what says that its requests are not wanted any more, and its own policy
 _ends_at: list[float] = []  # when the last request of this process must have ended, once a signal has come
 _told: list[Callable[[object], None]] = []  # who hears what is told: one at most
 _counted: list[float] = [0, 0.0]  # requests that were made again, by this process and its workers; seconds of waits
@@ -109,12 +109,26 @@ class RequestStopped(Exception):
 @contextmanager
 def until(stop: threading.Event) -> Iterator[None]:
     """Stop the requests of this thread, wherever they are, once an event is set."""
-    before = getattr(_wanted_by, "stop", None)
-    _wanted_by.stop = stop
+    before = getattr(_of_thread, "stop", None)
+    _of_thread.stop = stop
     try:
         yield
     finally:
-        _wanted_by.stop = before
+        _of_thread.stop = before
+
+
+@contextmanager
+def under(policy: Policy) -> Iterator[None]:
+    """Have the requests of this thread go by this policy, whatever the environment says."""
+    _of_thread.policy = policy
+    try:
+        yield
+    finally:
+        del _of_thread.policy
+
+
+def _policy() -> Policy:
+    return getattr(_of_thread, "policy", POLICY)
 
 
 def end_requests(within_s: float) -> None:
@@ -128,7 +142,7 @@ def check_wanted() -> None:
     Raises:
         Stopped: It is not.
     """
-    stop = getattr(_wanted_by, "stop", None)
+    stop = getattr(_of_thread, "stop", None)
     if stop is not None and stop.is_set():
         raise RequestStopped
     if _ends_at and (time.monotonic() > _ends_at[0] or threading.current_thread() is not threading.main_thread()):
@@ -211,13 +225,14 @@ class Attempts:
         if error.answered or error.wait_s is not None:
             _answered.set()
         known, whole_s, spent = _answered.is_set(), retry_for(), time.monotonic() - self._began
-        left = (whole_s if known else min(whole_s, POLICY.silent_s)) - spent
+        policy = _policy()
+        left = (whole_s if known else min(whole_s, policy.silent_s)) - spent
         is_counted = not known or (self._was_begun and not error.answered)
-        if left <= 0 or (is_counted and self._failed >= POLICY.tries):
+        if left <= 0 or (is_counted and self._failed >= policy.tries):
             times = f", {self._failed} times in {spent:,.0f} s" if self._failed > 1 else ""
             remedy = "Try again when the server can be reached."
             raise StoreFailed(self._where, f"{error.found}{times}", remedy=remedy) from None
-        wait = random.uniform(0, min(POLICY.longest_s, POLICY.first_s * 2 ** min(self._failed - 1, 30)))  # noqa: S311 - no secret depends on it
+        wait = random.uniform(0, min(policy.longest_s, policy.first_s * 2 ** min(self._failed - 1, 30)))  # noqa: S311 - no secret depends on it
         wait = min(max(wait, error.wait_s or 0), left)
         tell(RequestAgain(self._where, error.found, self._failed, wait))
         self._waited_s += wait
@@ -267,8 +282,8 @@ def retry_for() -> float:
     Raises:
         InvalidRequest: The environment says no number.
     """
-    text = os.environ.get(RETRY_FOR, "")
-    return _numbers(RETRY_FOR, text, _SECONDS)[0] if text else POLICY.whole_s
+    text = "" if hasattr(_of_thread, "policy") else os.environ.get(RETRY_FOR, "")
+    return _numbers(RETRY_FOR, text, _SECONDS)[0] if text else _policy().whole_s
 
 
 def least_speed() -> tuple[float, float]:
@@ -277,11 +292,11 @@ def least_speed() -> tuple[float, float]:
     Raises:
         InvalidRequest: The environment says no such numbers.
     """
-    text = os.environ.get(LEAST_SPEED, "")
-    if not text:
-        return POLICY.least, POLICY.over_s
+    text, policy = os.environ.get(LEAST_SPEED, ""), _policy()
+    if not text or hasattr(_of_thread, "policy"):
+        return policy.least, policy.over_s
     least, *over_s = _numbers(LEAST_SPEED, text, "bytes a second, and over how many seconds: 1000/60")
-    return least, (over_s[0] if over_s else POLICY.over_s)
+    return least, (over_s[0] if over_s else policy.over_s)
 
 
 def _numbers(name: str, text: str, expected: str) -> list[float]:
@@ -347,7 +362,18 @@ _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect")
-_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>")
+_CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # the latter is obstore's
+_REGION = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
+_DENIED = ("", "AccessDenied", "AuthorizationPermissionMismatch")
+SET_CLOCK = "Set the clock of this machine, and have it kept right (NTP)."
+OF_KEYS = {  # what stores call it that credentials are none of theirs, or no more, and its cure
+    **dict.fromkeys(_EXPIRED, "Get new ones, then run the same command again."),
+    "AuthenticationFailed": f"Name the key or token of this very account. {SET_CLOCK}",
+    "InvalidAccessKeyId": "Name a key id that this server knows: is it the endpoint of these keys?",
+    "InvalidToken": "Set AWS_SESSION_TOKEN to the token that belongs to the key, or unset it.",
+    "RequestTimeTooSkewed": SET_CLOCK,
+    "SignatureDoesNotMatch": "Name the secret key that belongs to the key id.",
+}
 # Where a machine of a cloud is asked for keys: the last place in which they are looked for.
 _KEYS_ASKED = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
 _SERVER = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
@@ -375,8 +401,8 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
         raise FileNotFoundError(2, "no such object", where) from None
     except (theirs.AlreadyExistsError, theirs.PreconditionError):
         raise FileExistsError(17, "changed meanwhile, or there already", where) from None
-    except (theirs.PermissionDeniedError, theirs.UnauthenticatedError):
-        raise _refused(where, "the store does not allow it", lists=lists) from None
+    except (theirs.PermissionDeniedError, theirs.UnauthenticatedError) as error:
+        raise _refused(where, "the store does not allow it", str(error).encode(), lists=lists) from None
     except theirs.NotSupportedError:
         raise StoreFailed(where, "the store cannot do what is asked") from None
     except theirs.InvalidPathError as error:
@@ -394,26 +420,29 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
         raise InvalidRequest(where, "no valid address or settings of a store") from None
 
 
-def _refused(where: str, said: str, *, lists: bool) -> AccessRefused:
-    if lists:
+def _refused(where: str, said: str, body: bytes, *, lists: bool) -> AccessRefused:
+    code = code_in(body)
+    said = f"{said} ({code})" if code else said
+    if lists and code in _DENIED:
         return AccessRefused(where, f"{said}: we may not list what lies there", expected=_TO_LIST, remedy=_UNLISTED)
-    return AccessRefused(where, said, remedy=_CHECK)
+    return AccessRefused(where, said, remedy=OF_KEYS.get(code, _CHECK))
 
 
 def _generic(where: str, message: str, *, lists: bool) -> PassingFailure | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
-    if found := re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message):
-        status = int(found[1] or found[2])
+    found, body = re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message), message.encode()
+    code = code_in(body)
+    if found or code == "AccessDenied":  # of objects that one request removes, each has a code, and none a status
+        status = int(found[1] or found[2]) if found else HTTPStatus.FORBIDDEN.value
         if status in BUSY:
             return PassingFailure(f"the store answers {status}", answered=True)
-        code = _code_in(message.encode())
         if code in _EXPIRED:
             return _expired(where, status, code)
+        if status in _REFUSED or code in OF_KEYS:
+            return _refused(where, f"the store answers {status}", body, lists=lists)
         said = f"the store answers {status} {code}".rstrip()
-        if status in _REFUSED:
-            return _refused(where, said, lists=lists)
         what = "there is no such bucket" if status == HTTPStatus.NOT_FOUND else said
-        return StoreFailed(where, what, remedy=WRONG_PLACE)
+        return StoreFailed(where, what, remedy=_wrong_place(body))
     found = _SERVER.search(message)
     if why := _NO_TRUST.search(message):
         return _untrusted(where, found[1] if found else "the store", why[1])
@@ -506,17 +535,18 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
         return FileNotFoundError(2, MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
     if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
         return FileExistsError(17, "changed meanwhile, or there already", where)
-    code = _code_in(body)
+    code = code_in(body)
     said = f" {code}" if code else ""
     if code in _EXPIRED:
         return _expired(where, status, code)
-    if status in _REFUSED:
+    if status in _REFUSED or code in OF_KEYS:
         found = f"the server answers {status}{said}: not allowed, or not there"
-        refused = AccessRefused(where, found, expected=f"permission for {method}", remedy=_CHECK)
+        expected = "" if code in OF_KEYS else f"permission for {method}"
+        refused = AccessRefused(where, found, expected=expected, remedy=OF_KEYS.get(code, _CHECK))
         return closed(address) if is_hub(address) else refused
     if status in BUSY:
         return busy(status, headers)
-    remedy = WRONG_PLACE if code in _ELSEWHERE else ""
+    remedy = _wrong_place(body, headers.get("x-amz-bucket-region", "")) if code in _ELSEWHERE else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 
 
@@ -534,15 +564,22 @@ def busy(status: int, headers: Mapping[str, str]) -> PassingFailure:
     return PassingFailure(f"the server answers {status}", retry_after(wait), answered=True)
 
 
+def _wrong_place(body: bytes, region: str = "") -> str:
+    """Return the cure of an answer that the bucket lies elsewhere: its region, where the store says that."""
+    found = _REGION.search(body)
+    region = found[1].decode() if found else region
+    return f"Set AWS_REGION={printable(region)}, where the bucket lies." if region else WRONG_PLACE
+
+
 def _expired(where: str, status: int, code: str) -> AccessRefused:
     found = f"the store answers {status} {code}: the credentials are valid no more"
-    return AccessRefused(where, found, remedy="Get new ones, then run the same command again.")
+    return AccessRefused(where, found, remedy=OF_KEYS[code])
 
 
-def _code_in(body: bytes) -> str:
+def code_in(body: bytes) -> str:
     """Return the name of an error in the XML of a store, such as `ExpiredToken`; a plain word holds no secret."""
     found = _CODE.search(body)
-    return found[1].decode() if found else ""
+    return (found[1] or found[2]).decode() if found else ""
 
 
 def retry_after(text: str) -> float | None:

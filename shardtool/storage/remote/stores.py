@@ -96,6 +96,38 @@ def store_of(address: str) -> tuple[Any, str | None]:
     return _made(at.scheme, at.host, endpoint_of_all(), tuple(map(os.environ.get, _DECIDING)))
 
 
+_KINDS = {  # environment variables that have credentials, in the order in which they are looked at, and what these are
+    "s3": {
+        "AWS_ACCESS_KEY_ID": "key", "AWS_WEB_IDENTITY_TOKEN_FILE": "web identity",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "container", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "container",
+    },
+    "gs": dict.fromkeys(
+        ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"), "service account"
+    ) | {"GOOGLE_APPLICATION_CREDENTIALS": "application default"},
+    "az": dict.fromkeys(
+        ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"), "shared access signature"
+    ) | dict.fromkeys(
+        ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"), "key of the account"
+    ) | {"AZURE_FEDERATED_TOKEN_FILE": "web identity", "AZURE_CLIENT_SECRET": "client secret"},
+}  # fmt: skip
+
+
+def credentials_kind(address: str) -> str:
+    """Return which credentials requests to a store have, and where these come from; never a secret.
+
+    Raises:
+        AccessRefused: There are none.
+        InvalidRequest: As `store_of`.
+    """
+    scheme, (store, plain) = parse_address(address).scheme, store_of(address)
+    if plain is not None:
+        return "none: requests are not signed"
+    if provider := getattr(store, "credential_provider", None):
+        return f"{provider.credentials.method} (profile {os.environ.get('AWS_PROFILE') or 'default'}, by boto3)"
+    found = (f"{kind} (environment: {name})" for name, kind in _KINDS[scheme].items() if os.environ.get(name))
+    return next(found, "metadata service of this machine")
+
+
 @functools.lru_cache(maxsize=256)
 def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | None, ...]) -> tuple[Any, str | None]:
     try:

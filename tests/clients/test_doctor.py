@@ -1,0 +1,66 @@
+"""`doctor` with stores that others have made: what they allow is said, and nothing of it stays there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import shardtool
+from shardtool.storage.remote import stores
+from tests.clients.remote import check_no_secret, tool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.servers.processes import Server
+
+pytestmark = pytest.mark.clients
+
+
+@pytest.fixture(params=["moto", "gcs", "azurite"])
+def store(request: pytest.FixtureRequest, use: Callable[[Server], Server]) -> Server:
+    """Give each store that keeps conditions."""
+    return use(request.getfixturevalue(request.param))
+
+
+def test_all_is_well(store: Server) -> None:
+    """Of a store that allows all, each line says so, with the kind of credentials and none of them."""
+    at = store.new_prefix()
+    found = shardtool.doctor(at)
+    assert {one.name: one.found for one in found.checks if one.state != "ok"} == {}
+    assert [*stores.listed(at)] == []
+    check_no_secret(repr(found), store)
+    code, said = tool("doctor", at, server=store)
+    assert code == 0, said
+    assert "all is well" in said
+
+
+def test_no_such_bucket(store: Server) -> None:
+    """A bucket that is not there is named, and nothing else is tried."""
+    found = shardtool.doctor(f"{store.bucket}-nowhere/x")
+    wrong = {one.name: one for one in found.checks if one.state == "wrong"}
+    assert list(wrong) == ["bucket"], wrong
+    assert "no such bucket" in wrong["bucket"].found
+    assert "Make it first" in wrong["bucket"].cure
+
+
+def test_no_conditions(rclone: Server, use: Callable[[Server], Server]) -> None:
+    """A store that ignores conditions is one in which two runs could write at once."""
+    at = use(rclone).new_prefix()
+    found = {one.name: one for one in shardtool.doctor(at).checks}
+    assert [name for name, one in found.items() if one.state == "wrong"] == ["conditions"]
+    assert "SHARDTOOL_UNLOCKED" in found["conditions"].cure
+    assert [*stores.listed(at)] == []
+
+
+def test_wrong_keys(rclone: Server, use: Callable[[Server], Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that the store does not know, or of another secret, are what is wrong, and not the permissions."""
+    use(rclone)
+    for name, value in (("AWS_ACCESS_KEY_ID", "AKIAWRONG"), ("AWS_SECRET_ACCESS_KEY", "another")):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            found = shardtool.doctor(rclone.new_prefix())
+        wrong = {one.name: one for one in found.checks if one.state == "wrong"}
+        assert list(wrong) == ["credentials"], found
+        assert wrong["credentials"].cure.startswith("Name ")

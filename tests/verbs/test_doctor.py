@@ -1,0 +1,412 @@
+"""Laws of `doctor`: what is in the way is said in its own line, with its cure; nothing else is, and nothing stays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import shardtool
+from shardtool.storage.remote import address
+from shardtool.storage.remote.retry import POLICY
+from tests.helpers import REPO, typed
+from tests.servers.between import tls
+from tests.servers.faults import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.servers.faults import FaultyProxy
+    from tests.servers.processes import Server
+
+_SECRET = "verySecretKeyOfTheDoctorsTests"  # noqa: S105 - of a server of this file
+_ENTRY = "<Contents><Key>{}</Key><Size>{}</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+
+
+class _Bucket:
+    """A bucket of S3, in threads of this process.
+
+    Attributes:
+        objects: Key to bytes.
+        asked: What was asked: `PUT`, `GET`, `LIST`, `DELETE`.
+        denied: What is answered by 403.
+        says: Status and code that all is answered with; None: as it is.
+        keeps: Which conditions are kept.
+        off_s: By how much its clock is ahead.
+        told: Set once something was put; the answer then waits for `go_on`.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.denied: set[str] = set()
+        self.says: tuple[int, str] | None = None
+        self.keeps = {"If-None-Match", "If-Match"}
+        self.off_s = 0.0
+        self.told, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+        self.url = ""
+
+    def answer(self, method: str, path: str, query: str, headers: dict[str, str], body: bytes) -> tuple[int, str]:
+        """Return the status, and the body or the code of an error."""
+        key = unquote(path).strip("/").partition("/")[2]
+        what = "DELETE" if "delete" in query else "LIST" if "list-type" in query else method
+        self.asked.append(what)
+        if self.says is not None:
+            return self.says
+        if what == "DELETE":
+            [key] = re.findall("<Key>(.*?)</Key>", body.decode())
+            if "DELETE" in self.denied:
+                error = f"<Error><Key>{key}</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+                return 200, f"<DeleteResult>{error}</DeleteResult>"
+            self.objects.pop(key, None)
+            return 200, f"<DeleteResult><Deleted><Key>{key}</Key></Deleted></DeleteResult>"
+        if what in self.denied:
+            return 403, "AccessDenied"
+        if what == "LIST":
+            entries = "".join(_ENTRY.format(one, len(data)) for one, data in sorted(self.objects.items()))
+            return 200, f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        return self._of_object(method, key, headers, body)
+
+    def _of_object(self, method: str, key: str, headers: dict[str, str], body: bytes) -> tuple[int, str]:
+        if method == "PUT":
+            there = _tag(self.objects[key]) if key in self.objects else ""
+            for name, holds in (("If-None-Match", not there), ("If-Match", headers.get("if-match") == there)):
+                if name.lower() in headers and name in self.keeps and not holds:
+                    return 412, "PreconditionFailed"
+            self.objects[key] = body
+            self.told.set()
+            self.go_on.wait(20)
+            return 200, ""
+        return (200, self.objects[key].decode()) if key in self.objects else (404, "NoSuchKey")
+
+
+def _tag(data: bytes) -> str:
+    return f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"'
+
+
+@contextmanager
+def _served(bucket: _Bucket) -> Iterator[None]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            parts = urlsplit(self.path)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            status, text = bucket.answer(self.command, parts.path, parts.query, headers, body)
+            tag, size = _tag(text.encode() if self.command == "GET" else body), len(text)
+            found = re.fullmatch("bytes=([0-9]+)-([0-9]+)", headers.get("range", ""))
+            if status >= 300:
+                text = f"<Error><Code>{text}</Code><Message>{_SECRET}</Message></Error>"
+            elif found:
+                status, text = 206, text[int(found[1]) : int(found[2]) + 1]
+            self.send_response_only(status)
+            if found and status == 206:
+                self.send_header("Content-Range", f"bytes {found[1]}-{int(found[1]) + len(text) - 1}/{size}")
+            self.send_header("Date", formatdate(time.time() + bucket.off_s, usegmt=True))
+            self.send_header("ETag", tag)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_GET = do_PUT = do_POST = do_DELETE = _do  # noqa: N815 - the server's names
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        bucket.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        try:
+            yield
+        finally:
+            bucket.go_on.set()
+            server.shutdown()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Bucket]:
+    """Give a bucket that allows all, whose name is `b`."""
+    for name in (*address.DECIDING, "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    bucket = _Bucket()
+    monkeypatch.setattr(
+        "shardtool.verbs.doctor._POLICY", POLICY._replace(tries=2, first_s=0, whole_s=0.5, silent_s=0.5)
+    )
+    with _served(bucket):
+        monkeypatch.setenv("SHARDTOOL_ENDPOINT", bucket.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIADOCTOR")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", _SECRET)
+        yield bucket
+
+
+def _wrong(place: str) -> dict[str, shardtool.Check]:
+    found = shardtool.doctor(place)
+    assert found.well == all(one.state != "wrong" for one in found.checks)
+    assert _SECRET not in repr(found)
+    return {one.name: one for one in found.checks if one.state == "wrong"}
+
+
+def test_all_is_well(bucket: _Bucket) -> None:
+    """Where all is allowed, each line is ok, whether or not something is there, and nothing more is there then."""
+    for there in ({}, {"x/cat/1.jpg": b"jpg", "x/dog": b""}):
+        bucket.objects = dict(there)
+        found = shardtool.doctor("s3://b/x")
+        assert {one.name: one for one in found.checks if one.state != "ok"} == {}
+        assert bucket.objects == there
+    said = {one.name: one.found for one in found.checks}
+    assert said["server"] == bucket.url
+    assert said["credentials"] == "key (environment: AWS_ACCESS_KEY_ID)"
+    assert said["list"] == "allowed; the first is cat/1.jpg"
+    assert [*said] == ["server", "proxy", "certificate", "clock", "credentials", "bucket", "list", "read", "write",
+                       "conditions", "delete"]  # fmt: skip
+
+
+def test_read_only(bucket: _Bucket) -> None:
+    """Who asks for reading alone writes and removes nothing, and is told that this was not tried."""
+    bucket.denied = {"PUT", "DELETE"}
+    bucket.objects = {"x/1": b"1"}
+    found = shardtool.doctor("s3://b/x/out.json", read_only=True)
+    assert found.well
+    assert found.place == "s3://b/x"
+    assert {"PUT", "DELETE", "POST"}.isdisjoint(bucket.asked)
+    assert [one.name for one in found.checks if one.state == "unknown"] == ["write", "conditions", "delete"]
+    assert {one.found for one in found.checks if one.state == "unknown"} == {"not tried: only reading is asked for"}
+
+
+@pytest.mark.parametrize(
+    ("denied", "wrong", "cure"),
+    [("LIST", "list", "s3:ListBucket"), ("GET", "read", "s3:GetObject"), ("PUT", "write", "s3:PutObject"),
+     ("DELETE", "delete", "s3:DeleteObject")],
+)  # fmt: skip
+def test_what_is_not_allowed(denied: str, wrong: str, cure: str, bucket: _Bucket) -> None:
+    """What is not allowed is wrong by its own name, and its cure is the permission; the rest is looked at still."""
+    bucket.denied, bucket.objects = {denied}, {"x/1": b"1"}
+    found = _wrong("s3://b/x")
+    assert [*found] == [wrong]
+    assert cure in found[wrong].cure
+    assert "AccessDenied" in found[wrong].found
+    assert bucket.objects == {"x/1": b"1"}
+    if denied == "DELETE":
+        assert "PUT" not in bucket.asked  # nobody could remove it
+
+
+def test_what_cannot_be_removed_is_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where removing is refused only once something is there, its address is said."""
+    put = bucket._of_object  # noqa: SLF001 - of this file
+
+    def then_denied(*of: object) -> tuple[int, str]:
+        bucket.denied = {"DELETE"} if bucket.asked[-1] == "PUT" else bucket.denied
+        return put(*of)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bucket, "_of_object", then_denied)
+    found = _wrong("s3://b/x")
+    [key] = bucket.objects
+    assert [*found] == ["delete"]
+    assert found["delete"].cure == f"Remove s3://b/{key}, which stays there."
+
+
+@pytest.mark.parametrize("keeps", ["If-None-Match", "If-Match"])
+def test_conditions(keeps: str, bucket: _Bucket) -> None:
+    """A store that ignores one of the conditions on which locks and dataset files are written is found."""
+    bucket.keeps -= {keeps}
+    found = _wrong("s3://b/x")
+    assert [*found] == ["conditions"]
+    assert keeps in found["conditions"].found
+    assert "SHARDTOOL_UNLOCKED" in found["conditions"].cure
+    assert not bucket.objects
+
+
+@pytest.mark.parametrize(
+    ("says", "wrong", "cure"),
+    [
+        ((403, "SignatureDoesNotMatch"), "credentials", "secret key that belongs to the key id"),
+        ((403, "InvalidAccessKeyId"), "credentials", "key id that this server knows"),
+        ((400, "ExpiredToken"), "credentials", "Get new ones"),
+        ((403, "RequestTimeTooSkewed"), "credentials", "Set the clock"),
+        ((404, "NoSuchBucket"), "bucket", "Make it first"),
+        ((301, "PermanentRedirect"), "bucket", "region"),
+        ((400, "AuthorizationHeaderMalformed</Code><Region>eu-central-1</Region><Code>"), "bucket",
+         "AWS_REGION=eu-central-1"),
+        ((503, "SlowDown"), "server", "Try again"),
+    ],
+)  # fmt: skip
+def test_what_a_store_says(says: tuple[int, str], wrong: str, cure: str, bucket: _Bucket) -> None:
+    """The store's own word for what is wrong decides which line it is, and its cure; then nothing else is asked."""
+    bucket.says = says
+    found = _wrong("s3://b/x")
+    assert [*found] == [wrong]
+    assert cure in found[wrong].cure
+    assert {*bucket.asked} == {"GET"}
+
+
+@pytest.mark.parametrize(("off_s", "wrong"), [(0, False), (200, False), (1000, True), (-1000, True)])
+def test_clock(off_s: int, wrong: bool, bucket: _Bucket) -> None:  # noqa: FBT001 - a parameter
+    """The clock is that of the server, within what stores take; which of the two is ahead is said."""
+    bucket.off_s = off_s
+    found = _wrong("s3://b/x")
+    assert ("clock" in found) == wrong
+    if wrong:
+        assert ("ahead of" in found["clock"].found) == (off_s < 0)
+        assert "Set the clock" in found["clock"].cure
+
+
+def test_no_credentials(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials no server is asked, and what would have them is said; anonymous reading needs none."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert [*_wrong("s3://b/x")] == ["credentials"]
+    assert not bucket.asked
+    monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "1")
+    bucket.objects = {"x/1": b"1"}
+    found = {one.name: one for one in shardtool.doctor("s3://b/x", read_only=True).checks}
+    assert found["credentials"].found == "none: requests are not signed"
+    assert (found["read"].state, found["write"].state) == ("ok", "unknown")
+
+
+@pytest.mark.slow
+def test_nobody_answers(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server, or a proxy, that is not there is found soon, and named, whatever the environment wants retried."""
+    monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "600")
+    begun = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setenv("SHARDTOOL_ENDPOINT", "http://127.0.0.1:9")
+        assert "127.0.0.1:9" in _wrong("s3://b/x")["server"].found
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:{_SECRET}@127.0.0.1:9")
+    found = _wrong("s3://b/x")
+    assert [*found] == ["server"]
+    assert "the proxy 127.0.0.1:9" in found["server"].found
+    assert time.monotonic() - begun < 10
+    assert not bucket.asked
+
+
+@pytest.mark.slow
+def test_certificate(http_files: Server, tmp_path: Path, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that nobody trusts is what is wrong, with its cure; of one that is trusted, its end is said."""
+    assert bucket.url
+    at = http_files.new_prefix()
+    (http_files.local(at) / "x").write_bytes(b"here")
+    with tls(http_files.port, tmp_path) as between:
+        place = at.replace("http:", "https:").replace(str(http_files.port), str(between.port)) + "/x"
+        found = _wrong(place)
+        assert [*found] == ["server"]
+        assert "AWS_CA_BUNDLE" in found["server"].cure
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+        said = {one.name: one for one in shardtool.doctor(place).checks}
+        assert said["certificate"].found.startswith("trusted; ends ")
+        assert said["read"].found == "4 bytes"
+
+
+def test_web(http_files: Server, proxies: Callable[[Server], FaultyProxy]) -> None:
+    """Of a file of the web, size, ranges and conditions are said; a server without ranges is wrong, one gone, too."""
+    proxy = proxies(http_files)
+    at = http_files.new_prefix()
+    (http_files.local(at) / "x.json").write_bytes(b"here")
+    place = f"{proxy.server.url}/{at.rpartition('/')[2]}/x.json"
+    found = shardtool.doctor(f"{place}?token={_SECRET}")
+    assert found.well
+    assert _SECRET not in json.dumps(found.to_json())
+    assert {one.name: one.found for one in found.checks}["conditions"] == "kept (If-Match)"
+    proxy.set(Fault("whole", times=None))
+    assert [*_wrong(place)] == ["ranges"]
+    proxy.set(Fault("status", status=403, times=None))
+    assert [*_wrong(place)] == ["read"]
+    assert [*_wrong(place.replace("x.json", "y.json"))] == ["read"]
+
+
+def test_web_without_conditions(bucket: _Bucket) -> None:
+    """Of a server of the web that ignores `If-Match`, that is said, and is not wrong: we compare ourselves."""
+    bucket.objects = {"x/1": b"1"}
+    found = shardtool.doctor(f"{bucket.url}/b/x/1")
+    assert found.well
+    assert "ignored" in {one.name: one.found for one in found.checks}["conditions"]
+
+
+def test_folder(tmp_path: Path) -> None:
+    """A folder, also one that is not there yet, is looked at by what is done in it; nothing is made, nothing stays."""
+    (tmp_path / "a b").write_bytes(b"")
+    for place in (tmp_path, tmp_path / "new" / "below", tmp_path / "out.json"):
+        found = shardtool.doctor(place)
+        assert {one.name: one for one in found.checks if one.state != "ok"} == {}
+    assert [one.name for one in tmp_path.iterdir()] == ["a b"]
+    assert [*_wrong(str(tmp_path / "a b"))] == ["folder"]
+    assert [*_wrong(str(tmp_path / "a b" / "below"))] == ["folder"]
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not os.path.isdir("/proc/self"), reason="a folder that takes nothing")
+def test_folder_that_takes_nothing() -> None:
+    """Where nothing can be written, that is wrong, and so is nothing that follows from it."""
+    assert [*_wrong("/proc/self")] == ["write"]
+
+
+@pytest.mark.parametrize("place", ["nowhere://x", "s3://", "", ["a", "b"]])
+def test_no_place(place: str | list[str]) -> None:
+    """What is no place is refused."""
+    with pytest.raises(shardtool.InvalidRequest):
+        shardtool.doctor(place)
+
+
+def test_what_is_printed(bucket: _Bucket) -> None:
+    """Text is aligned, and fits into the columns there are; JSON has the same; exit codes say whether all is well."""
+    bucket.denied = {"PUT"}
+    ran = typed("doctor", "s3://b/x")
+    assert (ran.code, ran.err) == (3, "")
+    first, *lines = ran.out.splitlines()
+    assert first == "s3://b/x: 1 of 11 wrong"
+    assert max(map(len, lines)) <= 100
+    assert {line[23:25] for line in lines if line[2] == " "} == {" -"}
+    assert not [line for line in lines if line[23] != " " or line[24] == " "]
+    assert "  write        wrong    " in ran.out
+    assert "-> Allow s3:PutObject there." in ran.out
+    document = json.loads(typed("doctor", "s3://b/x", "--json").out)
+    assert (document["well"], len(document["checks"])) == (False, 11)
+    assert typed("doctor", "s3://b/x", "--read-only").code == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_signal_between_put_and_delete(signum: int, bucket: _Bucket) -> None:
+    """A signal while the object is there, or is being written, ends the run; the object is removed."""
+    bucket.go_on.clear()
+    with subprocess.Popen(
+        [sys.executable, "-m", "shardtool", "doctor", "s3://b/x"], cwd=REPO, env=dict(os.environ),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as run:  # fmt: skip
+        assert bucket.told.wait(20)
+        assert len(bucket.objects) == 1
+        run.send_signal(signum)
+        out, err = run.communicate(timeout=20)
+    assert run.returncode == 128 + signum, err
+    assert not out
+    assert err == f"shardtool: interrupted by {signal.Signals(signum).name}. Run it again.\n"
+    assert not bucket.objects
+
+
+@pytest.mark.slow
+def test_signal_where_nothing_can_be_removed(bucket: _Bucket) -> None:
+    """Where the object cannot be removed after a signal, its address is said."""
+    bucket.go_on.clear()
+    with subprocess.Popen(
+        [sys.executable, "-m", "shardtool", "doctor", "s3://b/x"], cwd=REPO, env=dict(os.environ),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as run:  # fmt: skip
+        assert bucket.told.wait(20)
+        bucket.denied = {"DELETE"}
+        run.send_signal(signal.SIGINT)
+        _, err = run.communicate(timeout=20)
+    [key] = bucket.objects
+    assert f"s3://b/{key} may still be there: remove it." in err
