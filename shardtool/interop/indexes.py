@@ -536,8 +536,7 @@ class FolderIndex(NamedTuple):
             return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(NamedTuple):
     """An index of another tool.
 
     Attributes:

@@ -652,8 +652,7 @@ _REST = ("version", "fingerprint", "shuffle")
 _REMEDY = "Give what `state_dict` returned, as it was."
 
 
-@dataclass(frozen=True)
-class StreamState:
+class StreamState(NamedTuple):
     """Where a stream is.
 
     It holds the whole order, so that a stream goes on in it whatever seed, shuffle, parts or buffer it was made with.

@@ -174,8 +174,7 @@ _SAFE = "letters, digits, _ and -, 64 at most"
 _EXAMPLE = "shares such as train=0.8,val=0.1,test=0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class SplitOptions:
+class SplitOptions(NamedTuple):
     """The options by which samples are divided into splits.
 
     Attributes:

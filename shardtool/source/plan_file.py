@@ -17,9 +17,9 @@ import mmap
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from itertools import compress
-from typing import IO, TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -83,8 +83,7 @@ _FREE = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
+class PlanRequest(NamedTuple):
     """What a plan must be of: a source, and what decides how it is listed and what is made of it.
 
     Attributes:
@@ -103,11 +102,11 @@ class PlanRequest:
     names: tuple[str, ...]
     stamps: tuple[tuple[int, int], ...] = ()
     root: bytes = b""
-    folders: Mapping[bytes, bytes] = field(default_factory=dict)
+    folders: Mapping[bytes, bytes] = {}
     archive: SpanFile | None = None
     identity: str = ""
     outside: bool = False
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = {}
 
 
 def asked_of(source: object, options: CreateOptions, shard_format: str) -> PlanRequest:
@@ -130,7 +129,7 @@ def asked_of(source: object, options: CreateOptions, shard_format: str) -> PlanR
         asked[one.name] = value
     found = _find_source(source, options)
     options.check_for(manifest=found.kind == "manifest")
-    return replace(found, options={**asked, **options.recorded()})
+    return found._replace(options={**asked, **options.recorded()})
 
 
 def _find_source(source: object, options: CreateOptions) -> PlanRequest:

@@ -7,11 +7,10 @@ TFRecords passes through Python.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from importlib import import_module
 from numbers import Integral
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.dataset.dataset_file import Feature, features_of
 from shardtool.dataset.find import StoredDataset, given_datasets, open_dataset
@@ -170,8 +169,7 @@ def _needing(module: str) -> Any:
 # Which TFRecords are meant, and what a dataset file says of them. TensorFlow is not needed for that.
 
 
-@dataclass(frozen=True, slots=True)
-class Records:
+class Records(NamedTuple):
     """TFRecord shards.
 
     Attributes:
@@ -183,11 +181,11 @@ class Records:
         packing: How TensorFlow unpacks them: `GZIP`, or an empty text.
     """
 
-    paths: tuple[str, ...] = field(repr=False)
+    paths: tuple[str, ...]
     samples: int
     size: int
     features: Mapping[str, Feature]
-    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[str]] = {}
     packing: str = ""
 
     def buffer(self, shuffle: bool | int) -> int:  # noqa: FBT001 - as users give it

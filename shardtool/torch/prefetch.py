@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -334,11 +334,10 @@ class Prefetcher:
         self._state = None
 
 
-@dataclass(frozen=True)
-class _Sent:
+class _Sent(NamedTuple):
     """A batch on its way, or the end; the loader's state after the batch; the error that ended the loader."""
 
-    hand_out: HandOut = field(default=lambda: None)
+    hand_out: HandOut = lambda: None
     state: Any = None
     ends: bool = False
     error: Exception | None = None

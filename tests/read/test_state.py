@@ -61,7 +61,7 @@ def test_json() -> None:
         "position": 42,
     }  # fmt: skip
     assert StreamState.of(json.loads(json.dumps(given)), VIEW) == STATE
-    of_ranks = replace(STATE, options=replace(STATE.options, ranks=2))
+    of_ranks = STATE._replace(options=replace(STATE.options, ranks=2))
     assert of_ranks.to_json() == {**given, "version": 2, "ranks": 2}
     assert StreamState.of(json.loads(json.dumps(of_ranks.to_json())), VIEW) == of_ranks
 

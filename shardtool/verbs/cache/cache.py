@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from errno import EMFILE
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from shardtool.dataset.find import StoredShard, sidecar_path
 from shardtool.dataset.shard_file import SummedFile
@@ -327,8 +327,7 @@ _LOOK_S = 0.1  # between two looks for room
 _LONG_S = 10.0  # until a writer says that it waits
 
 
-@dataclass(frozen=True, slots=True)
-class CacheWriterOptions:
+class CacheWriterOptions(NamedTuple):
     """What a writer writes.
 
     Attributes:

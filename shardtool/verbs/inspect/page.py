@@ -13,12 +13,12 @@ import hashlib
 import json
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib import resources
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
 from shardtool.dataset.find import StoredDataset, natural
@@ -413,7 +413,7 @@ def _sample(one: ShownSample) -> dict[str, object]:
         "images": [_image(image, with_data=image not in (one.images[0], one.overlay)) for image in one.images],
         "over": one.overlay is not None,
         "players": [{"field": player.field, "said": player.said, "size": len(player.data)} for player in one.players],
-        "texts": [asdict(text) for text in one.texts],
+        "texts": [text._asdict() for text in one.texts],
         "meta": _meta(one.chosen.metadata, one.labels),
         "problems": one.problems,
         "notes": one.notes,
@@ -465,8 +465,7 @@ _COUNT_WIDTH, _TITLE_LINE = 64, 11  # where the texts above a plot stand
 _LETTER = 6.2  # pixels of a letter of a tick, about
 
 
-@dataclass(frozen=True)
-class SvgShape:
+class SvgShape(NamedTuple):
     """An element of SVG: its name, class, place, and its text (of a `text`) or title."""
 
     tag: str
@@ -475,8 +474,7 @@ class SvgShape:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A picture."""
 
     width: int

@@ -60,8 +60,7 @@ if TYPE_CHECKING:
 # Which samples of datasets are asked for: all, or those for which a query is true; a shard at a time.
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A shard of one of the datasets.
 
     Attributes:
@@ -74,9 +73,9 @@ class Piece:
 
     dataset: StoredDataset
     shard: StoredShard
-    part: ShardIndex = field(repr=False)
+    part: ShardIndex
     first: int
-    rows: NDArray[np.int64] = field(repr=False)
+    rows: NDArray[np.int64]
 
     def raise_damage(self) -> None:
         """Raise what ended a walk over the shard: there may be more samples.

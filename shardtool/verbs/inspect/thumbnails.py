@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow.types as pt
@@ -276,8 +276,7 @@ _HEX_BYTES = 32
 _SHORT = 200  # characters of a key or a metadata value
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """The start of a field that is no image; `kind` is `json`, `text`, `numbers` or `bytes`."""
 
     field: str
@@ -341,8 +340,7 @@ class ShownSample:
         return max(long or self.texts[:1], key=lambda one: (one.kind == "text", len(one.text)), default=None)
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(NamedTuple):
     """The limits of one sample.
 
     Attributes:

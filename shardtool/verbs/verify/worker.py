@@ -33,8 +33,7 @@ _WHOLE = re.compile(rb"[+-]?[0-9]+")  # readers take the text for an int: neithe
 _NUMBER_BYTES = 2**12  # with the white space around them
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A shard to examine.
 
     Attributes:
@@ -50,7 +49,7 @@ class Task:
     name: str
     dots: Dots
     decode: bool = False
-    classes: Mapping[str, int] = field(default_factory=dict)
+    classes: Mapping[str, int] = {}
     contents: bool = False
 
 
