@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 2**26  # of the rows of a shard
 _OTHERS = ", which has another "
-_CHOSEN = ("no-field", "duplicate", "twin", "not-chosen")  # reasons that are no failure
+CHOSEN = ("no-field", "duplicate", "twin", "not-chosen")  # reasons that are no failure
 
 SkipCode = Literal[
     "no-field", "unsafe-name", "duplicate", "twin", "not-chosen", "incomplete", "oversize", "unreadable", "vanished",
@@ -146,7 +146,7 @@ def reasons(rows: Iterable[Skipped], dropped: int = 0) -> str:
 
 def failures(rows: Iterable[Skipped]) -> list[Skipped]:
     """Return the rows of what could not be packed; the others are not in the dataset because that was asked for."""
-    return [one for one in rows if one.code not in _CHOSEN]
+    return [one for one in rows if one.code not in CHOSEN]
 
 
 def http_code(status: int) -> SkipCode:

@@ -111,7 +111,6 @@ _LOSSLESS_TIFF = frozenset({"raw", "packbits", "tiff_lzw", "tiff_adobe_deflate",
 _QUALITY = 90
 _DEPTH = 0xFFFF
 _ORIENTATION = 0x0112
-_POINTERS = {0x8769, 0x8825, 0xA005}  # tags that say where other tags stand
 _TURNS = {  # EXIF orientation: what shows the image upright
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -810,6 +809,7 @@ def _blame(error: Exception, data: bytes | memoryview) -> BadImage:
 
 
 _GPS = {"latitude": (1, 2, "S", 90), "longitude": (3, 4, "W", 180)}  # hemisphere, degrees, which is minus, the most
+_OF_IMAGE = (270, 271, 272, 274, 282, 283, 296, 305, 306, 315, 33432)  # others of a TIFF say where pixels lie
 _LONGEST_TEXT, _MOST_VALUES = 1024, 16  # of a tag: makers' notes and previews have more
 
 
@@ -820,24 +820,22 @@ def exif(data: bytes | memoryview) -> str | None:
 
     Source: EXIF 2.32; Pillow's `ExifTags` for the names.
     """
+    found: dict[str, object] = {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stream = BytesIO(data)
             image: Any = Image.open(stream, formats=FORMATS)
-            if not _may_have_exif(image, stream):
-                return None
-            tags = image.getexif()
-            named = [*tags.items(), *tags.get_ifd(ExifTags.IFD.Exif).items()]
-            found = {
-                ExifTags.TAGS[tag]: _plain(value) for tag, value in named if tag in ExifTags.TAGS.keys() - _POINTERS
-            }
+            tags = image.getexif() if _may_have_exif(image, stream) else Image.Exif()
+            found = {ExifTags.TAGS[tag]: _plain(tags.get(tag)) for tag in _OF_IMAGE}
+            of_camera = tags.get_ifd(ExifTags.IFD.Exif).items()
+            found |= {ExifTags.TAGS.get(tag, ""): _plain(value) for tag, value in of_camera}
             found |= _position(tags.get_ifd(ExifTags.IFD.GPSInfo))
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - broken EXIF is common, raises nearly anything, and hides no pixel
-        return None
-    found = {name: value for name, value in found.items() if value is not None}
+    except Exception:  # noqa: BLE001, S110 - broken EXIF is common, raises nearly anything, and hides no pixel
+        pass
+    found = {name: value for name, value in found.items() if name and value is not None}
     return json.dumps(found, sort_keys=True, ensure_ascii=False) if found else None
 
 
@@ -845,23 +843,22 @@ def _plain(value: object) -> object:
     """Return a tag's value as JSON has it; None where that has no such value."""
     if isinstance(value, str):
         text = value.strip("\0 ")
-        return text if text.isprintable() and 0 < len(text) <= _LONGEST_TEXT else None
+        return text if 0 < len(text) <= _LONGEST_TEXT else None
     if isinstance(value, tuple) and len(value) <= _MOST_VALUES:
         values = [*map(_plain, value)]
         return None if None in values else values
-    if isinstance(value, int | float | Rational):
-        number = float(value)
-        return None if not isfinite(number) else int(number) if number.is_integer() else number
+    if isinstance(value, int | float | Rational) and isfinite(number := float(value)):
+        return int(number) if number.is_integer() else number
     return None
 
 
-def _position(tags: Mapping[int, Any]) -> dict[str, float]:
+def _position(tags: Mapping[int, Any]) -> dict[str, object]:
     """Return where an image was taken, in degrees, as far as tags of GPS say that."""
-    found = {}
+    found: dict[str, object] = {}
     for name, (side, angle, minus, most) in _GPS.items():
-        if angle in tags:
-            degrees, minutes, seconds = map(float, tags[angle])
-            value = round(degrees + minutes / 60 + seconds / 3600, 6)
-            if 0 <= value <= most:
-                found[name] = -value if tags.get(side) == minus else value
+        match _plain(tags.get(angle)):
+            case [int() | float() as degrees, int() | float() as minutes, int() | float() as seconds]:
+                value = round(degrees + minutes / 60 + seconds / 3600, 6)
+                if 0 <= value <= most:
+                    found[name] = -value if tags.get(side) == minus else value
     return found

@@ -27,7 +27,7 @@ from shardtool.errors import (
     reason,
 )
 from shardtool.fingerprint import crc32c
-from shardtool.skipped import Skipped
+from shardtool.skipped import CHOSEN, Skipped
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
 from shardtool.storage.remote.retry import waited
 from shardtool.values import FILE, INLINE, LINK, SPAN, ShardContent, placed, to_text
@@ -350,10 +350,11 @@ class Packer:
     def skip(self, sample: int, failed: SourceFailed, *, streamed: bool) -> None:
         """Note a sample that failed, or end the run."""
         path, key, leave_out = to_text(failed.path), to_text(self.keys[sample]), option("on_error", "skip")
-        if self.task.on_error == "stop" and failed.code == "corrupt":
+        stops = self.task.on_error == "stop" and failed.code not in CHOSEN
+        if stops and failed.code == "corrupt":
             cure = f"`shardtool verify` shows what else is wrong there; {leave_out} leaves such samples out."
             raise CorruptShard(path, f"{key}: {failed.message}", remedy=f"Nothing of it was copied. {cure}")
-        if self.task.on_error == "stop":
+        if stops:
             where = to_text(self.root) + path if failed.path else key
             expected = "a file that stays as it was when the run began" if failed.code == "changed" else ""
             again = f"Mend it and run again with {option('if_exists', 'resume')}"

@@ -17,7 +17,7 @@ from shardtool.errors import SampleFailed
 from shardtool.fetch import FetchFailed, shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
-from shardtool.skipped import Skipped, failures
+from shardtool.skipped import CHOSEN, Skipped, failures
 from shardtool.transform import BadSample, ChangedSample, Transformer
 from shardtool.values import SPAN, URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
@@ -95,7 +95,7 @@ class ReadSample(NamedTuple):
     rows: range
     fields: Mapping[str, bytes | memoryview]
     found: tuple[object, ...] = ()
-    why_not: SourceFailed | Skipped | None = None
+    why_not: SourceFailed | BadSample | None = None
 
 
 class TransformPacker(Packer):
@@ -147,9 +147,9 @@ class TransformPacker(Packer):
         found = []
         for sample in self._samples():
             try:
-                encoded = [self._encode(one) for one in self._finished(sample)]
-            except (SourceFailed, BadSample):
-                found.append(-1)
+                _, encoded = self._encoded(sample)
+            except (SourceFailed, BadSample) as error:
+                found.append(0 if error.code in CHOSEN else -1)
             else:
                 found.append(sum(len(part) for parts, _ in encoded for part in parts))
         return found
@@ -171,16 +171,16 @@ class TransformPacker(Packer):
 
     def _read(self, place: int, rows: range) -> ReadSample:
         """Return a sample that was looked at, or why that cannot be."""
-        key = self.keys[place]
         try:
-            return ReadSample(place, rows, *self._change.look(self._fields(key, rows), self._held(rows)))
-        except SourceFailed as error:
+            fields = self._fields(self.keys[place], rows)
+            return ReadSample(place, rows, *self._change.look(fields, self._held(rows)))
+        except (SourceFailed, BadSample) as error:
             return ReadSample(place, rows, {}, why_not=error)
-        except BadSample as bad:
-            return ReadSample(place, rows, {}, why_not=self._failure(bad, key, rows))
 
     def _held(self, rows: range) -> str:
         """Return the field that a sample holds: a file of the web; else an image, audio or a video; else the first."""
+        if not self._work.transform.found:
+            return ""
         names = {row: to_text(self.content.fields[self.codes[row]]) for row in rows}
         return names[min(rows, key=lambda row: (self.kinds[row] != URL, content_of(names[row]) not in _MEDIA))]
 
@@ -193,52 +193,39 @@ class TransformPacker(Packer):
         if self._work.known:
             known = of_ipc_stream(self._work.known).take([one.place for one in sound])
         table: Any = with_found(known, self._work.transform.found, [one.found for one in sound])
-        taken, why_not = {*matching(table, where.query, dict(where.classes)).tolist()}, dict[int, Skipped]()
-        for at, one in enumerate(sound):
-            if at not in taken:
-                values = [f"{name} is {table.column(name)[at].as_py()!r:.{_SHOWN}}" for name in where.columns]
-                key = self.keys[one.place]
-                path = self._path_of(key, one.rows, self._held(one.rows))
-                why_not[one.place] = Skipped(to_text(key), to_text(path), "not-chosen", ", ".join(values))
+        why_not = dict[int, BadSample]()
+        for at in {*range(len(sound))}.difference(matching(table, where.query, dict(where.classes)).tolist()):
+            values = [f"{name} is {table.column(name)[at].as_py()!r:.{_SHOWN}}" for name in where.columns]
+            held = self._held(sound[at].rows)
+            why_not[sound[at].place] = BadSample("not-chosen", ", ".join(values), field=held)
         yield from (one._replace(why_not=one.why_not or why_not.get(one.place)) for one in samples)
 
-    def _finished(self, sample: ReadSample) -> list[ChangedSample]:
-        """Return what becomes of a sample; of one that is not to be packed nothing does.
+    def _encoded(self, sample: ReadSample) -> tuple[list[ChangedSample], list[Encoded]]:
+        """Return what becomes of a sample, and the records of that.
 
         Raises:
-            SourceFailed: It cannot be packed.
+            SourceFailed: It cannot be read.
+            BadSample: It cannot be taken, or is not to be.
         """
-        if isinstance(sample.why_not, Skipped):
-            return []
         if sample.why_not is not None:
             raise sample.why_not
-        key = self.keys[sample.place]
-        try:
-            changed = self._change.finish(key, sample.fields)
-            self._check_dots(changed)
-        except BadSample as bad:
-            raise self._failure(bad, key, sample.rows) from None
-        return changed
+        changed = self._change.finish(self.keys[sample.place], sample.fields)
+        self._check_dots(changed)
+        return changed, [self._encode(one) for one in changed]
 
     def _pack(self, sample: ReadSample) -> bool:
         """Write what a sample becomes, or leave it out; return whether there was room for it."""
         key = self.keys[sample.place]
         try:
-            changed = self._finished(sample)
-            encoded = [self._encode(one) for one in changed]
+            changed, encoded = self._encoded(sample)
         except SourceFailed as error:
             self.skip(sample.place, error, streamed=False)
         except BadSample as bad:
-            self.skip(sample.place, self._failure(bad, key, sample.rows), streamed=False)
+            path = self._path_of(key, sample.rows, bad.field)
+            self.skip(sample.place, SourceFailed(path, bad.code, bad.message, bad.detail), streamed=False)
         else:
-            if not isinstance(sample.why_not, Skipped):
-                return self._add(sample, key, changed, encoded)
-            self.skipped[sample.place] = sample.why_not
+            return self._add(sample, key, changed, encoded)
         return True
-
-    def _failure(self, bad: BadSample, key: bytes, rows: range) -> SourceFailed:
-        """Return the failure of a sample that a transform cannot take."""
-        return SourceFailed(self._path_of(key, rows, bad.field), bad.code, bad.message, bad.detail)
 
     def result(self, staged: DurableFile | None) -> ShardResult:
         """Return the result of the finished shard."""

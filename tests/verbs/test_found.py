@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, ReshardOptions, create, dry_run, reshard, verify
+from shardtool.transform.image import exif
 from shardtool.write.transformed import fetchers
 from tests.faults.helpers import start
 from tests.fetch.server import body, web_server
@@ -226,3 +227,44 @@ def test_hash_is_of_the_source(tmp_path: Path) -> None:
     assert _columns(tmp_path / "out") == {
         key: {name: hashlib.new(name, data).hexdigest() for name in ("md5", "sha512")} for key, data in held.items()
     }
+
+
+def _tags() -> Image.Exif:
+    """Return the EXIF of a camera."""
+    tags = Image.Exif()
+    tags[0x010F], tags[0x0112] = "Maker\0", 6
+    tags.get_ifd(0x8769).update({0x9003: "2020:01:02 03:04:05", 0x829A: 0.004, 0x8827: 100, 0x927C: b"x" * 3000})
+    tags.get_ifd(0x8825).update({1: "S", 2: (33.0, 51.0, 30.0), 3: "E", 4: (151.0, 12.0, 40.0)})
+    return tags
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_exif(kind: str, tmp_path: Path) -> None:
+    """EXIF is JSON by the names of its tags, of the image as it came; what is no number or short text is not in it."""
+    files = {"a.png": _image(9, 5, kind=kind, exif=_tags()), "b.png": _image(9, 5, kind=kind), "c.txt": b"no image"}
+    source = write_tree(tmp_path / "in", files)
+    _pack(source, tmp_path / "out", exif=True, resize=4)
+    found = _columns(tmp_path / "out")
+    assert [[*one] for one in found.values()] == [["exif"]] * 3
+    assert json.loads(found["a"]["exif"]) == {
+        "Make": "Maker", "Orientation": 6, "DateTimeOriginal": "2020:01:02 03:04:05", "ExposureTime": 0.004,
+        "ISOSpeedRatings": 100, "latitude": -33.858333, "longitude": 151.211111,
+    }  # fmt: skip
+    assert (found["b"], found["c"]) == ({"exif": None}, {"exif": None})
+    _pack(source, tmp_path / "some", exif=True, where="exif.str.contains('Maker')")
+    assert [*_columns(tmp_path / "some")] == ["a"]
+
+
+_WHOLE = _image(9, 5, kind="JPEG", exif=_tags())
+
+
+@given(st.lists(st.tuples(st.integers(0, 3700), st.integers(0, 255)), min_size=1, max_size=30))
+def test_broken_exif_is_no_failure(flips: list[tuple[int, int]]) -> None:
+    """Whatever EXIF says, it is text that JSON readers take, or nothing."""
+    data = bytearray(_WHOLE)
+    start = data.index(b"Exif")
+    for at, value in flips:
+        data[start + at % (data.index(b"\xff\xdb") - start)] = value
+    found = exif(bytes(data))
+    assert found is None or json.loads(found)
+    assert len(found or "") < 100_000
