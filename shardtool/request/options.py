@@ -752,6 +752,10 @@ class CopyOptions(Settings):
         None, "Bytes a second, at most, that are compared and copied, by all threads together: 100MB/s.", form="rate",
         metavar="RATE",
     )  # fmt: skip
+    source_endpoint: str | None = setting(
+        None, "Server of s3:// that DATASET is read from, where it is another one.", metavar="URL",
+        shown="SHARDTOOL_SOURCE_ENDPOINT",
+    )  # fmt: skip
 
 
 @described

@@ -19,7 +19,7 @@ from shardtool.storage.remote import address, blob, stores
 from shardtool.storage.remote.address import SCHEMES, is_url, is_web, parse_address, refuse_near_url, shown, use_headers
 from shardtool.storage.remote.blob import called, together
 from shardtool.storage.remote.store_options import use_store_options
-from shardtool.storage.remote.stores import use_anonymous, use_endpoint
+from shardtool.storage.remote.stores import as_source, use_anonymous, use_endpoint
 from shardtool.values import to_bytes, to_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shardtool.storage.remote.stores import BucketEntry
 
 __all__ = [  # as they are
-    "called", "is_url", "is_web", "parse_address", "refuse_near_url", "together", "use_anonymous",
+    "as_source", "called", "is_url", "is_web", "parse_address", "refuse_near_url", "together", "use_anonymous",
     "use_endpoint", "use_headers", "use_store_options",
 ]  # fmt: skip
 

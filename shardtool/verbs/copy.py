@@ -49,6 +49,7 @@ from shardtool.request.texts import rate
 from shardtool.storage.folders import Original, check_there, checked_copy, copy_inside, md5_there, open_folder
 from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
+    as_source,
     base_name,
     file_stat,
     folder_of,
@@ -107,7 +108,7 @@ def copy(
     """
     options, notes, begun = given_options(options, CopyOptions), Notes(observer or Observer()), time.monotonic()
     target = _target(where)
-    sources = [_open_source(given) for given in given_datasets(dataset)]
+    sources = [_open_source(given) for given in given_datasets(_as_sources(dataset, options.source_endpoint))]
     places = _places(sources, target)
     datasets = [_copy_dataset(source, place, options, notes) for source, place in zip(sources, places, strict=True)]
     if not options.dry_run:
@@ -115,6 +116,13 @@ def copy(
             here = [source for source, one in zip(sources, places, strict=True) if one == place]
             copy_lists([source.file for source in here], here[0].folder, open_folder(place))
     return CopyResult(tuple(datasets), tuple(notes.said), time.monotonic() - begun, options.dry_run)
+
+
+def _as_sources(given: Given, endpoint: str | None) -> Given:
+    """Return what is given by the addresses by which a source's server is asked."""
+    if isinstance(given, str | os.PathLike):
+        return as_source(os.fspath(given), endpoint)
+    return [as_source(os.fspath(one), endpoint) for one in given] if isinstance(given, list | tuple) else given
 
 
 def _target(given: object) -> str:

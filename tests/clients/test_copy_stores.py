@@ -21,8 +21,10 @@ from shardtool import (
     create,
     verify,
 )
-from shardtool.errors import AccessRefused
+from shardtool.errors import AccessRefused, InvalidRequest
+from shardtool.storage import places
 from shardtool.storage.folders import open_folder
+from tests.clients.test_remote_objects import publish
 from tests.faults.helpers import settles
 from tests.helpers import REPO, flip, read_tree, shards, write_tree
 from tests.servers.faults import Fault
@@ -397,3 +399,60 @@ def test_from_nginx(way: str, nginx_ways: dict[str, Server], packed: Path, tmp_p
     (nginx.local(prefix) / "out-003.tar").unlink()
     with pytest.raises(CorruptShard, match="no such"):
         copy(f"{prefix}/out.json", tmp_path / "other")
+
+
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+@pytest.mark.parametrize("how", ["keys", "profile", "--source-endpoint"])
+def test_from_one_server_to_another(
+    how: str, moto: Server, rclone: Server, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dataset of one server goes to another of the same kind, though both have a bucket and keys of one name.
+
+    One that checks signatures is read with the source's keys, and lets nobody in with the destination's.
+    """
+    _use(rclone, monkeypatch)
+    place = rclone.new_prefix()
+    copy(f"{packed}/out.json", place)
+    right = [os.environ[name] for name in _KEYS]
+    _use(moto, monkeypatch)
+    where, server = moto.new_prefix(), rclone.url if how == "--source-endpoint" else None
+    monkeypatch.setenv("SHARDTOOL_SOURCE_ENDPOINT", rclone.url)
+    if how == "profile":
+        pair = [f"{name.lower()} = {value}" for name, value in zip(_KEYS, right, strict=True)]
+        (tmp_path / "config").write_text("\n".join(["[profile theirs]", f"endpoint_url = {rclone.url}", *pair]))
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.delenv("SHARDTOOL_SOURCE_ENDPOINT")
+    elif server:
+        monkeypatch.delenv("SHARDTOOL_SOURCE_ENDPOINT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of the destination alone")
+    if how != "profile":
+        with pytest.raises(AccessRefused) as refused:
+            copy(f"{place}/out.json", where, source_endpoint=server)
+        assert "source=" not in str(refused.value)
+        for name, value in zip(_KEYS, right, strict=True):
+            monkeypatch.setenv(f"SHARDTOOL_SOURCE_{name}", value)
+    else:
+        monkeypatch.setenv("SHARDTOOL_SOURCE_AWS_PROFILE", "theirs")
+    result = copy(f"{place}/out.json", where, source_endpoint=server)
+    [one] = result.datasets
+    assert (one.source, one.dataset_file, one.copied) == (f"{place}/out.json", f"{where}/out.json", 4)
+    assert copy(place, where, source_endpoint=server).datasets[0].copied == 0
+    with pytest.raises(InvalidRequest, match="no such object"):
+        copy(f"{where}/out.json", f"{where}/again", source_endpoint=server)  # which lies at the destination's server
+    for name in [name for name in os.environ if name.startswith("SHARDTOOL_SOURCE_")]:
+        monkeypatch.delenv(name)
+    copy(f"{where}/out.json", tmp_path / "back")
+    assert read_tree(tmp_path / "back") == read_tree(packed)
+
+
+def test_a_public_source(moto: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that needs no keys is asked for without, and the destination with its own."""
+    _use(moto, monkeypatch)
+    place, where = moto.new_prefix(), moto.new_prefix()
+    copy(f"{packed}/out.json", place)
+    for name in places.list_folder(place):
+        publish(f"{moto.url}/moto/{place.rpartition('/')[2]}/{name}?acl")
+    monkeypatch.setenv("SHARDTOOL_SOURCE_AWS_SKIP_SIGNATURE", "true")
+    assert copy(place, where, source_endpoint=moto.url).datasets[0].copied == 4

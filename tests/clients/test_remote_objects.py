@@ -66,7 +66,7 @@ def test_public_buckets_need_no_keys(
     at = f"{bucket}/{server.new_prefix().rpartition('/')[2]}"
     stores.put(address.join(at, "a b.tar"), DATA)
     if name != "azurite":
-        _publish(f"{moto.url}/moto/{at.rpartition('/')[2]}/a%20b.tar?acl")
+        publish(f"{moto.url}/moto/{at.rpartition('/')[2]}/a%20b.tar?acl")
     for variable in os.environ:
         if variable.startswith(("AWS_", "GOOGLE_", "AZURE_")) and "ENDPOINT" not in variable:
             monkeypatch.delenv(variable)
@@ -85,7 +85,7 @@ def test_public_buckets_need_no_keys(
     assert not [one.path for one in asked if "ignature" in one.path or "sig=" in one.path]
 
 
-def _publish(acl: str) -> None:
+def publish(acl: str) -> None:
     """Let everybody read an object of moto, which takes any key."""
     headers = {
         "x-amz-acl": "public-read",

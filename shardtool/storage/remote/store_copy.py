@@ -19,7 +19,7 @@ from shardtool.storage.remote.address import is_url, parse_address
 from shardtool.storage.remote.blob import Blob, connections_to, stored_crc
 from shardtool.storage.remote.retry import PassingFailure, answering, refusal
 from shardtool.storage.remote.store_options import object_headers
-from shardtool.storage.remote.stores import copy_in_bucket, signed, signed_request
+from shardtool.storage.remote.stores import copy_in_bucket, is_source, signed, signed_request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ class NotCopied(Exception):
 
 def is_one_store(source: str, where: str) -> bool:
     """Tell whether one store has two places, and can be asked to copy from the one to the other."""
-    if not (is_url(source) and is_url(where)):
+    if not (is_url(source) and is_url(where)) or is_source(source):
         return False
     one, other = parse_address(source), parse_address(where)
     return one.scheme == other.scheme and (

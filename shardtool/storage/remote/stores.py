@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.storage.remote.address import DECIDING, STORES, WEB, is_web, more_certificates, parse_address, shown
@@ -22,6 +22,7 @@ from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retr
 from shardtool.storage.remote.signing import SIGNED_FOR, AwsKeys, azure_server, signed_headers, signed_with_key
 from shardtool.storage.remote.store_options import DECIDING as STORE_OPTIONS
 from shardtool.storage.remote.store_options import client_config, of_small
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +34,14 @@ _SKIPPED = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZ
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
          "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 
+_SOURCE, _FROM = "SHARDTOOL_SOURCE_", "source="  # put before a variable, and before the server in an address
+_SERVER = (ENDPOINT, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_PAIR = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the third is not always there
+_IDENTITY = (*_AWS_KEYS, *_PAIR[1:], "AWS_PROFILE")
+_OWN = (*_PAIR, "AWS_PROFILE", "AWS_SKIP_SIGNATURE", *_REGION, *_SERVER[1:])  # that a source may have
 _DECIDING = (  # which server is asked, and who asks: what is set later is not to be missed
-    *_AWS_KEYS, "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
-    "AWS_REGION", "AWS_DEFAULT_REGION", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
+    *_SERVER, *_IDENTITY, *_REGION, "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_APPLICATION_CREDENTIALS", *_SKIPPED.values(), ANONYMOUS, "AZURE_STORAGE_ENDPOINT",
     "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE",
     "AWS_SHARED_CREDENTIALS_FILE", *STORE_OPTIONS, *DECIDING,
@@ -79,8 +85,50 @@ def use_anonymous(asked: bool = True) -> None:  # noqa: FBT001, FBT002 - what a 
         os.environ[ANONYMOUS] = "true"
 
 
-def _is_anonymous(scheme: str) -> bool:
-    return any(os.environ.get(name, "").lower() in ("1", "true") for name in (ANONYMOUS, _SKIPPED[scheme]))
+def _is_anonymous(scheme: str, environment: Mapping[str, str] = os.environ) -> bool:
+    return any(environment.get(name, "").lower() in ("1", "true") for name in (ANONYMOUS, _SKIPPED[scheme]))
+
+
+def as_source(address: str, endpoint: str | None) -> str:
+    """Return the address by which something in S3 is read as a source's, where that has its own server or keys.
+
+    Variables whose names begin with `SHARDTOOL_SOURCE_` take the place of those without. Once there is one, nothing
+    else says which server is asked; and once one says who asks, none without it does.
+
+    Args:
+        address: Where it is.
+        endpoint: Its server; None: what the environment says.
+
+    Raises:
+        InvalidRequest: The server is none, or for no address of S3; or a variable is not known, or makes half a key.
+    """
+    own = [name.removeprefix(_SOURCE) for name in os.environ if name.startswith(_SOURCE) and os.environ[name]]
+    if unknown := {*own}.difference(_OWN, ("ENDPOINT",)):
+        expected = f"{_SOURCE} before ENDPOINT, {', '.join(_OWN)}"
+        raise InvalidRequest(_SOURCE + min(unknown), "a variable that a source has not", expected=expected)
+    if {*own}.intersection(_PAIR) and not {*own}.issuperset(_PAIR[:2]):
+        expected = " and ".join(_SOURCE + name for name in _PAIR[:2])
+        raise InvalidRequest(f"keys of {_SOURCE}*", "half a pair", expected=expected)
+    if server := endpoint or os.environ.get(f"{_SOURCE}ENDPOINT", ""):
+        _check_endpoint(server, server)
+    if endpoint and not address.startswith("s3://"):
+        found, expected = "not in S3, whose server was given", f"s3://, or no {option('source_endpoint')}"
+        raise InvalidRequest(shown(address), found, expected=expected)
+    is_own = address.startswith("s3://") and (server or own)
+    return f"s3://{_FROM}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
+
+
+def is_source(address: str) -> bool:
+    """Tell whether an address is one of `as_source`."""
+    return parse_address(address).host.startswith(_FROM)
+
+
+def _environment_of(server: str) -> dict[str, str]:
+    """Return what says how S3 is reached, and by whom, where `as_source` is read, whose server may be known."""
+    own = {name: value for name in _OWN if (value := os.environ.get(_SOURCE + name))}
+    others = {*_SERVER, *((*_IDENTITY, *_REGION, ANONYMOUS) if {*own}.intersection(_IDENTITY) else ())}
+    kept = {name: os.environ[name] for name in _DECIDING if name in os.environ and name not in others}
+    return {**kept, **own, ENDPOINT: server}
 
 
 def store_of(address: str) -> tuple[Any, str | None]:
@@ -93,7 +141,10 @@ def store_of(address: str) -> tuple[Any, str | None]:
     if at.scheme not in STORES:
         where, expected = f"{at.scheme}://{at.host}", f"{'://, '.join(STORES)}:// or a folder"
         raise InvalidRequest(where, "a place that is only read", expected=expected)
-    return _made(at.scheme, at.host, endpoint_of_all(), tuple(map(os.environ.get, _DECIDING)))
+    who, _, bucket = at.host.rpartition("@")
+    if who.startswith(_FROM):
+        return _made(at.scheme, bucket, tuple(_environment_of(unquote(who[len(_FROM) :])).items()), from_source=True)
+    return _made(at.scheme, at.host, tuple((name, os.environ[name]) for name in _DECIDING if name in os.environ))
 
 
 _KINDS = {  # environment variables that have credentials, in the order in which they are looked at, and what these are
@@ -129,7 +180,11 @@ def credentials_kind(address: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | None, ...]) -> tuple[Any, str | None]:
+def _made(
+    scheme: str, bucket: str, environment: tuple[tuple[str, str], ...], *, from_source: bool = False
+) -> tuple[Any, str | None]:
+    env = dict(environment)
+    endpoint = env.get(ENDPOINT, "")
     try:
         from obstore import store
     except ImportError:
@@ -139,23 +194,12 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
         client["root_certificate"] = more
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
     options["config"] = client_config(scheme)
-    anonymous = _is_anonymous(scheme)
+    anonymous = _is_anonymous(scheme, env)
     if anonymous:
         options["config"]["skip_signature"] = True
     with store_failures(f"{scheme}://{bucket}"):
         if scheme == "s3":
-            session = None if anonymous else _aws_session(bucket)
-            endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
-            if endpoint := endpoint or _aws_endpoint(session):
-                _check_endpoint(endpoint, f"the endpoint {endpoint}")
-                options["endpoint"] = endpoint
-            if session is not None:
-                from obstore.auth.boto3 import Boto3CredentialProvider
-
-                options["credential_provider"] = Boto3CredentialProvider(session)
-            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-            plain = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
-            return store.S3Store(bucket, **options), plain if anonymous else None
+            return _s3(bucket, env, options, anonymous=anonymous, from_source=from_source)
         if scheme == "gs":
             if endpoint:
                 options["config"]["base_url"] = endpoint
@@ -167,27 +211,59 @@ def _made(scheme: str, bucket: str, endpoint: str, _environment: tuple[str | Non
         return made, f"{azure_server(endpoint)}/{bucket}" if anonymous else None
 
 
-def _aws_session(bucket: str) -> Any:
+def _s3(
+    bucket: str, env: Mapping[str, str], options: dict[str, Any], *, anonymous: bool, from_source: bool
+) -> tuple[Any, str | None]:
+    from obstore.store import S3Store
+
+    session = None if anonymous else _aws_session(bucket, env)
+    endpoint = next(filter(None, map(env.get, _SERVER)), "")
+    if endpoint := endpoint or _aws_endpoint(session):
+        _check_endpoint(endpoint, f"the endpoint {endpoint}")
+        options["endpoint"] = endpoint
+    if session is not None:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        options["credential_provider"] = Boto3CredentialProvider(session)
+    region = next(filter(None, map(env.get, _REGION)), "us-east-1")
+    if from_source:  # nothing of the environment that obstore reads itself is about it
+        region = next(filter(None, map(env.get, _REGION)), _configured(session).get("region", "us-east-1"))
+        endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
+        options["config"] |= {"region": region, "skip_signature": anonymous}
+        if session is None and env.get("AWS_ACCESS_KEY_ID"):
+            options["credential_provider"] = partial(_pair_of, env)
+    plain = f"{endpoint.rstrip('/')}/{bucket}" if endpoint else f"https://{bucket}.s3.{region}.amazonaws.com"
+    return S3Store(bucket, **options), plain if anonymous else None
+
+
+def _pair_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return keys that stand in the environment, as obstore asks for them."""
+    key, secret, token = map(environment.get, _PAIR)
+    return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+
+
+def _aws_session(bucket: str, environment: Mapping[str, str]) -> Any:
     """Return boto3's session that finds keys, or None where obstore finds them by itself.
 
     Without keys at hand obstore asks the metadata service of the machine, also where the environment forbids that.
     """
-    if os.environ.get("AWS_ACCESS_KEY_ID") and not os.environ.get("AWS_PROFILE"):
-        _check_pair(bucket)
+    profile = environment.get("AWS_PROFILE")
+    if environment.get("AWS_ACCESS_KEY_ID") and not profile:
+        _check_pair(bucket, environment)
         return None
     try:
         import boto3
     except ImportError:
-        if os.environ.get("AWS_PROFILE"):
+        if profile:
             found, expected = "boto3 is not installed", "boto3, which reads profiles"
             raise InvalidRequest("AWS_PROFILE", found, expected=expected, remedy="pip install boto3") from None
     else:
-        with _aws_failures():
-            session = boto3.Session()
+        with _aws_failures(profile or "default"):
+            session = boto3.Session(profile_name=None if profile == os.environ.get("AWS_PROFILE") else profile)
             if (keys := session.get_credentials()) is not None:
                 keys.get_frozen_credentials()  # now, for what obstore says of a failure is not this
                 return session
-    asked = any(map(os.environ.get, _AWS_KEYS))  # obstore gets them by itself
+    asked = any(map(environment.get, _AWS_KEYS))  # obstore gets them by itself
     if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true" and not asked:
         raise AccessRefused(
             f"s3://{bucket}", "no credentials", expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
@@ -197,11 +273,10 @@ def _aws_session(bucket: str) -> Any:
 
 
 @contextmanager
-def _aws_failures() -> Iterator[None]:
+def _aws_failures(profile: str) -> Iterator[None]:
     """Say that boto3 cannot read a profile, or get its keys; what it says itself may hold secrets."""
     from botocore.exceptions import BotoCoreError, ClientError, ConfigParseError, ProfileNotFound
 
-    profile = os.environ.get("AWS_PROFILE") or "default"
     remedy = "`aws sts get-caller-identity`, with this profile, shows what is wrong."
     try:
         yield
@@ -220,18 +295,20 @@ def _aws_endpoint(session: Any) -> str:
     """Return the endpoint that a profile names, for S3 or for all; empty: none, or it is to be ignored."""
     if session is None or os.environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "").lower() == "true":
         return ""
-    from botocore.session import Session
-
-    profile = (configured := Session()).get_scoped_config()
-    services = configured.full_config.get("services", {}).get(profile.get("services", ""), {})
+    profile = _configured(session)
+    services = session._session.full_config.get("services", {}).get(profile.get("services", ""), {})  # noqa: SLF001
     return str(services.get("s3", {}).get("endpoint_url") or profile.get("endpoint_url", ""))
 
 
-def _check_pair(bucket: str) -> None:
+def _configured(session: Any) -> Mapping[str, Any]:
+    """Return what a profile says."""
+    return {} if session is None else session._session.get_scoped_config()  # noqa: SLF001 - boto3 hands it on nowhere
+
+
+def _check_pair(bucket: str, environment: Mapping[str, str]) -> None:
     """Refuse half a pair of keys, for which obstore would ask the metadata service of the machine."""
-    pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    given = [name for name in pair if os.environ.get(name)]
-    if given == ["AWS_ACCESS_KEY_ID"] and not any(os.environ.get(name) for name in _AWS_KEYS[1:]):
+    given = [name for name in _PAIR[:2] if environment.get(name)]
+    if given == ["AWS_ACCESS_KEY_ID"] and not any(environment.get(name) for name in _AWS_KEYS[1:]):
         raise AccessRefused(f"s3://{bucket}", "AWS_ACCESS_KEY_ID alone", expected="AWS_SECRET_ACCESS_KEY beside it")
 
 
@@ -338,11 +415,11 @@ def _aws_keys(address: str, region: str) -> AwsKeys:
         with _SIGNING, store_failures(address):
             keys = provider()
         return AwsKeys(keys["access_key_id"], keys["secret_access_key"], keys["token"] or "", region)
-    key, secret = (os.environ.get(name, "") for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    key, secret, token = (os.environ.get(name, "") for name in _PAIR)
     if not (key and secret):
         found, remedy = "keys that come from a server, which obstore keeps to itself", "pip install boto3"
         raise AccessRefused(shown(address), found, expected="boto3, which gets them, too", remedy=remedy)
-    return AwsKeys(key, secret, os.environ.get("AWS_SESSION_TOKEN", ""), region)
+    return AwsKeys(key, secret, token, region)
 
 
 def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:

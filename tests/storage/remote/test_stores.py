@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from urllib.parse import parse_qs, urlsplit
+
 import pytest
 
-from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.stores import endpoint_of_all, store_of, use_endpoint
+from shardtool.errors import AccessRefused, InvalidRequest, without_secrets
+from shardtool.storage.remote.address import join, shown
+from shardtool.storage.remote.stores import as_source, endpoint_of_all, is_source, signed, store_of, use_endpoint
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,69 @@ def test_half_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(AccessRefused, match="AWS_ACCESS_KEY_ID alone; expected AWS_SECRET_ACCESS_KEY"):
         store_of("s3://bucket")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Have the destination's server and keys in the environment, and nothing of a source's."""
+    for name in os.environ:
+        if name.startswith(("AWS_", "SHARDTOOL_SOURCE_")):
+            monkeypatch.delenv(name)
+    for name, value in {
+        "SHARDTOOL_ENDPOINT": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "OURS", "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_SESSION_TOKEN": "passing", "AWS_REGION": "eu-here-1", "AWS_ENDPOINT_URL": "http://127.0.0.1:7",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def _asked(address: str) -> tuple[str, str, str]:
+    """Return the server that is asked for an address, and in whose name: key and region."""
+    url = urlsplit(signed(address, "GET"))
+    credential = parse_qs(url.query)["X-Amz-Credential"][0].split("/")
+    assert ("X-Amz-Security-Token" in url.query) == (credential[0] == "OURS")
+    return f"{url.netloc}{url.path}", credential[0], credential[2]
+
+
+def test_a_source_of_another_server(elsewhere: pytest.MonkeyPatch) -> None:
+    """What is read goes to its own server, by the same keys where it has none; what is written, as before."""
+    assert as_source("s3://b/k", None) == "s3://b/k"
+    source = as_source("s3://b/k", "http://127.0.0.1:8")
+    assert _asked(source) == ("127.0.0.1:8/b/k", "OURS", "eu-here-1")
+    assert _asked("s3://b/k") == ("127.0.0.1:9/b/k", "OURS", "eu-here-1")
+    elsewhere.setenv("SHARDTOOL_SOURCE_ENDPOINT", "http://127.0.0.1:8")
+    assert as_source("s3://b/k", None) == source
+    assert is_source(source)
+    assert not is_source("s3://b/k")
+    assert shown(source) == without_secrets(source) == "s3://b/k"
+    assert join(source, "x").endswith("@b/k/x")
+    for other in ("gs://b/k", "az://b/k", "/folder", "https://h/k"):
+        assert as_source(other, None) == other
+        with pytest.raises(InvalidRequest, match="not in S3"):
+            as_source(other, "http://127.0.0.1:8")
+
+
+def test_a_source_with_keys_of_its_own(elsewhere: pytest.MonkeyPatch) -> None:
+    """Who a source says that asks is all of who asks: no token, no region and no server of the destination's."""
+    elsewhere.setenv("SHARDTOOL_SOURCE_AWS_ACCESS_KEY_ID", "THEIRS")
+    with pytest.raises(InvalidRequest, match="half a pair"):
+        as_source("s3://b/k", None)
+    elsewhere.setenv("SHARDTOOL_SOURCE_AWS_SECRET_ACCESS_KEY", "c")
+    assert _asked(as_source("s3://b/k", None)) == ("s3.us-east-1.amazonaws.com/b/k", "THEIRS", "us-east-1")
+    elsewhere.setenv("SHARDTOOL_SOURCE_AWS_REGION", "eu-there-1")
+    elsewhere.setenv("SHARDTOOL_SOURCE_AWS_ENDPOINT_URL", "http://127.0.0.1:8")
+    assert _asked(as_source("s3://b/k", None)) == ("127.0.0.1:8/b/k", "THEIRS", "eu-there-1")
+    elsewhere.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert _asked(as_source("s3://b/k", None))[1] == "THEIRS"
+    assert signed("s3://b/k", "GET") == "http://127.0.0.1:9/b/k"
+    elsewhere.delenv("AWS_SKIP_SIGNATURE")
+    elsewhere.setenv("SHARDTOOL_SOURCE_AWS_SKIP_SIGNATURE", "true")
+    assert signed(as_source("s3://b/k", None), "GET") == "http://127.0.0.1:8/b/k"
+    assert _asked("s3://b/k")[1] == "OURS"
+
+
+def test_a_variable_that_a_source_has_not(elsewhere: pytest.MonkeyPatch) -> None:
+    """A variable that is misspelt is refused by name, beside those that are known."""
+    elsewhere.setenv("SHARDTOOL_SOURCE_ACCESS_KEY_ID", "x")
+    with pytest.raises(InvalidRequest, match=r"SHARDTOOL_SOURCE_ACCESS_KEY_ID: .*AWS_ACCESS_KEY_ID"):
+        as_source("s3://b/k", None)
