@@ -68,9 +68,9 @@ def show_bytes(blocks: Iterable[bytes]) -> None:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON, without a character that steers a terminal; with how often a store was asked again."""
+    """Return a document as JSON, without a character that steers a terminal; with how fast it went, and what waited."""
     if isinstance(document, dict):
-        document = {**document, **_retry_totals()}
+        document = {**document, **LOG.rates(document.get("seconds")), **_retry_totals()}
     return json.dumps(document, indent=2).replace("\x7f", "\\u007f")  # the one control that JSON leaves as it is
 
 
@@ -97,7 +97,8 @@ class Log:
 
     Attributes:
         style: `json` or `text`; empty: nothing is written.
-        size: Bytes of what was done.
+        samples: Those of the shards that were done, and not kept from a run before.
+        size: Bytes of these shards.
         result: What `--json` prints.
     """
 
@@ -106,7 +107,7 @@ class Log:
 
     def begin(self, style: str) -> None:
         """Write what comes in that style."""
-        self.style, self.size, self._began = style, 0, time.monotonic()
+        self.style, self.samples, self.size, self._began = style, 0, 0, time.monotonic()
         self.result: dict[str, object] = {}
 
     def write(self, event: str, **facts: object) -> None:
@@ -121,13 +122,21 @@ class Log:
             sys.stderr.write(line.replace("\x7f", "\\u007f") + "\n")
             sys.stderr.flush()
 
+    def rates(self, seconds: object) -> dict[str, float]:
+        """Return how many bytes and samples were done a second, if any were, in so many seconds; None: not known."""
+        if not self.size or not isinstance(seconds, float):
+            return {}
+        seconds = max(seconds, 1e-3)
+        return {"bytes_per_s": round(self.size / seconds), "samples_per_s": round(self.samples / seconds, 1)}
+
     def end(self, code: int, error: object = None) -> None:
         """Write the last line, unless that was written, with an exit code and an error, or the result."""
         if not self.style:
             return
         seconds = max(time.monotonic() - self._began, 1e-3)
         facts = {"exit_code": code, "seconds": round(seconds, 3), "bytes": self.size}
-        facts |= {"bytes_per_s": round(self.size / seconds), "retries": 0, "waited_s": 0.0, **_retry_totals()}
+        facts |= {"bytes_per_s": 0, "samples_per_s": 0, "retries": 0, "waited_s": 0.0}
+        facts |= {**self.rates(seconds), **_retry_totals()}
         short = {name: value for name, value in self.result.items() if not isinstance(value, list)}
         self.write("end", **facts, **({"result": short} if error is None else {"error": error}))
         self.style = ""

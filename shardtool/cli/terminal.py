@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import contextmanager, nullcontext
+from math import inf
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from shardtool.cli.output import LOG, say
 from shardtool.errors import printable
 from shardtool.fetch import FetchProgress
 from shardtool.request.results import Observer
-from shardtool.storage.remote.retry import RequestAgain, asked_again, hear
+from shardtool.storage.remote.retry import Remark, RequestAgain, Stall, asked_again, hear
 from shardtool.values import show_size
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 PERIOD_S = 10.0
+_LATELY_S = 2.0  # how old it may be what is said to stall
 
 
 class PlainProgress:
@@ -35,10 +37,12 @@ class PlainProgress:
 
     Attributes:
         fetched: What is known of files that are fetched; None: none are.
+        stall: What stalls, and when that was said.
     """
 
     def __init__(self) -> None:
         self.fetched: _Fetched | None = None
+        self.stall = (-inf, "")
         self._ended = Event()
         self._thread: Thread | None = None
         self._total: int | None = None
@@ -97,6 +101,8 @@ class PlainProgress:
     def _text(self) -> str:
         done, total, again = self._done, self._total, asked_again() - self._again
         retries = f", {again:,} retries" if again else ""
+        if time.monotonic() - self.stall[0] < _LATELY_S:
+            retries += f", waiting for {self.stall[1]}"
         if total is None:
             return f"{self._label}: {done:,} samples{retries}"
         rate = done / max(time.monotonic() - self._begun, 1e-9)
@@ -192,7 +198,8 @@ class Terminal(Observer):
 
     def shard(self, name: str, done: str, samples: int, size: int) -> None:
         """Show a shard that is done, where the user asked for it."""
-        LOG.size += size
+        if done != "kept":
+            LOG.samples, LOG.size = LOG.samples + samples, LOG.size + size
         if LOG.style:
             LOG.write("shard", name=name, done=done, samples=samples, bytes=size)
         else:
@@ -207,6 +214,12 @@ class Terminal(Observer):
         elif isinstance(event, FetchProgress) and self._fetched is not None:
             self._fetched.hear(event)
             self.advance(0, 0, 0)
+        elif isinstance(event, Stall) and self._plain is not None:
+            self._plain.stall = time.monotonic(), event.text
+        elif isinstance(event, Remark) and LOG.style:
+            LOG.write("note", text=event.text)
+        elif isinstance(event, Remark):
+            self._line(event.text)
 
     def listed(self, samples: int) -> None:
         """Count what was found."""
@@ -278,6 +291,7 @@ class Terminal(Observer):
 
     def close(self) -> None:
         """Leave the bar as it is, and the cursor below it; show no more progress."""
+        hear(None)
         self._close_bar()
         if self._plain is not None:
             self._plain.end()

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.errors import MEMORY_REMEDY, InvalidRequest, OutOfMemory, WorkerDied, is_out_of_memory, reason
 from shardtool.execute.pool import Pool, reported, reporter, what_of
-from shardtool.storage.remote.retry import SLICE_S, hear, tell
+from shardtool.storage.remote.retry import SLICE_S, Stall, hear, tell
 from shardtool.storage.shared import write_all
 from shardtool.wording import option, speaks_command_line
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shardtool.request.results import Observer
     from shardtool.values import StartMethod
 
+_SILENT_S = 10.0  # after which a worker that reports nothing is named
 _GRACE_S = 0.2  # for a signal to the whole process group to reach us too
 
 
@@ -60,6 +61,8 @@ class _Worker:
     lifeline: int  # the writing end of the third, which is never written to
     process: subprocess.Popen[bytes] | None
     number: int | None = None  # the task that it works on
+    does: str = ""  # what that is
+    heard: float = 0.0  # when it said something
     status: int | None = None  # once it has ended
 
     @property
@@ -155,6 +158,7 @@ class LocalPool(Pool):
         while any(one.number is not None for one in self._workers):
             for fd, _ in poll.poll(1000 * SLICE_S):
                 one = by_fd[fd]
+                one.heard = time.monotonic()
                 try:
                     kind, number, value = receive(fd)
                 except PipeClosed:
@@ -172,12 +176,21 @@ class LocalPool(Pool):
                 # Before the result is used, so that no worker waits for that.
                 self._feed(one, function, queue, reports=reports)
                 yield number, value
+            if reports:
+                self._tell_of_silence()
+
+    def _tell_of_silence(self) -> None:
+        """Tell of the worker that has reported nothing for the longest time, if that is long."""
+        now = time.monotonic()
+        one = min((one for one in self._workers if one.number is not None), key=lambda one: one.heard, default=None)
+        if one is not None and now - one.heard > _SILENT_S:
+            tell(Stall(f"{one.does}: nothing from it for {now - one.heard:.0f} s (process {one.pid})"))
 
     def _feed(
         self, one: _Worker, function: Callable[..., object], queue: Iterator[tuple[int, object]], *, reports: bool
     ) -> None:
         for number, task in queue:
-            one.number = number
+            one.number, one.does, one.heard = number, what_of(function, task), time.monotonic()
             try:
                 send(one.tasks, (function, number, task, reports))
             except BrokenPipeError:

@@ -179,6 +179,7 @@ def test_success_as_json(place: Path) -> None:
     told = _document(ran.out)
     made = json.loads((place / "out.json").read_bytes())["shardtool"]
     assert told.pop("seconds") >= 0
+    assert told.pop("bytes_per_s") > told.pop("samples_per_s") > 0
     assert told == {
         "dataset_file": "out.json",
         "shards": 3,

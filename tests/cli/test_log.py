@@ -16,11 +16,12 @@ import pytest
 
 from shardtool.cli import terminal
 from shardtool.cli.output import LOG, json_text
-from shardtool.storage.remote.retry import RequestAgain, hear, tell
+from shardtool.execute import local
+from shardtool.storage.remote.retry import RequestAgain, hear, tell, warn
 from tests.helpers import typed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
@@ -33,7 +34,7 @@ def _logged() -> Iterator[StringIO]:
     with redirect_stderr(StringIO()) as err:
         yield err
     LOG.begin("")
-    hear(lambda _: None)
+    hear(None)
 
 
 def _lines(text: str) -> list[dict[str, Any]]:
@@ -53,6 +54,9 @@ def test_every_shard_and_the_end(small: Path, tmp_path: Path) -> None:
     assert sum(one["samples"] for one in shards) == result["samples"]
     assert sum(one["bytes"] for one in shards) == result["size"] == end["bytes"]
     assert (end["event"], end["exit_code"], end["retries"], end["waited_s"]) == ("end", 0, 0, 0)
+    rates = {"bytes_per_s": round(result["size"] / result["seconds"]), "samples_per_s": result.pop("samples_per_s")}
+    assert rates["samples_per_s"] == round(result["samples"] / result["seconds"], 1)
+    assert result.pop("bytes_per_s") == rates["bytes_per_s"]
     assert end["result"] == {name: value for name, value in result.items() if name != "notes"}
     quiet = typed("verify", f"{tmp_path}/out.json", "--log", "text", "--quiet")
     events = [line.split(" ")[1] for line in quiet.err.splitlines()]
@@ -102,6 +106,44 @@ def test_a_stall_is_told_from_progress(monkeypatch: pytest.MonkeyPatch) -> None:
         while logged.getvalue().count("stall") < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert [one["event"] for one in _lines(logged.getvalue())][:3] == ["start", "progress", "stall"]
+
+
+def _quiet_task(seconds: float, _report: Callable[[int], object]) -> None:
+    time.sleep(seconds)
+
+
+def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that reports nothing for a while is what the run waits for, until it does."""
+    monkeypatch.setattr(terminal, "PERIOD_S", 0.1)
+    monkeypatch.setattr(local, "_SILENT_S", 0.05)
+    with (
+        local.LocalPool(1, "spawn") as pool,
+        _logged() as logged,
+        closing(terminal.Terminal(quiet=False, verbose=False)) as shown,
+    ):
+        shown.start(3, 4000, 4)
+        for _ in pool.map(_quiet_task, [1.0], lambda *_: None):
+            pass
+    texts = [one["text"] for one in _lines(logged.getvalue()) if one["event"] == "stall"]
+    assert re.search(r", waiting for a worker, quiet task: nothing from it for \d+ s \(process \d+\)$", texts[-1])
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_what_is_said_while_a_store_is_silent(logs: bool, caplog: pytest.LogCaptureFixture) -> None:  # noqa: FBT001
+    """It is a line of the log, or for people, however quiet the run; without the command line, the library logs it."""
+    with _logged() as logged:
+        LOG.begin("json" if logs else "")
+        with closing(terminal.Terminal(quiet=True, verbose=False)):
+            warn("s3://b/k: no answer for 10 seconds")
+    text = logged.getvalue()
+    if logs:
+        (line,) = _lines(text)
+        assert line["event"] == "note"
+        text = f"{line['text']}\n"
+    assert text == "s3://b/k: no answer for 10 seconds\n"
+    assert not caplog.records
+    warn("s3://b/k: no answer for 20 %d seconds")
+    assert [one.getMessage() for one in caplog.records] == ["s3://b/k: no answer for 20 %d seconds"]
 
 
 @pytest.mark.slow

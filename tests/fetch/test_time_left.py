@@ -154,7 +154,7 @@ def test_what_is_told(web: WebServer) -> None:
         for number in range(30):
             fetcher.take(number)
         fetcher.begin(())
-    hear(lambda _: None)
+    hear(None)
     again = [one for one in told if isinstance(one, RequestAgain)]
     assert sum(one.requests for one in again) == 30
     assert {one.attempts for one in again} == {1}

@@ -704,6 +704,7 @@ def test_json(dataset: Path) -> None:
     document = json.loads(ran.out)
     with command_line_words():
         report = _verify(dataset).to_json()
+    assert document.pop("bytes_per_s") > document.pop("samples_per_s") > 0
     assert {**document, "seconds": 0} == {**report, "seconds": 0}
     assert set(document) == {
         "dataset", "sound", "findings", "counts", "checked", "unchecked", "repaired", "totals", "seconds",

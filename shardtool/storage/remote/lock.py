@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, ShardError, printable, reason
 from shardtool.storage.remote.address import join, parse_address, shown
 from shardtool.storage.remote.blob import get, length_of
-from shardtool.storage.remote.retry import PassingFailure, RequestStopped, answering, retried, writing
+from shardtool.storage.remote.retry import PassingFailure, RequestStopped, answering, retried, warn, writing
 from shardtool.storage.remote.stores import delete, listed, put, version_in
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ _SUFFIX = ".lock"
 _MOST = 4096  # bytes of a lock that are looked at
 _TRIES = 3
 _STAYS = (
-    "%s: the lock of this run stays there: %s. Remove it (that needs permission to read and delete), or let %d seconds "
-    "pass before the next run."
+    "{}: the lock of this run stays there: {}. Remove it (that needs permission to read and delete), or let {:.0f} "
+    "seconds pass before the next run."
 )
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while the machine sleeps
 
@@ -174,10 +174,8 @@ class Lease:
         except RequestStopped:  # a signal: the next run on this machine takes it over
             pass
         except (ShardError, OSError) as error:  # the work is done all the same
-            from logging import getLogger
-
             why = error.found if isinstance(error, ShardError) else reason(error)
-            getLogger("shardtool").warning(_STAYS, shown(self._address), why, LEASE_S)
+            warn(_STAYS.format(shown(self._address), why, LEASE_S))
 
     def _keep(self) -> None:
         with suppress(RequestStopped):

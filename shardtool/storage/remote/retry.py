@@ -102,6 +102,18 @@ class RequestAgain(NamedTuple):
         return f"{self.where}: {self.found}; asked again in {self.wait_s / self.requests:.1f} s{others}"
 
 
+class Remark(NamedTuple):
+    """What the user should know while something is waited for."""
+
+    text: str
+
+
+class Stall(NamedTuple):
+    """What has done nothing for a while, and for how long."""
+
+    text: str
+
+
 class RequestStopped(Exception):
     """Nobody wants what this thread would bring."""
 
@@ -248,12 +260,23 @@ def tell(event: object) -> None:
         hear(event)
 
 
-def hear(of: Callable[[object], None]) -> None:
-    """Have `of`, and nothing else, called for each event that is told, in the thread that tells it.
+def warn(text: str) -> None:
+    """Say what the user should know to who hears what is told, otherwise to the library's log."""
+    if _told:
+        tell(Remark(text))
+        return
+    from logging import getLogger
 
-    Those before do not count any more.
+    getLogger("shardtool").warning("%s", text)
+
+
+def hear(of: Callable[[object], None] | None) -> None:
+    """Have `of`, and nothing else, called for each event that is told, in the thread that tells it; None: nothing is.
+
+    Requests that were made again before do not count any more, but for None.
     """
-    _told[:], _counted[:] = [of], [0, 0.0]
+    _told[:] = [] if of is None else [of]
+    _counted[:] = _counted if of is None else [0, 0.0]
 
 
 def asked_again() -> int:
@@ -337,10 +360,8 @@ def _said_to_wait(where: str) -> Iterator[None]:
     if _answered.is_set() or not _one_waits.acquire(blocking=False):
         yield
         return
-    from logging import getLogger
-
-    text, seconds = "%s: no answer for %d seconds; still asking", POLICY.notice_s
-    timer = threading.Timer(seconds, getLogger("shardtool").warning, (text, where, seconds))
+    seconds = POLICY.notice_s
+    timer = threading.Timer(seconds, warn, (f"{where}: no answer for {seconds:.0f} seconds; still asking",))
     timer.daemon = True
     timer.start()
     try:
