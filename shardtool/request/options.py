@@ -246,10 +246,6 @@ class OutputOptions(WorkerOptions):
             remedy = "Write it in one run, or pack the samples as they are in parts, and change them before or after."
             raise InvalidRequest(part, f"used with {option(found)}", expected=why, remedy=remedy)
 
-    def of_shuffle(self) -> ReshardOptions | None:
-        """Return how samples that lie in shards are brought into another order; None: they lie in none."""
-        return None
-
     @property
     def readers(self) -> tuple[str, ...]:
         """The readers that notes are about."""
@@ -642,10 +638,6 @@ class ReshardOptions(SelectingOptions):
         if (memory := parse_size(self.memory)) < _LEAST_MEMORY:
             expected = f"{show_size(_LEAST_MEMORY)} or more"
             raise InvalidRequest(option("memory"), show_size(memory), expected=expected)
-
-    def of_shuffle(self) -> ReshardOptions:
-        """Return how samples that lie in shards are brought into another order."""
-        return self
 
 
 @described

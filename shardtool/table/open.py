@@ -111,7 +111,7 @@ class Table:
 
     def count(self) -> int:
         """Return the number of rows."""
-        return int(self.read(self.schema.names[:1], ()).num_rows)
+        return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns, all rows in order."""
@@ -716,19 +716,23 @@ class ParquetTable(_Files):
         super().__init__(path, files)
         self._partitions = [_partition(os.path.relpath(file, path)) for file in files] if files != [path] else [{}]
         with readable(path):
-            import pyarrow.parquet as pq
-
-            self._open = pq.ParquetFile
-            with self._open(opened(files[0])) as file:
-                schema = file.schema_arrow
-            self.classes = classes_of(schema)
-            for more in files[1:]:
-                with self._open(opened(more)) as file:
-                    schema = pa.unify_schemas([schema, file.schema_arrow], promote_options="permissive")
+            schemas = [file.schema_arrow for _, file in self._each()]
+            self.classes = classes_of(schemas[0])
+            schema = schemas[0]
+            for more in schemas[1:]:
+                schema = pa.unify_schemas([schema, more], promote_options="permissive")
         schema = schema.remove_metadata()
         for name in sorted({name for one in self._partitions for name in one}):
             schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
         self.schema = schema
+
+    def _each(self, **reading: Any) -> Iterator[tuple[str, pq.ParquetFile]]:
+        """Yield the path of each file, and what reads it."""
+        import pyarrow.parquet as pq
+
+        for path in self._files:
+            with pq.ParquetFile(opened(path), **reading) as file:
+                yield path, file
 
     def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
         """Return some columns, in the order of the table."""
@@ -736,10 +740,9 @@ class ParquetTable(_Files):
         folders = [name for name in names if any(name in one for one in self._partitions)]
         tables = []
         with readable(self._path):
-            for path, partition in zip(self._files, self._partitions, strict=True):
-                with self._open(opened(path), pre_buffer=False) as file:
-                    own = [name for name in file.schema_arrow.names if name in names]
-                    table = _read_columns(file, own)
+            for (_, file), partition in zip(self._each(pre_buffer=False), self._partitions, strict=True):
+                own = [name for name in file.schema_arrow.names if name in names]
+                table = _read_columns(file, own)
                 for name in folders:
                     if name in partition and name not in own:
                         same = number_array(np.zeros(table.num_rows, np.int64))
@@ -755,30 +758,24 @@ class ParquetTable(_Files):
     def count(self) -> int:
         """Return the number of rows."""
         with readable(self._path):
-            total = 0
-            for path in self._files:
-                with self._open(opened(path)) as file:
-                    total += file.metadata.num_rows
-        return total
+            return sum(file.metadata.num_rows for _, file in self._each())
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""
         with readable(self._path):
-            for path in self._files:
-                with self._open(opened(path), pre_buffer=False, buffer_size=_BUFFER) as file:
-                    missing = [name for name in columns if name not in file.schema_arrow.names]
-                    if missing:
-                        raise InvalidRequest(path, f"no column {listing([repr(name) for name in missing])}")
-                    yield from file.iter_batches(_BATCH, columns=columns, use_threads=False)
+            for path, file in self._each(pre_buffer=False, buffer_size=_BUFFER):
+                missing = [name for name in columns if name not in file.schema_arrow.names]
+                if missing:
+                    raise InvalidRequest(path, f"no column {listing([repr(name) for name in missing])}")
+                yield from file.iter_batches(_BATCH, columns=columns, use_threads=False)
         self._check_same()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
         """Yield a part of a column of structs; the others are not read."""
-        for path in self._files:
-            with self._open(opened(path), pre_buffer=False) as file:
-                for group in range(file.num_row_groups):
-                    for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
-                        yield chunk.flatten()[chunk.type.get_field_index(part)]
+        for _, file in self._each(pre_buffer=False):
+            for group in range(file.num_row_groups):
+                for chunk in file.read_row_group(group, columns=[f"{column}.{part}"], use_threads=False)[0].chunks:
+                    yield chunk.flatten()[chunk.type.get_field_index(part)]
         self._check_same()
 
 
@@ -859,10 +856,6 @@ class ArrowTable(_Files):
             table = reader.read_all()
         self._check_same()
         return table
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        return sum(batch.num_rows for batch in self.batches(self.schema.names[:1]))
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""

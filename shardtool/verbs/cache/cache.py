@@ -570,7 +570,7 @@ def take_shards(space: Space, max_bytes: int | None) -> CacheShards:
                 space.evict([one], one.size)
         written = [one for one in found.residents if one.folder == WRITTEN and one not in doomed]
         written.sort(key=lambda one: (one.came_ns, one.name))
-        locks = _leased([os.path.join(space.folder, WRITTEN, one.name) for one in written])
+        locks = _leased([os.path.join(space.folder, one.path) for one in written])
         for lock in locks:  # also of those that are let go, so that each may be evicted from now on
             lock.used(time.time_ns())
         size = sum(lock.fact.st_size for lock in locks)
@@ -807,9 +807,9 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
     opened = open_by(space.folder)
     shards = []
     for one in space.in_order(found.residents):
-        path = os.path.join(space.folder, one.folder, one.name)
+        path = os.path.join(space.folder, one.path)
         pids = tuple(opened.get(os.path.realpath(path), ()))
-        shards.append(ShardStatus(_shown(one), one.size, one.came_ns, one.used_ns, held(path), pids))
+        shards.append(ShardStatus(one.path, one.size, one.came_ns, one.used_ns, held(path), pids))
     writers = tuple(sorted({*found.pids}))
     return CacheStatus(
         space.folder, tuple(shards), found.taken, tuple(readers), writers, counts, tuple(sorted(found.foreign))
@@ -838,7 +838,7 @@ def cache_verify(folder: str | os.PathLike[str]) -> CacheChange:
         pass
     wrong = {}
     for one in found.residents:
-        path = os.path.join(space.folder, one.folder, one.name)
+        path = os.path.join(space.folder, one.path)
         with suppress(FileNotFoundError):  # evicted meanwhile
             if lock := take_lock(path, shared=True):
                 with lock:
@@ -852,14 +852,14 @@ def _removed(space: Space, found: CacheContents, wrong: Mapping[Resident, tuple[
     """Remove shards that no process holds, each for why and of that inode (None: any); the lock is held."""
     removed, kept, size = {}, {}, 0
     for one, (why, inode) in wrong.items():
-        lock = lock_alone(os.path.join(space.folder, one.folder, one.name))
+        lock = lock_alone(os.path.join(space.folder, one.path))
         if lock is None:
-            kept[_shown(one)] = why
+            kept[one.path] = why
             continue
         with lock:
             if inode in (None, lock.fact.st_ino):
                 remove_shard(space.folder, one)
-                removed[_shown(one)] = why
+                removed[one.path] = why
                 size += one.size
     return CacheChange(space.folder, len(found.residents), removed, kept, size, tuple(sorted(found.foreign)))
 
@@ -880,10 +880,6 @@ def _damage(path: str, one: Resident) -> str:
     except OSError as error:
         return reason(error)
     return "" if crc in (None, found) else f"the checksum {found:08x} instead of {crc:08x}"
-
-
-def _shown(one: Resident) -> str:
-    return f"{one.folder}/{one.name}"
 
 
 def _space(folder: str | os.PathLike[str]) -> Space:

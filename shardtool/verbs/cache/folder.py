@@ -214,6 +214,11 @@ class Resident(NamedTuple):
     sidecar: str = ""
 
     @property
+    def path(self) -> str:
+        """Where it lies, from the cache's folder on."""
+        return f"{self.folder}/{self.name}"
+
+    @property
     def unread(self) -> bool:
         """Whether no process has taken it yet."""
         return self.used_ns <= self.came_ns
@@ -427,7 +432,7 @@ class Space(NamedTuple):
             for one in shards if self.policy != "keep" else ():
                 if over <= 0:
                     break
-                if lock := lock_alone(os.path.join(self.folder, one.folder, one.name)):
+                if lock := lock_alone(os.path.join(self.folder, one.path)):
                     victims.append((one, lock))
                     over -= one.size
             if over > 0:

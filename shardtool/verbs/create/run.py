@@ -26,6 +26,7 @@ from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
 from shardtool.publish.records import PartShare, check_divided_alike
+from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.results import Changes, Notes, RunRecord
 from shardtool.request.texts import Part, SplitOptions, parse_part
 from shardtool.storage.folders import open_folder
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardFact, ShardTally
     from shardtool.entries.entries import Entries, FieldValues
     from shardtool.plan.plan import Plan
-    from shardtool.request.options import CreateOptions, ReshardOptions
     from shardtool.skipped import Skipped
     from shardtool.source.base import Listing
     from shardtool.source.plan_file import PlanRequest
@@ -271,7 +271,7 @@ def read_run(
         InvalidRequest: They do not.
     """
     names = (*given_names("the output", output, OUTPUT_EXAMPLE),)
-    shuffle, dividing = options.of_shuffle(), options.of_split()
+    shuffle, dividing = options if isinstance(options, ReshardOptions) else None, options.of_split()
     if shuffle is None and options.on_duplicate != "error":
         updates = options.if_exists == "update"
         options = replace(options, on_duplicate="error") if updates else _first_of_many(names, options, dividing)
