@@ -127,6 +127,27 @@ def types_of(schema: pa.Schema) -> dict[str, str]:
     return {column.name: str(column.type) for column in schema}
 
 
+_NULL = "null"  # the type of a column without a value: it goes with any
+
+
+def join_types(known: dict[str, str], more: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Take further columns with their types, of each the first type that holds values.
+
+    Args:
+        known: The columns so far, to which they are added.
+        more: Those of other sidecars.
+
+    Yields:
+        A column of metadata that has another type there, and both types.
+    """
+    for name, kind in more.items():
+        before = known.setdefault(name, kind)
+        if before == _NULL:
+            known[name] = kind
+        elif kind not in (before, _NULL) and not name.startswith("__"):
+            yield name, before, kind
+
+
 FIELDS = "__fields__"
 _SMALL = 2**31
 _NO_FACT = ShardFact("", -1, None, "")

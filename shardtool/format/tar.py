@@ -85,7 +85,7 @@ def encode_sample(key: bytes, fields: list[tuple[bytes, bytes | memoryview]]) ->
     """Return the records of one sample, in parts."""
     parts: list[bytes | memoryview] = []
     for name, payload in fields:
-        parts += (header(key + b"." + name, len(payload)), payload, bytes(padding(len(payload))))
+        parts += (header(key + b"." + name, len(payload)), payload, PADDING[padding(len(payload))])
     return parts
 
 

@@ -367,15 +367,6 @@ class Destination:
         """The number of the first shard of this run."""
         return 0 if self.append is None else self.append.first
 
-    @property
-    def pattern_left(self) -> ShardPattern:
-        """The pattern of the names that this run may use.
-
-        Raises:
-            InvalidRequest: There are none.
-        """
-        return names_left(self.pattern, self.first)
-
     def listed_skipped(self) -> list[Skipped]:
         """Return the list of what was left out that is there.
 

@@ -316,6 +316,16 @@ def read_output(folder: OutputFolder, name: str) -> bytes:
         raise CorruptShard(folder.full_path(name), f"cannot be read: {reason(error)}") from None
 
 
+def read_listing(folder: OutputFolder, name: str) -> DatasetFile | None:
+    """Return what a dataset file says; None: there is none.
+
+    Raises:
+        CorruptShard: It is damaged, or cannot be read.
+    """
+    there = folder.facts([name])
+    return read_dataset(read_output(folder, name), folder.full_path(name)) if there else None
+
+
 def read_there(folder: OutputFolder, name: str) -> DatasetFile | None:
     """Return what a dataset file says; None where there is none, or it is damaged."""
     try:

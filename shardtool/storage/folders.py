@@ -260,7 +260,6 @@ def _check(address: str, answer: _Answer) -> None:
 # The folder, and what is held or packed for it.
 
 
-_FEW = 4  # files that are asked for one by one, and not by a listing
 _SECOND_NS = 10**9
 
 
@@ -297,20 +296,19 @@ class RemoteFolder:
     def facts(self, names: Iterable[str]) -> dict[str, FileFact]:
         """Return the facts of those of `names` that are there; times are whole seconds of the store's clock.
 
-        No time of ours is whole, so that none of these is ever taken for one: a store's clock proves nothing.
+        No time of ours is whole, so that none of these is ever taken for one: a store's clock proves nothing. Of a
+        single name nothing is listed, and its time is 0.
 
         Raises:
             StoreFailed: The store cannot be asked.
         """
         wanted = [*names]
-        if len(wanted) > _FEW:
+        if len(wanted) > 1:
             there = self._listed()
             return {name: there[name] for name in wanted if name in there}
-        found = {}
-        for name in wanted:
-            with suppress(FileNotFoundError):
-                found[name] = FileFact(Blob(self.full_path(name)).size, 0)
-        return found
+        with suppress(FileNotFoundError):
+            return {name: FileFact(Blob(self.full_path(name)).size, 0) for name in wanted}
+        return {}
 
     def stage(self, name: str) -> StagedObject:
         """Start a file that will be called `name`, whose size is not known: a temporary one, until it is whole.

@@ -27,6 +27,7 @@ from shardtool.errors import (
     reason,
 )
 from shardtool.fingerprint import crc32c
+from shardtool.format import tar, tfrecord
 from shardtool.skipped import CHOSEN, Skipped
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
 from shardtool.storage.remote.retry import waited
@@ -438,6 +439,19 @@ class Field(NamedTuple):
     size: int
     stored: bytes | memoryview
     text: bytes = b""
+
+
+def encode_record(shard_format: str, key: bytes, fields: list[Field], numbers: Mapping[bytes, Number]) -> Parts:
+    """Return the record of a sample, in parts.
+
+    Args:
+        shard_format: `tar` or `tfrecord`.
+        key: The sample's key.
+        fields: In the order of the bytes of their names.
+        numbers: The fields of a TFRecord that are numbers, and of what kind.
+    """
+    stored = [(one.name, one.stored) for one in fields]
+    return tar.encode_sample(key, stored) if shard_format == "tar" else tfrecord.encode_sample(key, stored, numbers)
 
 
 class ShardRecords:

@@ -21,7 +21,7 @@ from shardtool.skipped import CHOSEN, Skipped, failures
 from shardtool.transform import BadSample, ChangedSample, Transformer
 from shardtool.values import SPAN, URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
-from shardtool.write.packer import Field, Packer, ShardRecords, no_report, unreadable
+from shardtool.write.packer import Field, Packer, ShardRecords, encode_record, no_report, unreadable
 from shardtool.write.task import ShardResult, SourceFailed, TransformedSamples, digest
 
 if TYPE_CHECKING:
@@ -291,10 +291,7 @@ class TransformPacker(Packer):
     def _encode(self, sample: ChangedSample) -> Encoded:
         """Return a sample's record, and what is in it."""
         fields = [self._field(name, payload) for name, payload in sample.fields]
-        stored = [(one.name, one.stored) for one in fields]
-        if self.task.format == "tar":
-            return tar.encode_sample(sample.key, stored), fields
-        return tfrecord.encode_sample(sample.key, stored, self._numbers), fields
+        return encode_record(self.task.format, sample.key, fields, self._numbers), fields
 
     def _field(self, name: bytes, payload: bytes | memoryview) -> Field:
         """Return a field as it is stored; of a number, with the text that the stored one gives back."""

@@ -8,13 +8,13 @@ import sys
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.dataset_file import DatasetFile, read_dataset
 from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
 from shardtool.dataset.sidecar import encode, encode_table, read_sidecar
 from shardtool.entries.entries import FieldValues
@@ -34,7 +34,14 @@ from shardtool.names import Names
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, check_written, parse_pattern, text_of
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.publisher import Destination, Publisher, check_old, clean, look
-from shardtool.publish.records import check_skipped_file, encode_skipped, merged, read_output, read_skipped
+from shardtool.publish.records import (
+    check_skipped_file,
+    encode_skipped,
+    merged,
+    read_listing,
+    read_output,
+    read_skipped,
+)
 from shardtool.publish.records import find_parts as find_records
 from shardtool.request.options import CreateOptions, readers_of
 from shardtool.request.results import IndexResult, Observer, RunRecord
@@ -63,6 +70,7 @@ from shardtool.writer.samples import Columns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder
@@ -520,11 +528,9 @@ def merged_part(folder: OutputFolder, whole: ShardPattern, part: ShardPattern) -
     Raises:
         CorruptShard: The dataset file is damaged.
     """
-    if whole.dataset_file not in folder.facts([whole.dataset_file]):
-        return None
-    found = read_dataset(read_output(folder, whole.dataset_file), folder.full_path(whole.dataset_file))
-    shards = tuple(shard for shard in found.shards if part.owns(local_name(shard.name)))
-    return replace(found, shards=shards, skipped=0) if shards else None
+    found = read_listing(folder, whole.dataset_file)
+    shards = tuple(shard for shard in found.shards if part.owns(local_name(shard.name))) if found else ()
+    return replace(found, shards=shards, skipped=0) if found and shards else None
 
 
 def find_parts(pattern: ShardPattern, names: Iterable[str]) -> dict[str, PartFiles]:
@@ -613,14 +619,12 @@ class _Merge:
         """Publish the dataset file of all, and remove those of the parts; return what it says."""
         new = [part for part in self.parts.values() if not self._is_merged(part)]
         self._check_whole(new)
-        found = [(self._dataset(part), part) for part in new if part.dataset_file]
-        whole = [*([self._old] if self._old else []), *(dataset for dataset, _ in found)]
+        found = [self._dataset(part) for part in new if part.dataset_file]
+        whole = [*([self._old] if self._old else []), *found]
         if not whole:
             raise InvalidRequest(self._pattern.text, "parts without a sample", expected="one sample at least")
         self._check_keys(whole)
-        lists = [(self._old, self._pattern.skipped_file)] if self._old else []
-        lists += [(one, tagged_pattern(self._pattern, part.tag).skipped_file) for one, part in found]
-        skipped = self._skipped(lists)
+        skipped: list[Skipped] = reduce(merged, map(self._skipped, whole), [])
         rows, tags = encode_skipped(skipped), [*dict.fromkeys([*self._before, *(part.tag for part in new)])]
         dataset = self._joined(whole, skipped, tags)
         if found:
@@ -635,13 +639,9 @@ class _Merge:
 
     def _find_old(self) -> DatasetFile | None:
         """Return the dataset of an earlier merge."""
-        name = self._pattern.dataset_file
-        if name not in self._folder.facts([name]):
-            return None
-        where = self._folder.full_path(name)
-        old = read_dataset(read_output(self._folder, name), where)
-        if _MERGED not in old.made.document:
-            found = "a dataset file that no merge has made"
+        old = read_listing(self._folder, self._pattern.dataset_file)
+        if old is not None and _MERGED not in old.made.document:
+            where, found = self._folder.full_path(self._pattern.dataset_file), "a dataset file that no merge has made"
             raise OutputExists(where, found, remedy="Move that dataset away, or give the writers another pattern.")
         return old
 
@@ -693,12 +693,9 @@ class _Merge:
         pattern = text_of([shard.name for shard in dataset.shards])
         return replace(dataset, name=output_text(self._pattern.base), pattern=pattern, made=made)
 
-    def _skipped(self, datasets: Iterable[tuple[DatasetFile, str]]) -> list[Skipped]:
-        """Return what datasets have left out, each with the name of its list."""
-        found: list[Skipped] = []
-        for dataset, name in datasets:
-            where = self._folder.full_path(name)
-            data = read_output(self._folder, name) if name in self._folder.facts([name]) else b""
-            check_skipped_file(data, dataset, where)
-            found = merged(found, read_skipped(data, where))
-        return found
+    def _skipped(self, dataset: DatasetFile) -> list[Skipped]:
+        """Return what a dataset has left out."""
+        name, where = dataset.skipped_file, self._folder.full_path(dataset.skipped_file)
+        data = read_output(self._folder, name) if self._folder.facts([name]) else b""
+        check_skipped_file(data, dataset, where)
+        return read_skipped(data, where)

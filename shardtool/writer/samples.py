@@ -28,7 +28,7 @@ from shardtool.errors import InvalidRequest, OutputFailed, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
 from shardtool.format.sizes import NUMBERS, TRAILER_SIZE
-from shardtool.format.tar import BLOCK, PADDING, TRAILER, header
+from shardtool.format.tar import TRAILER
 from shardtool.format.tfrecord import INT64_LIMIT
 from shardtool.plan.plan import fingerprint
 from shardtool.table.columns import BAD_FIELD
@@ -47,7 +47,7 @@ from shardtool.values import (
     to_bytes,
 )
 from shardtool.wording import option
-from shardtool.write.packer import Field, ShardRecords
+from shardtool.write.packer import Field, ShardRecords, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -351,7 +351,7 @@ class SampleEncoder:
     """
 
     def __init__(self, shard_format: str, dots: Dots | None) -> None:
-        self._tar, self._dots = shard_format == "tar", dots
+        self._format, self._tar, self._dots = shard_format, shard_format == "tar", dots
         self.kinds: dict[str, str] = {}
         self.inline = self.dotted_key = False
         self.dotted_field = ""
@@ -372,7 +372,7 @@ class SampleEncoder:
     @property
     def stored_numbers(self) -> dict[bytes, Number]:
         """The fields that the format stores as numbers."""
-        stored = self.numbers if NUMBERS["tar" if self._tar else "tfrecord"] else {}
+        stored = self.numbers if NUMBERS[self._format] else {}
         return {to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> Sample:
@@ -395,8 +395,9 @@ class SampleEncoder:
             found, remedy = "a key that an earlier sample of this dataset has", "Give each sample a key of its own."
             raise SampleRefused(InvalidRequest(f"key {printable(key)!r}", found, remedy=remedy), "duplicate")
         fields, kinds, inline = self._fields(key, sample, layout)
-        parts, size = self._tar_record(key, fields) if self._tar else self._record(key, fields, layout, kinds)
-        return Sample(key, mark, fields, parts, size, layout, kinds, inline, dotted)
+        numbers = {raw: STORED_AS[one] for (_, raw), one in zip(layout.names, kinds, strict=True) if one in STORED_AS}
+        parts = encode_record(self._format, key, fields, numbers)
+        return Sample(key, mark, fields, parts, sum(map(len, parts)), layout, kinds, inline, dotted)
 
     def accept(self, sample: Sample) -> None:
         """Settle what a sample does that will be written."""
@@ -524,18 +525,6 @@ class SampleEncoder:
         except (ValueError, OverflowError):
             expected = f"a number that TFRecord's {number} can hold"
             raise _refused(_place(key, name), printable(text), "bad-value", expected=expected) from None
-
-    def _tar_record(self, key: bytes, fields: list[Field]) -> tuple[Parts, int]:
-        parts: Parts = []
-        for name, length, data, _ in fields:
-            head, padding = header(key + b"." + name, length), PADDING[-length & (BLOCK - 1)]
-            parts += (head, data, padding)
-        return parts, sum(map(len, parts))
-
-    def _record(self, key: bytes, fields: list[Field], layout: Layout, kinds: tuple[str, ...]) -> tuple[Parts, int]:
-        numbers = {raw: STORED_AS[one] for (_, raw), one in zip(layout.names, kinds, strict=True) if one in STORED_AS}
-        parts = tfrecord.encode_sample(key, [(name, stored) for name, _, stored, _ in fields], numbers)
-        return parts, sum(map(len, parts))
 
 
 def _place(key: bytes, field: str) -> str:

@@ -215,6 +215,14 @@ def test_append_again(store: Server, source: Path, tmp_path: Path) -> None:
     assert _files(os.path.dirname(pattern)) == before
 
 
+def test_update_of_a_small_dataset(store: Server, tmp_path: Path) -> None:
+    """Of a dataset of one shard, too, the second night says that nothing is new, and not that all has changed."""
+    (tmp_path / "1.txt").write_text("one")
+    output, options = f"{store.new_prefix()}/out-{{0..}}.tar", CreateOptions(if_exists="update")
+    create(tmp_path, output, options)
+    assert not [note for note in create(tmp_path, output, options).notes if "changed" in note]
+
+
 def test_shared_lock(store: Server) -> None:
     """Those who share a lock hold it together, and nobody holds it alone beside them."""
     prefix = store.new_prefix()

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset.dataset_file import Feature, agreed_types, features_of, numbers_in
-from shardtool.dataset.shard_index import SCHEMA, SHARD, types_of
+from shardtool.dataset.shard_index import SHARD, join_types, types_of
 from shardtool.entries.arrow import without_numbers
 from shardtool.entries.classes import joined_classes
 from shardtool.errors import InvalidRequest, listing, printable
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _SHOWN = 5  # keys in a message
 _NO_KEY = b"\xff"  # for a NUL in a foreign key: no key of ours has it, for it is no UTF-8
-_NULL = "null"  # the type of a column without a value: it goes with any
 
 
 def taken_keys(run: Run) -> Names:
@@ -323,13 +322,9 @@ def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
 def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of both, the old ones first, and their types."""
     schema = dict(old)
-    for name, kind in new.items():
-        before = schema.setdefault(name, kind)
-        if before == _NULL:
-            schema[name] = kind
-        elif kind not in (before, _NULL) and name not in SCHEMA.names:
-            expected = f"{before}, as in the dataset"
-            raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected)
+    for name, before, kind in join_types(schema, new):
+        expected = f"{before}, as in the dataset"
+        raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected)
     return schema
 
 

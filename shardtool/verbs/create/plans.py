@@ -16,7 +16,7 @@ from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.publish.publisher import EndedAppend
+from shardtool.publish.publisher import EndedAppend, names_left
 from shardtool.request.options import CHANGES
 from shardtool.request.texts import share
 from shardtool.skipped import key_mark, without_keys
@@ -118,7 +118,7 @@ def plan_shards(run: Run) -> None:
             run.notes.add(f"which samples have {run.listed.later.query}, shows only when they are read")
     seed = options.seed if options.shuffle else None
     for output in run.outputs:
-        left, bounds = output.destination.pattern_left, _bounds(run, output)
+        left, bounds = names_left(output.pattern, output.destination.first), _bounds(run, output)
         output.plan = make_plan(entries, left, bounds, seed, which=output.which, estimate=estimate)
     for output in run.outputs:
         output.destination = output.destination.planned(output.plan.shards)

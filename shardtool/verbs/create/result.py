@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import (
     Bug,
@@ -523,8 +523,8 @@ def merge_result(
 def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFile]:
     """Make one dataset of all parts, under its lock; return how many there were, and what its file says."""
     ended, begun = records.find_parts(pattern, folder.names())
-    if pattern.dataset_file in folder.facts([pattern.dataset_file]):
-        return _merged_before(folder, pattern, ended)
+    if (there := records.read_listing(folder, pattern.dataset_file)) is not None:
+        return _merged_before(folder, pattern, ended, there)
     counts = {part.parts for part in (*ended, *begun)}
     known = {part.number for part in ended}
     killed = [str(part) for part in begun if part.number not in known]
@@ -555,14 +555,14 @@ def _merge(folder: OutputFolder, pattern: ShardPattern) -> tuple[int, DatasetFil
     return len(ended), dataset
 
 
-def _merged_before(folder: OutputFolder, pattern: ShardPattern, ended: Sequence[Part]) -> tuple[int, DatasetFile]:
+def _merged_before(
+    folder: OutputFolder, pattern: ShardPattern, ended: Sequence[Part], dataset: DatasetFile
+) -> tuple[int, DatasetFile]:
     """Return a dataset that is there: a merge was killed when it removed records, or another came first."""
-    where = folder.full_path(pattern.dataset_file)
-    dataset = read_dataset(records.read_output(folder, pattern.dataset_file), where)
     others = [str(part) for part in ended if not _is_in(dataset, records.read_record(folder, pattern, part))]
     if others:
         found = f"a dataset file of other shards than the parts {listing(others)} have left"
-        raise OutputExists(where, found, remedy="Move it away, and merge again.")
+        raise OutputExists(folder.full_path(pattern.dataset_file), found, remedy="Move it away, and merge again.")
     records.remove_records(folder, pattern)
     return len(ended), dataset
 

@@ -324,9 +324,6 @@ def compare_sidecar(
     return replace(known, crcs=walked.crcs, fact=fact._replace(crc=seen.crc)), None
 
 
-_NULL = "null"  # the type of a column without a value: it goes with any
-
-
 class Indexer:
     """Writes the index of shards, under the lock of its target.
 
@@ -469,16 +466,13 @@ class Indexer:
 
     def _schema(self) -> dict[str, str]:
         """Return the columns of all sidecars in the order of the shards, of each the first type that holds values."""
-        found: dict[str, str] = {}
-        others: dict[str, str] = {}
+        from shardtool.dataset.shard_index import join_types
+
+        found, others = dict[str, str](), dict[str, str]()
         for number, schema in sorted(self.schemas.items()):
-            for column, kind in schema.items():
-                before = found.setdefault(column, kind)
-                if before == _NULL:
-                    found[column] = kind
-                elif kind not in (before, _NULL) and not column.startswith("__"):
-                    sidecar = sidecar_name(self.target.dataset.shards[number].file_name)
-                    others.setdefault(column, f"{column!r} is {before}, but {kind} in {sidecar}")
+            sidecar = sidecar_name(self.target.dataset.shards[number].file_name)
+            for column, before, kind in join_types(found, schema):
+                others.setdefault(column, f"{column!r} is {before}, but {kind} in {sidecar}")
         if others:
             self.notes.add(f"columns of other types in other sidecars: {listing([*others.values()])}")
         return found
