@@ -6,6 +6,11 @@ place; what is printed is the ratio of their rates in each round, the median and
 on the path.
 
     python -m benchmarks.remote_copy --size 300MB --rounds 5
+
+With `--delay 0.05`, what it gains that more shards are copied at once while that helps: into a store that answers each
+request so many seconds late, and within it, beside four at once (`--workers 4`).
+
+    python -m benchmarks.remote_copy --size 20MB --shard 100kB --rounds 3 --delay 0.05
 """
 
 from __future__ import annotations
@@ -27,21 +32,21 @@ from shardtool import CreateOptions, create
 from shardtool.values import parse_size
 from tests.helpers import memory_root
 from tests.servers import stores
+from tests.servers.faults import FaultyProxy, behind
 
 if TYPE_CHECKING:
     from tests.servers.processes import Server
 
 REPO = Path(__file__).resolve().parent.parent
 _SAMPLE = 100_000
-_SHARD = "20MB"
 
 
-def _made(folder: Path, size: int) -> Path:
-    """Make a dataset of about `size` bytes."""
+def _made(folder: Path, size: int, shard: str) -> Path:
+    """Make a dataset of about `size` bytes, in shards of so many at most."""
     (folder / "in").mkdir()
     for at in range(size // _SAMPLE):
         (folder / "in" / f"{at:06}.bin").write_bytes(os.urandom(_SAMPLE))
-    create(folder / "in", f"{folder}/out/out-{{000000..}}.tar", CreateOptions(max_size=_SHARD))
+    create(folder / "in", f"{folder}/out/out-{{000000..}}.tar", CreateOptions(max_size=shard))
     shutil.rmtree(folder / "in")
     return folder / "out"
 
@@ -95,16 +100,41 @@ def _s3_of_rclone(server: Server) -> dict[str, str]:
     }
 
 
+def _tuned(data: Path, root: Path, rounds: int, delay_s: float) -> dict[str, list[float]]:
+    """Copy into a store that answers late, and within it, four at once and as many as gain; return ratios of rates."""
+    ratios: dict[str, list[float]] = {}
+    (root / "proxy").mkdir()
+    with stores.rclone(root) as server, stores.proxy(server, root / "proxy") as port:
+        proxy = FaultyProxy(behind(server, port))
+        proxy.set(delay_s=delay_s)
+        environment = {**proxy.server.environment, "SHARDTOOL_UNLOCKED": "1"}
+        for at in range(rounds):
+            inside = f"{server.bucket}/0-4"
+            for name, source in (("folder to late s3", str(data)), ("within late s3", inside)):
+                found = []
+                for more in (["--workers", "4"], []):
+                    where = f"{server.bucket}/{at}-{len(more) * 2}{'' if source == str(data) else '-inside'}"
+                    found.append(_run([*_shardtool(source, where), *more], environment))
+                    print(f"{name} {' '.join(more):>12}  {found[-1][0]:6.2f} s {found[-1][2]:4} MB", flush=True)
+                ratios.setdefault(name, []).append(found[0][0] / found[1][0])
+    return ratios
+
+
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--size", default="300MB")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shard", default="20MB")
+    parser.add_argument("--delay", type=float)
     given = parser.parse_args()
     root = Path(mkdtemp(prefix="remote-copy-", dir=memory_root()))
     ratios: dict[str, list[float]] = {}
     try:
-        data = _made(root, parse_size(given.size))
+        data = _made(root, parse_size(given.size), given.shard)
+        if given.delay is not None:
+            _print(_tuned(data, root, given.rounds, given.delay), "the rate of four at once")
+            return
         with ExitStack() as stack:
             for name in ("rclone", "nginx", "local"):
                 (root / name).mkdir()
@@ -131,9 +161,13 @@ def main() -> None:
                     ratios.setdefault(name, []).append(_compare(name, ours, theirs, environment, place))
     finally:
         shutil.rmtree(root, ignore_errors=True)
+    _print(ratios, "rclone's rate")
+
+
+def _print(ratios: dict[str, list[float]], of: str) -> None:
     print()
     for name, found in ratios.items():
-        print(f"{name:>16}  {statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f}) of rclone's rate")
+        print(f"{name:>17}  {statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f}) of {of}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from shardtool.values import counted, local_name, output_text
 from shardtool.wording import export_call, exporting, flag, made_again, option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.shard_index import ShardIndex
@@ -199,12 +199,12 @@ class StaleIndexes:
             remedy = f"Remove them, choose another name, or {option('if_exists', 'overwrite')}."
             raise OutputExists(self.folder.path or ".", found, expected=expected, remedy=remedy)
 
-    def compare(self, shard: str, sidecar: bytes, *, written: bool) -> None:
+    def compare(self, shard: str, sidecar: Callable[[], bytes], *, written: bool) -> None:
         """Find what will no longer fit a shard.
 
         Args:
             shard: Its name.
-            sidecar: The bytes of its sidecar, as it will be.
+            sidecar: Returns the bytes of its sidecar, as it will be; called where they are needed.
             written: Whether the shard is written, too; otherwise the one that is there stays.
         """
         files, counts = self._files.pop(shard, []), {} if self._appends else self._counts
@@ -215,7 +215,7 @@ class StaleIndexes:
         from shardtool.dataset.sidecar import read_sidecar
 
         try:
-            indexed = indexes.IndexedShard(read_sidecar(sidecar, shard, None, metadata=False))
+            indexed = indexes.IndexedShard(read_sidecar(sidecar(), shard, None, metadata=False))
         except CorruptShard:
             self._stale += [name for name in files if name not in unread]
             if counts:

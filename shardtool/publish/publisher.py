@@ -145,7 +145,7 @@ class Publisher:
         index = sidecar_name(name)
         if shard is not None or not self._has(index, sidecar):
             staged.append(self.folder.stage_whole(index, sidecar))
-        self.beside.compare(name, sidecar, written=shard is not None)
+        self.beside.compare(name, lambda: sidecar, written=shard is not None)
         if self._waits:
             self._waiting += staged
         elif staged:

@@ -734,7 +734,7 @@ class CopyOptions(Settings):
         False, "Compare, and say what would be copied; write nothing.", typed="dry-run/n", common=True
     )
     workers: int | None = setting(
-        None, "Number of shards that are copied at once.", typed="workers/j", within=_WORKERS, shown="4", common=True
+        None, "Shards that are copied at once.", typed="workers/j", within=_WORKERS, shown="4 to 16", common=True
     )
     trust: Trust | None = setting(
         None, "How shards that are there are known without being read. By times (folder to folder), or by sizes, "

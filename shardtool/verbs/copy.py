@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     Staged = tuple[list[DurableFile], list[DurableFile]]  # of a shard, and of its sidecar
 
 
-_THREADS = 4
+_THREADS, _MOST_THREADS = 4, 16
 
 
 @by_names(CopyOptions)
@@ -536,7 +536,7 @@ class _Carrier:
         for state, staged in side_by_side(self._staged, self.todo, self._options, observer):
             pair = state.pair
             if staged[0] and self._pattern is not None:
-                self._beside.compare(pair.shard.name, _read(pair.sidecar.path), written=True)
+                self._beside.compare(pair.shard.name, partial(_read, pair.sidecar.path), written=True)
             if state.wrong and goal.folder.hides and not self._grows:
                 waiting.append(staged)
             else:
@@ -643,6 +643,7 @@ def _pattern_of(source: CopySource) -> ShardPattern | None:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 _TICK_S = 0.2  # between two looks at how many bytes there are
+_LOOK_S, _GAIN = 1.0, 1.2
 
 
 class Meter:
@@ -682,6 +683,37 @@ class Meter:
         return size
 
 
+class Pace:
+    """How many tasks run at once: as many as asked for, or as many as gain something.
+
+    Strategy: begin with four. When as many tasks have ended as run at once, and a second has passed, twice as many run
+    if that has brought a fifth more bytes a second than before; else half as many, and that number stays.
+
+    Args:
+        asked: How many were asked for; None: the number is looked for.
+
+    Attributes:
+        at_once: How many may run now.
+    """
+
+    def __init__(self, asked: int | None) -> None:
+        self.at_once, self._looks = asked or _THREADS, asked is None
+        self._before, self._began = 0.0, time.monotonic()
+        self._moved = self._ended = 0
+
+    def note(self, size: int, ended: int, now: float) -> None:
+        """Take in that bytes were moved, and tasks ended, by a time of `time.monotonic`."""
+        self._moved += size + ended  # a task that moves nothing counts, too
+        self._ended += ended
+        passed_s = now - self._began
+        if not self._looks or self._ended < self.at_once or passed_s < _LOOK_S:
+            return
+        gained = self._moved / passed_s > _GAIN * self._before
+        self._looks = gained and self.at_once < _MOST_THREADS
+        self.at_once = min(2 * self.at_once, _MOST_THREADS) if gained else self.at_once // 2
+        self._before, self._began, self._moved, self._ended = self._moved / passed_s, now, 0, 0
+
+
 def side_by_side(
     work: Callable[[Task, Meter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
@@ -697,23 +729,25 @@ def side_by_side(
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-    threads, left = options.workers or _THREADS, iter(tasks)
+    pace, left = Pace(options.workers), iter(tasks)
     meter = Meter(None if options.limit is None else rate("limit", options.limit))
 
     def carry_out(task: Task) -> Result:
         with until(meter.stopped):
             return work(task, meter)
 
-    with ThreadPoolExecutor(threads, "shardtool-copy") as pool:
+    with ThreadPoolExecutor(options.workers or _MOST_THREADS, "shardtool-copy") as pool:
         running: dict[Future[Result], Task] = {}
         try:
             while True:
-                while len(running) < 2 * threads and (task := next(left, None)) is not None:
+                while len(running) < pace.at_once and (task := next(left, None)) is not None:
                     running[pool.submit(carry_out, task)] = task
                 if not running:
                     return
                 done, _ = wait(running, _TICK_S, FIRST_COMPLETED)
-                observer.advance(0, meter.taken(), 0)
+                size = meter.taken()
+                observer.advance(0, size, 0)
+                pace.note(size, len(done), time.monotonic())
                 for one in [one for one in running if one in done]:
                     yield running.pop(one), one.result()
         finally:

@@ -10,7 +10,8 @@ import pytest
 from shardtool.errors import InvalidRequest
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import Observer
-from shardtool.verbs.copy import Meter, side_by_side
+from shardtool.verbs.copy import Meter, Pace, side_by_side
+from tests.helpers import PATIENCE_S
 
 
 class _Counting(Observer):
@@ -41,6 +42,56 @@ def test_all_is_done_and_counted(threads: int) -> None:
     assert found == {task: task * task for task in range(40)}
     assert observer.size == sum(range(40))
     assert most[0] <= threads
+
+
+@pytest.mark.parametrize(
+    ("asked", "gains", "numbers"),
+    [
+        (None, 16, [4, 8, 16, 16, 16]),  # the bytes a second grow with the number, up to this one
+        (None, 8, [4, 8, 16, 8, 8]),
+        (None, 4, [4, 8, 4, 4, 4]),
+        (None, 1, [4, 8, 4, 4, 4]),  # a disk, or a limit
+        (6, 16, [6, 6, 6, 6, 6]),
+        (1, 16, [1, 1, 1, 1, 1]),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 10**6])
+def test_as_many_run_as_gain_something(asked: int | None, gains: int, numbers: list[int], size: int) -> None:
+    """More run at once as long as more is done in a second, also where no bytes are moved; what was asked for stays."""
+    pace, now, found = Pace(asked), time.monotonic(), list[int]()
+    for _ in numbers:
+        found.append(pace.at_once)
+        ended = 40 * pace.at_once
+        now += ended / min(pace.at_once, gains)  # each takes a second
+        pace.note(ended * size, ended, now)
+    assert found == numbers
+
+
+def test_a_moment_changes_nothing() -> None:
+    """Neither a moment nor a few tasks change how many run: they may be chance."""
+    pace, now = Pace(None), time.monotonic()
+    pace.note(10**9, 100, now + 0.5)
+    assert pace.at_once == 4
+    pace = Pace(None)
+    pace.note(10**9, 3, now + 50)
+    assert pace.at_once == 4
+    pace.note(0, 1, now + 51)
+    assert pace.at_once == 8
+
+
+def test_more_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the first four are done, eight run at once: these wait for each other."""
+    monkeypatch.setattr("shardtool.verbs.copy._LOOK_S", 0.0)
+    together = threading.Barrier(8, timeout=PATIENCE_S)
+
+    def work(task: int, meter: Meter) -> int:
+        meter.took(1000)
+        if 4 <= task < 12:
+            together.wait()
+        return task
+
+    found = dict(side_by_side(work, range(40), CopyOptions(), Observer()))
+    assert found == {task: task for task in range(40)}
 
 
 def test_an_error_ends_all() -> None:
