@@ -225,16 +225,23 @@ class HostTimes:
             by_turns = sum(busy.values()) / self._options.connections
             seconds[host] += max(busy.get(host, 0) / self._options.per_host, by_turns)
         host = max(seconds, key=seconds.__getitem__, default="")
-        done = self._all[host] - sum(counts[host] for counts in self._left)
+        done = self._all[host] - self._files_left(host)
         return sum(seconds.values()), host, done, self._all[host], each.get(host, 0)
 
     def _each(self) -> dict[str, float]:
-        """Return how many seconds a file of each host takes; where none has ended, as many as passed at least."""
-        now, passed, ended = self._now(), defaultdict[str, float](float), self._ended
+        """Return how many seconds a file of each host takes; the last ones take as many as have passed, at least."""
+        going = defaultdict[str, list[float]](list)
         for number, began in [*self._going.items()]:  # which the event loop changes
-            passed[self._hosts[number]] = max(passed[self._hosts[number]], now - began)
-        usual = sum(self._seconds.values()) / max(ended.total(), 1)
-        return {one: self._seconds[one] / ended[one] if ended[one] else max(usual, passed[one]) for one in self._all}
+            going[self._hosts[number]].append(self._now() - began)
+        usual = sum(self._seconds.values()) / max(self._ended.total(), 1)
+        each = {host: self._seconds[host] / (self._ended[host] or 1) or usual for host in self._all}
+        for host, passed in going.items():
+            if not self._ended[host] or self._files_left(host) <= len(passed):
+                each[host] = max(each[host], *passed)
+        return each
+
+    def _files_left(self, host: str) -> int:
+        return sum(counts[host] for counts in self._left)
 
 
 # A limit of time for a part of a task, which stands still while the task waits for others.
@@ -550,7 +557,7 @@ class Client:
                 if not (failed.may_pass and left) or delay > min(fetch.clock.left, _LONGEST_WAIT_S):
                     raise
                 attempts = self._options.retries - left + 1
-                self._again(RequestAgain(shown_url(str(url)), failed.message, attempts, delay))
+                self._again(RequestAgain(shown_url(str(url)), failed.message, attempts, round(delay, 3)))
             await asyncio.sleep(delay)
             wait, left = 2 * wait, left - 1
 
@@ -689,18 +696,25 @@ class Fetcher:
         self._turns = Turns(options, self._begin_soon, self._times)
         self._again: list[RequestAgain] = []
         self._samples, self._began, self._waited_s, self._tell_at = 0, 0.0, 0.0, 0.0
+        self._waits: Callable[[], object] = int
         self._client: Client | None = None
         self._lack: MemoryError | None = None
         self._loop.set_exception_handler(self._broken)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardtool-fetch", daemon=True)
         self._thread.start()
 
-    def begin(self, urls: Sequence[str], samples: int = 0) -> None:
-        """Fetch these from now on, of so many samples; what was begun before is given up."""
+    def begin(self, urls: Sequence[str], samples: int = 0, waits: Callable[[], object] = int) -> None:
+        """Fetch other files from now on; what was begun before is given up.
+
+        Args:
+            urls: Of these.
+            samples: Of so many samples.
+            waits: Called now and then while a file is waited for.
+        """
         if self._urls:
             self._tell(len(self._urls))
         asyncio.run_coroutine_threadsafe(self._begin(urls), self._loop).result()
-        self._samples, self._began, self._waited_s = samples, time.monotonic(), 0.0
+        self._samples, self._waits, self._began, self._waited_s = samples, waits, time.monotonic(), 0.0
         self._tell_at = self._began + _TELL_S
 
     def take(self, number: int) -> bytes:
@@ -730,6 +744,7 @@ class Fetcher:
             if self._lack is not None:
                 raise self._lack
             self._ready.wait(SLICE_S)
+        self._waits()
         self._waited_s += time.monotonic() - began
         return None
 

@@ -115,7 +115,8 @@ class TransformPacker(Packer):
             rows = [row for row, kind in enumerate(self.kinds) if kind == URL]
             self._urls = {row: place for place, row in enumerate(rows)}
             self._fetcher = fetcher(work.transform.fetch)
-            self._fetcher.begin([to_text(self._path(b"", row)) for row in rows], len(self.keys))
+            urls = [to_text(self._path(b"", row)) for row in rows]
+            self._fetcher.begin(urls, len(self.keys), lambda: self.report_progress(self._consumed))
 
     def close(self) -> None:
         """Close what was opened for reading, and give up what was fetched in vain."""

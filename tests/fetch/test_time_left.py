@@ -113,6 +113,25 @@ def test_a_host_that_has_not_answered() -> None:
     assert times.left() == (8 * 3 / 2, "a", 0, 3, 8)
 
 
+def test_a_file_that_hangs() -> None:
+    """What is left of a host takes as long as it has taken, once nothing else of it shows how long files take."""
+    now = [0.0]
+    times = HostTimes(FetchOptions(per_host=2), lambda: now[0])
+    times.start(["a"] * 4)
+    for number in (0, 1):
+        times.begin(number)
+        now[0] += 1
+        times.end(number)
+        times.done(number)
+    times.begin(2)
+    now[0] += 9
+    assert times.left() == (1, "a", 2, 4, 1)
+    times.begin(3)
+    times.end(3)
+    times.done(3)
+    assert times.left() == (9 / 2, "a", 3, 4, 9)
+
+
 @pytest.mark.parametrize(
     ("url", "host"),
     [
@@ -150,11 +169,13 @@ def test_what_is_told(web: WebServer) -> None:
     hear(told.append)
     urls = [web.url(f"busy/1/{number}?X-Amz-Signature=secret").replace("//", "//me:secret@") for number in range(30)]
     with fetching(retries=2, connections=64) as fetcher:
-        fetcher.begin(urls, 30)
+        waits: list[int] = []
+        fetcher.begin(urls, 30, lambda: waits.append(1))
         for number in range(30):
             fetcher.take(number)
         fetcher.begin(())
     hear(None)
+    assert waits
     again = [one for one in told if isinstance(one, RequestAgain)]
     assert sum(one.requests for one in again) == 30
     assert {one.attempts for one in again} == {1}
