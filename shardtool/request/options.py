@@ -395,13 +395,10 @@ class SelectingOptions(OutputOptions):
     @property
     def found(self) -> dict[str, str]:
         """The columns of metadata that are found as samples are read, and their Arrow types."""
-        from shardtool.transform import EXIF, PROBED
+        from shardtool.transform import EXIF, ORIGINAL, PROBED
 
-        return {
-            **(PROBED if self.probe else {}),
-            **({EXIF: "string"} if self.exif else {}),
-            **dict.fromkeys(self.hash, "string"),
-        }
+        probed = {**PROBED, **(ORIGINAL if "original_" in (self.where or "") else {})} if self.probe else {}
+        return {**probed, **({EXIF: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def of_transform(self) -> Transform | None:
         """Return what is done to samples; None: nothing."""

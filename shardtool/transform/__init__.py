@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 KEY = "__key__"
 PROBED = {"width": "int32", "height": "int32", "mode": "string"}  # the columns of `probe`, and their Arrow types
+ORIGINAL = {"original_width": "int32", "original_height": "int32"}  # the same before a change
 EXIF = "exif"  # the column of `exif`
 _TRACE_LINES = 12
 _NO_PARTS = {"", ".", ".."}  # of a key, between its slashes
@@ -186,13 +188,16 @@ class Transformer:
             BadSample: It cannot be taken.
         """
         found: dict[str, object] = dict.fromkeys(self._found)
-        for name in found.keys() - {*PROBED, EXIF}:
+        for name in found.keys() - {*PROBED, *ORIGINAL, EXIF}:
             found[name] = hashlib.new(name, fields[held], usedforsecurity=False).hexdigest()
         if self._images is not None:
             if EXIF in found:
                 from shardtool.transform.image import exif
 
                 found[EXIF] = next((exif(data) for name, data in fields.items() if self._images.applies(name)), None)
+            if not found.keys().isdisjoint(ORIGINAL):
+                _, image = _change_images(replace(self._images, resize=None, encode=None), fields)
+                found |= dict(zip(ORIGINAL, image or (), strict=False))
             fields, image = _change_images(self._images, fields)
             found |= image._asdict() if image is not None and self._images.probe else {}
         return fields, tuple(found.values())

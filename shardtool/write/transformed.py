@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Samples, and bytes of them, of which a condition is judged at once: one by one, each would take 0.6 ms.
 _JUDGED, _JUDGED_BYTES = 256, 2**24
 _MEDIA = ("image", "audio", "video")
-_SHOWN = 60  # characters of a value in a message
+_SHOWN = 80  # characters of a value in a message
 
 transformer = cache(Transformer)  # of this process: importing the user's function may take long
 fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard

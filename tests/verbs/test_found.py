@@ -211,11 +211,29 @@ def test_a_wrong_condition_is_refused_before_anything_is_read(
     assert not list(tmp_path.iterdir())
 
 
+def test_no_path_of_the_machine_is_listed(tmp_path: Path) -> None:
+    """Of several folders, a sample that falls out is listed by its path as the folders are called."""
+    folders = [write_tree(tmp_path / name, {f"a.{end}": _image(5, 5)}) for name, end in (("x", "png"), ("y", "jpg"))]
+    write_tree(tmp_path / "x", {"b.png": _image(30, 30)})
+    _pack(folders, tmp_path / "out", probe=True, where="width > 9", on_error="stop")
+    assert [(one["key"], one["path"]) for one in skipped(tmp_path / "out" / "out.json")] == [("a", "y/a.jpg")]
+
+
 def test_no_sample_is_chosen(images: Path, tmp_path: Path) -> None:
     """Nothing is left of such a run, and it says so as any `where` does."""
     with pytest.raises(InvalidRequest, match="no sample for which width > 99"):
         _pack(images, tmp_path, probe=True, where="width > 99")
     assert not list(tmp_path.iterdir())
+
+
+def test_sizes_before_a_change(images: Path, probed: Path, tmp_path: Path) -> None:
+    """Of images that are resized, a query can name the sizes before; then both are columns."""
+    asked: dict[str, Any] = {"probe": True, "resize": (9, 9), "resize_mode": "crop"}
+    _pack(images, tmp_path, **asked, where="original_width / original_height < 1.5 and height == 9")
+    before = {key: (one["width"], one["height"]) for key, one in _columns(probed).items() if one["width"]}
+    assert {key: tuple(one.values()) for key, one in _columns(tmp_path).items()} == {
+        key: (9, 9, _columns(probed)[key]["mode"], *size) for key, size in before.items() if size[0] / size[1] < 1.5
+    }
 
 
 def test_hash_is_of_the_source(tmp_path: Path) -> None:
