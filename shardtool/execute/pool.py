@@ -156,20 +156,25 @@ class Surroundings(NamedTuple):
         path: Where modules are looked for, after the node's own places.
         umask: Which rights new files lack.
         command_line: Whether messages call options as the command line does.
+        variables: What options about stores have put into the environment.
     """
 
     folder: str
     path: tuple[str, ...]
     umask: int
     command_line: bool
+    variables: dict[str, str]
 
     @classmethod
     def here(cls) -> Surroundings:
         """Return those of this process."""
+        from shardtool.storage.places import OF_OPTIONS
+
         umask = os.umask(0o077)
         os.umask(umask)
         path = tuple(os.path.abspath(one) for one in sys.path)
-        return cls(os.getcwd(), path, umask, wording.speaks_command_line())
+        variables = {name: os.environ[name] for name in OF_OPTIONS if name in os.environ}
+        return cls(os.getcwd(), path, umask, wording.speaks_command_line(), variables)
 
     def enter(self) -> None:
         """Make this process have them; without the folder where there is none."""
@@ -177,6 +182,7 @@ class Surroundings(NamedTuple):
             os.chdir(self.folder)
         sys.path += [one for one in self.path if one not in sys.path and os.path.exists(one)]
         os.umask(self.umask)
+        os.environ.update(self.variables)
         wording.set_words(command_line=self.command_line)
 
 

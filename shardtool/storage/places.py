@@ -18,7 +18,8 @@ from shardtool.storage.open_file import READ_FOLLOWING, address_of, is_other, is
 from shardtool.storage.remote import address, blob, stores
 from shardtool.storage.remote.address import SCHEMES, is_url, is_web, parse_address, refuse_near_url, shown, use_headers
 from shardtool.storage.remote.blob import called, together
-from shardtool.storage.remote.store_options import use_store_options
+from shardtool.storage.remote.retry import RETRY_FOR
+from shardtool.storage.remote.store_options import STORE_OPTIONS, use_store_options
 from shardtool.storage.remote.stores import as_source, use_anonymous, use_endpoint
 from shardtool.values import to_bytes, to_text
 
@@ -33,6 +34,7 @@ __all__ = [  # as they are
     "use_endpoint", "use_headers", "use_store_options",
 ]  # fmt: skip
 
+OF_OPTIONS = (stores.ENDPOINT, stores.ANONYMOUS, STORE_OPTIONS, RETRY_FOR)  # variables that they set; no secrets
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing

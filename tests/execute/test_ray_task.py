@@ -10,6 +10,7 @@ import pytest
 from shardtool.errors import Bug, SampleFailed
 from shardtool.execute.local import LocalPool
 from shardtool.execute.pool import Needs, Surroundings, TaskCounts, look, see, serve
+from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:
@@ -62,6 +63,22 @@ def test_each_attempt_has_a_file_of_its_own(pool: LocalPool, tmp_path: Path) -> 
     assert len(folder.names()) == 3
     folder.discard_staged(["out.tar"])
     assert {one.name: one.read_text() for one in (tmp_path / "out").iterdir()} == {"out.tar": "right"}
+
+
+def told(_: str) -> dict[str, str]:
+    """Return what a store would be told here."""
+    return object_headers("s3://bucket/key")
+
+
+def test_a_node_tells_stores_what_the_parent_does(pool: LocalPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What options say of stores goes with a task; no keys do, which are the node's own affair."""
+    monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "sse=AES256")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    here = Surroundings.here()
+    assert "hidden" not in str(here)
+    monkeypatch.delenv("SHARDTOOL_STORE_OPTIONS")
+    [(_, answer)] = pool.map(served, [(here, told, "")])
+    assert answer.result == {"x-amz-server-side-encryption": "AES256"}
 
 
 def test_what_fails_is_an_answer(pool: LocalPool) -> None:

@@ -145,8 +145,6 @@ def object_headers(address: str) -> dict[str, str]:
             found[header] = value if tags is None else urlencode(tags, quote_via=quote)
         elif key != _PAYER:  # where it is read from may want that
             known = ", ".join(other for other, one in _OPTIONS.items() if getattr(one, scheme, ""))
-            remedy = "" if known else "Tell the bucket: its default storage class, and its default key."
-            raise InvalidRequest(
-                f"the store option {key}", f"nothing that {scheme}:// is told", expected=known or "none", remedy=remedy
-            )
+            expected = known or "its bucket to say that: by its default storage class, and its default key"
+            raise InvalidRequest(f"the store option {key}", f"nothing that {scheme}:// is told", expected=expected)
     return found

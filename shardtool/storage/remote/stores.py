@@ -225,9 +225,8 @@ def _s3(
         from obstore.auth.boto3 import Boto3CredentialProvider
 
         options["credential_provider"] = Boto3CredentialProvider(session)
-    region = next(filter(None, map(env.get, _REGION)), "us-east-1")
+    region = next(filter(None, map(env.get, _REGION)), _configured(session).get("region", "us-east-1"))
     if from_source:  # nothing of the environment that obstore reads itself is about it
-        region = next(filter(None, map(env.get, _REGION)), _configured(session).get("region", "us-east-1"))
         endpoint = options["endpoint"] = endpoint or f"https://s3.{region}.amazonaws.com"
         options["config"] |= {"region": region, "skip_signature": anonymous}
         if session is None and env.get("AWS_ACCESS_KEY_ID"):

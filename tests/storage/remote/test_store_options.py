@@ -95,7 +95,7 @@ def test_tags_are_encoded_once() -> None:
 @pytest.mark.parametrize(
     ("line", "address", "found"),
     [
-        ("sse=AES256", "gs://b/p", "nothing that gs:// is told.*default storage class"),
+        ("sse=AES256", "gs://b/p", "nothing that gs:// is told; expected its bucket.*default storage class"),
         ("tags=a=b", "gs://b/p", "nothing that gs:// is told"),
         ("storage-class=STANDARD_IA", "az://c/p", "expected access-tier, tags"),
         ("access-tier=Cool", "s3://b/p", "expected sse, "),
