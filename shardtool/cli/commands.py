@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -261,7 +260,6 @@ def _follows(one: str, other: str) -> bool:
 
 
 @described
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Reporting(Running):
     """How `verify` tells what it found."""
 
@@ -422,7 +420,6 @@ def remove(names: tuple[str, ...], asked: Callable[[], RemoveOptions], how: Runn
 
 
 @described
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Making(IndexOptions):
     """What `index` makes beside sidecars and a dataset file."""
 
@@ -509,7 +506,6 @@ _PICTURES = ("html", "contact_sheet")
 
 
 @described
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Looking(InspectOptions):
     """What `inspect` shows in place of a summary."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -74,7 +73,6 @@ def _use_config(path: str) -> None:
 
 
 @described
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Output(Settings):
     """What is printed, and how."""
 
@@ -91,7 +89,6 @@ class Output(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Running(Output):
     """What is said while a verb runs, and which servers are asked."""
 
@@ -125,7 +122,6 @@ class Running(Output):
 
 
 @described
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DryRunning(Running):
     """What can be asked of a verb that plans before it writes, too."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -93,7 +92,6 @@ def _of_fields(_kind: type, value: object) -> dict[str, object]:
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WorkerOptions(Settings):
     """The options of every verb that starts workers."""
 
@@ -125,7 +123,6 @@ def readers_of(asked: Sequence[str], exports: Texts = ()) -> tuple[str, ...]:
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class OutputOptions(WorkerOptions):
     """The options of every verb that writes shards; options on the command line have the same names."""
 
@@ -267,7 +264,6 @@ class OutputOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SelectingOptions(OutputOptions):
     """The options by which `create` and `reshard` choose fields, and make metadata and fields of each other.
 
@@ -432,7 +428,6 @@ def _fetching(default: Default, text: str, **facts: Any) -> Default:
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CreateOptions(SelectingOptions):
     """The options of `create`; each has an option on the command line, of the same name where no other is given."""
 
@@ -594,7 +589,6 @@ class CreateOptions(SelectingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ReshardOptions(SelectingOptions):
     """The options of `reshard`; options on the command line have the same names where no other is given.
 
@@ -638,7 +632,6 @@ class ReshardOptions(SelectingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class VerifyOptions(WorkerOptions):
     """The options of `verify`."""
 
@@ -685,7 +678,6 @@ class VerifyOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class IndexOptions(WorkerOptions):
     """The options of `index`."""
 
@@ -708,7 +700,6 @@ class IndexOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ExportOptions(WorkerOptions):
     """How to write the indexes of other tools."""
 
@@ -719,7 +710,6 @@ class ExportOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CopyOptions(Settings):
     """How to copy a dataset."""
 
@@ -748,7 +738,6 @@ class CopyOptions(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class InspectOptions(Settings):
     """How to look at a dataset."""
 
@@ -762,7 +751,6 @@ class InspectOptions(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DiffOptions(WorkerOptions):
     """The options of `diff`; but for those of workers, they are about a source that a dataset is compared with."""
 
@@ -772,7 +760,6 @@ class DiffOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions(Settings):
     """The options of `doctor`."""
 
@@ -780,7 +767,6 @@ class DoctorOptions(Settings):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ChoosingOptions(WorkerOptions):
     """The options of the verbs that do something to some samples of datasets."""
 
@@ -798,7 +784,6 @@ class ChoosingOptions(WorkerOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ExtractOptions(ChoosingOptions):
     """The options of `extract`."""
 
@@ -813,6 +798,5 @@ class ExtractOptions(ChoosingOptions):
 
 
 @described
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RemoveOptions(ChoosingOptions):
     """The options of `remove`."""

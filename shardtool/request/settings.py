@@ -14,13 +14,22 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from operator import index
 from types import MappingProxyType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from shardtool.errors import InvalidRequest
 from shardtool.request import texts
 from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
 from shardtool.values import parse_size
 from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, flag, option, typed_option
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: bool) -> Any:
+        """Return what does nothing: only type checkers look at it, and Python 3.10 has none."""
+        return lambda made: made
+
 
 Default = TypeVar("Default")
 Options = TypeVar("Options")
@@ -143,8 +152,10 @@ def texts_of(kind: type) -> list[str]:
     return [f"    {name}: {text}" for name, text in said.items() if text]
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False)
 def described(kind: type[Options]) -> type[Options]:
-    """Describe the options of a class in its docstring, and tell messages what the command line calls them."""
+    """Make a dataclass of options, described in its docstring, and tell messages what the command line calls them."""
+    kind = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n\nAttributes:", *texts_of(kind)])
     for name, one in facts(kind).items():
         if one.typed:

@@ -95,7 +95,6 @@ class Keywords(TypedDict, total=False):
 
 
 @described
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WriterOptions(Settings):
     """What can be asked of a `ShardWriter`; what `create` has, too, means the same there."""
 
