@@ -9,25 +9,29 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from logging import getLogger
 from secrets import token_hex
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
+from shardtool.pattern import is_shard_name
 from shardtool.request.calls import by_names
 from shardtool.request.options import DoctorOptions
 from shardtool.request.results import Check, DoctorResult, Observer
 from shardtool.request.settings import given_options
-from shardtool.storage.open_file import is_other, open_blob
-from shardtool.storage.places import folder_of, is_folder, is_url, is_web, join, list_folder, objects_below, read_small
-from shardtool.storage.remote.address import parse_address, shown, web_headers
+from shardtool.storage import places
+from shardtool.storage.folders import open_folder
+from shardtool.storage.open_file import open_blob
+from shardtool.storage.remote import retry
+from shardtool.storage.remote.address import STORES, parse_address, shown, web_headers
 from shardtool.storage.remote.blob import FirstAnswer, drop, first_answer, get
 from shardtool.storage.remote.lock import check_conditional
-from shardtool.storage.remote.retry import OF_KEYS, POLICY, SET_CLOCK, RequestStopped, pause, retried, under, writing
-from shardtool.storage.remote.stores import credentials_kind, delete, put
+from shardtool.storage.remote.retry import OF_KEYS, SET_CLOCK, PassingFailure, RequestStopped, retried, writing
+from shardtool.storage.remote.stores import credentials_kind, delete, put, signed
 from shardtool.storage.shared import take_lock
 from shardtool.storage.staging import Folder, KeptFiles
 from shardtool.values import counted, given_names, show_size
@@ -40,19 +44,11 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-_POLICY = POLICY._replace(tries=2, whole_s=5.0, silent_s=5.0, over_s=10.0)
+_POLICY = retry.POLICY._replace(tries=2, whole_s=5.0, silent_s=5.0, over_s=10.0)
 _MANY = 100  # objects among which one to be read is looked for
 _UNSEEN = Check("", "unknown", "")
 _EXACT_S, _SKEW_S = 2, 300  # `Date` has whole seconds; stores refuse clocks that are 15 minutes off, some 5
 _AGAIN_S = 0.3  # after a signal: what was being written then may appear only now
-_WAY = ("server", "proxy", "certificate", "clock", "credentials")
-_WRITING = ("write", "conditions", "delete", "rename", "links", "locks")
-_NAMES = {
-    "store": (*_WAY, "bucket", "list", "read", "write", "conditions", "delete"),
-    "web": (*_WAY, "read", "ranges", "conditions"),
-    "other": ("list", "read"),
-    "folder": ("folder", "space", "write", "rename", "links", "locks", "delete"),
-}
 _READER, _WRITER = "the role Storage Blob Data Reader", "the role Storage Blob Data Contributor"
 _ALLOW = {
     "s3": {"list": "s3:ListBucket", "read": "s3:GetObject", "write": "s3:PutObject", "delete": "s3:DeleteObject"},
@@ -63,17 +59,12 @@ _ALLOW = {
 
 
 @by_names(DoctorOptions)
-def doctor(
-    place: Given,
-    options: DoctorOptions | None = None,
-    *,
-    observer: Observer | None = None,  # noqa: ARG001 - as verbs
-) -> DoctorResult:
+def doctor(place: Given, options: DoctorOptions | None = None, *, observer: Observer | None = None) -> DoctorResult:  # noqa: ARG001
     """Return what a place allows, and what is in the way there.
 
     Args:
-        place: A folder, or an address: a prefix of a store, a file of the web. Of a dataset file that is not on the
-            web, its folder is meant.
+        place: A folder, or an address: a prefix of a store, a file of the web. Of a dataset file, or of shards, that
+            are not on the web, their folder is meant.
         options: See `DoctorOptions`.
         observer: Is told nothing: what was found is returned.
 
@@ -84,13 +75,18 @@ def doctor(
     [path, *more] = given_names("the place", place, "a folder or an address") or [""]
     if more or not path:
         raise InvalidRequest("the place", counted(len(more) + 1, "name") if more else "none", expected="one")
-    if path.endswith(".json") and not is_web(path):
-        path = folder_of(path) or "."
-    kind = "folder" if not is_url(path) else "web" if is_web(path) else "other" if is_other(path) else "store"
-    seen = _Seen(path, _NAMES[kind], read_only=options.read_only)
-    with under(_POLICY):
-        _LOOKS[kind](path, seen)
-    return DoctorResult(shown(path), seen.checks(), time.monotonic() - begun)
+    kind = "folder" if not places.is_url(path) else "web" if places.is_web(path) else parse_address(path).scheme
+    if kind != "web" and (path.endswith(".json") or is_shard_name(places.base_name(path))):
+        path = places.folder_of(path)
+    look, names = _LOOKS.get(kind, (_list_and_read, ("list", "read")))
+    seen = _Seen(path or ".", names, options)
+    with retry.under(_POLICY), suppress(_Stopped):
+        look(path or ".", seen)
+    return DoctorResult(seen.place, seen.checks(), time.monotonic() - begun)
+
+
+class _Stopped(Exception):
+    """Something is wrong without which nothing else can be seen."""
 
 
 class _Seen:
@@ -98,69 +94,79 @@ class _Seen:
 
     Args:
         place: The path or address.
-        names: Of all that is to be looked at, in order.
-        read_only: Whether nothing is to be written.
+        names: Of all that is to be looked at, in order: what needs writing begins with `write`.
+        options: See `DoctorOptions`.
 
     Attributes:
-        found: What was found, by name; `_UNSEEN`: nothing yet.
+        place: What is shown of it.
+        writes: Whether it may be written to.
     """
 
-    def __init__(self, place: str, names: tuple[str, ...], *, read_only: bool) -> None:
-        self.found, self.read_only, self._place = dict.fromkeys(names, _UNSEEN), read_only, shown(place)
-        self._allow = _ALLOW.get(parse_address(place).scheme, {}) if is_url(place) else {}
+    def __init__(self, place: str, names: tuple[str, ...], options: DoctorOptions) -> None:
+        self.place, self.writes = shown(place), not options.read_only
+        some = names if self.writes else takewhile(lambda name: name != "write", names)
+        self._found = dict.fromkeys(some, _UNSEEN)
+        self._allow = _ALLOW.get(parse_address(place).scheme, {}) if places.is_url(place) else {}
 
-    def look(self, name: str, ask: Callable[[], Found], say: Callable[[Found], str] = str) -> Found | None:
-        """Return what is found, which is noted; None: something is wrong, and that is."""
+    def need(self, name: str, ask: Callable[[], Found], say: Callable[[Found], str] = str) -> Found:
+        """Return what is found, which is noted.
+
+        Raises:
+            _Stopped: Something is wrong, and that is noted.
+        """
         try:
             found = ask()
-        except (ShardError, OSError) as error:
-            self.wrong(name, error)
-            return None
-        self.found[name] = Check(name, "ok", say(found))
+        except (ShardError, OSError, PassingFailure) as error:
+            self._found[name] = self._wrong(name, error)
+            raise _Stopped from None
+        self._found[name] = Check(name, "ok", say(found))
         return found
 
-    def wrong(self, name: str, error: Exception) -> None:
-        """Note what is wrong."""
-        if not isinstance(error, ShardError):
-            self.found[name] = Check(name, "wrong", reason(error) if isinstance(error, OSError) else str(error))
-            return
-        where = "" if error.where.startswith(self._place) else f"{error.where}: "
-        cure = error.remedy
-        if name in self._allow and isinstance(error, AccessRefused) and cure not in OF_KEYS.values():
-            cure = f"Allow {self._allow[name]} there."
-        expected = f"; expected {error.expected}" if error.expected else ""
-        self.found[name] = Check(name, "wrong", f"{where}{error.found}{expected}", cure)
+    def look(self, name: str, ask: Callable[[], object], say: Callable[[Any], str] = str) -> None:
+        """Note what is found; nothing else needs it."""
+        with suppress(_Stopped):
+            self.need(name, ask, say)
 
     def unknown(self, name: str, why: str) -> None:
-        """Note that something cannot be seen."""
-        self.found[name] = Check(name, "unknown", why)
+        """Note why something cannot be seen."""
+        self._found[name] = Check(name, "unknown", why)
+
+    def is_open(self, name: str) -> bool:
+        """Tell whether something is still to be seen."""
+        return self._found[name].state == "unknown"
 
     def checks(self) -> tuple[Check, ...]:
         """Return what was found, and of all else, why it was not looked at."""
-        first = next((one.name for one in self.found.values() if one.state == "wrong"), "")
-        for name in [name for name, one in self.found.items() if one is _UNSEEN]:
-            asked = name not in _WRITING or not self.read_only
-            self.unknown(name, f"not tried: see {first}" if asked else "not tried: only reading is asked for")
-        return (*self.found.values(),)
+        wrong = next((name for name, one in self._found.items() if one.state == "wrong"), "")
+        why = f"not tried: see {wrong}"
+        return tuple(Check(name, "unknown", why) if one is _UNSEEN else one for name, one in self._found.items())
+
+    def _wrong(self, name: str, error: ShardError | OSError | PassingFailure) -> Check:
+        if not isinstance(error, ShardError):
+            return Check(name, "wrong", reason(error) if isinstance(error, OSError) else error.found)
+        where = "" if error.where.startswith(self.place) or self.place.startswith(error.where) else f"{error.where}: "
+        expected, cure = f"; expected {error.expected}" if error.expected else "", error.remedy
+        if name in self._allow and isinstance(error, AccessRefused) and cure not in OF_KEYS.values():
+            cure = f"Allow {self._allow[name]} there."
+        return Check(name, "wrong", f"{where}{error.found}{expected}", cure)
 
 
 # The way to a server.
 
 
-def _way(address: str, seen: _Seen) -> FirstAnswer | None:
+def _way(address: str, seen: _Seen) -> FirstAnswer:
     """Look at the way to a server, by a request for an address; return the answer."""
     ask = partial(retried, shown(address), partial(first_answer, address))
-    answer = seen.look("server", ask, lambda one: one.server)
-    if answer is not None:
-        until = answer.trusted_until
-        seen.look("proxy", lambda: answer.proxy or "none")
-        seen.look("certificate", lambda: f"trusted; ends {until}" if until else "none: http:// is not encrypted")
-        try:
-            off_s = time.time() - parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-        except (TypeError, ValueError, OverflowError):
-            seen.unknown("clock", "the server does not say what time it is")
-        else:
-            seen.look("clock", partial(_clock, address, off_s))
+    answer = seen.need("server", ask, lambda one: one.server)
+    until = answer.trusted_until
+    seen.look("proxy", lambda: answer.proxy or "none")
+    seen.look("certificate", lambda: f"trusted; ends {until}" if until else "none: http:// is not encrypted")
+    try:
+        off_s = time.time() - parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        seen.unknown("clock", "the server does not say what time it is")
+    else:
+        seen.look("clock", partial(_clock, address, off_s))
     return answer
 
 
@@ -175,22 +181,28 @@ def _clock(address: str, off_s: float) -> str:
 
 
 def _look_at_store(place: str, seen: _Seen) -> None:
-    probe = join(place, _name())
-    if seen.look("credentials", partial(credentials_kind, place)) is None or (way := _way(probe, seen)) is None:
-        return
-    if way.code in OF_KEYS and way.refused is not None:
-        seen.wrong("credentials", way.refused)
-    elif seen.look("bucket", partial(_bucket, place, way)) is not None:
-        _list_and_read(place, seen)
-        if not seen.read_only:
-            remove = partial(delete, place, [parse_address(probe).key])
-            if seen.look("delete", partial(_done, remove)):  # before there is anything that could not be removed
-                _and_remove(probe, partial(_write, probe, seen), remove, seen)
+    open_folder(place)  # which refuses what is no prefix
+    probe = places.join(place, _name())
+    seen.need("credentials", lambda: signed(probe, "GET") and credentials_kind(place))
+    way = _way(probe, seen)
+    if way.code in OF_KEYS:
+        seen.need("credentials", partial(_raise, way.refused))
+    seen.need("bucket", partial(_bucket, place, way))
+    _list_and_read(place, seen)
+    if seen.writes:
+        remove = partial(delete, place, [parse_address(probe).key])
+        seen.need("delete", partial(_done, remove))  # before there is anything that could not be removed
+        _and_remove(probe, partial(_write, probe, seen), remove, seen)
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error
 
 
 def _bucket(place: str, way: FirstAnswer) -> str:
-    if isinstance(way.refused, StoreFailed) and not isinstance(way.refused, AccessRefused):
-        raise way.refused
+    if not isinstance(way.refused, AccessRefused | FileNotFoundError):
+        _raise(way.refused)
     with writing(place):
         if way.code in ("NoSuchBucket", "ContainerNotFound"):
             raise FileNotFoundError
@@ -198,11 +210,12 @@ def _bucket(place: str, way: FirstAnswer) -> str:
 
 
 def _list_and_read(place: str, seen: _Seen) -> None:
-    found = seen.look("list", lambda: [*islice(objects_below(place), _MANY)], _first_of)
-    if first := next((one.key for one in found or () if one.size > 0), ""):
-        seen.look("read", partial(_done, lambda: open_blob(join(place, first)).read(0, 1)))
-    elif found is not None:
-        seen.unknown("read", "nothing is there to be read")
+    with suppress(_Stopped):
+        found = seen.need("list", lambda: [*islice(places.objects_below(place), _MANY)], _first_of)
+        if first := next((one.key for one in found if one.size > 0), ""):
+            seen.need("read", partial(_done, lambda: open_blob(places.join(place, first)).read(0, 1)))
+        else:
+            seen.unknown("read", "nothing is there to be read")
 
 
 def _first_of(found: list[BucketEntry]) -> str:
@@ -219,10 +232,10 @@ def _done(do: Callable[[], object]) -> str:
 
 
 def _write(probe: str, seen: _Seen) -> None:
-    if (version := seen.look("write", partial(put, probe, b"1", ""), lambda _: "allowed")) is not None:
-        if seen.found["read"].state == "unknown":
-            seen.look("read", partial(_done, partial(read_small, probe)))
-        seen.look("conditions", partial(_conditions, probe, version))
+    version = seen.need("write", partial(put, probe, b"1", ""), lambda _: "allowed")
+    if seen.is_open("read"):
+        seen.look("read", partial(_done, partial(places.read_small, probe)))
+    seen.look("conditions", partial(_conditions, probe, version))
 
 
 def _conditions(probe: str, version: str) -> str:
@@ -235,29 +248,35 @@ def _conditions(probe: str, version: str) -> str:
 def _and_remove(probe: str, write: Callable[[], None], remove: Callable[[], None], seen: _Seen) -> None:
     """Write what is looked at, and remove it, also after a signal; where that cannot be, say where it is."""
     try:
-        write()
+        with suppress(_Stopped):
+            write()
     except BaseException:
         try:
             remove()
-            pause(_AGAIN_S)
+            retry.pause(_AGAIN_S)
             remove()
         except (ShardError, OSError, RequestStopped):
             getLogger("shardtool").warning("%s may still be there: remove it.", shown(probe))
         raise
-    seen.look("delete", remove, lambda _: "nothing stays there")
-    if seen.found["delete"].state == "wrong":
-        seen.found["delete"] = seen.found["delete"]._replace(cure=f"Remove {shown(probe)}, which stays there.")
+    seen.look("delete", partial(_removed, probe, remove))
+
+
+def _removed(probe: str, remove: Callable[[], None]) -> str:
+    try:
+        remove()
+    except ShardError as error:
+        remedy = f"Remove {shown(probe)}, which stays there."
+        raise OutputFailed(shown(probe), error.found, remedy=remedy) from None
+    return "nothing stays there"
 
 
 def _look_at_web(place: str, seen: _Seen) -> None:
-    if (way := _way(place, seen)) is None:
-        return
+    way = _way(place, seen)
     seen.look("credentials", lambda: ", ".join(web_headers(place)) or "none")
-    if way.refused is not None:
-        seen.wrong("read", way.refused)
-    elif (blob := seen.look("read", lambda: open_blob(place), lambda one: f"{one.size:,} bytes")) is not None:
-        seen.look("ranges", lambda: blob.read(max(0, blob.size - 1), 1), lambda _: "given")
-        seen.look("conditions", partial(_is_matched, place, blob.version))
+    seen.need("read", partial(_raise, way.refused))
+    blob = seen.need("read", partial(open_blob, place), lambda one: f"{one.size:,} bytes")
+    seen.look("ranges", partial(blob.read, max(0, blob.size - 1), 1), lambda _: "given")
+    seen.look("conditions", partial(_is_matched, place, blob.version))
 
 
 def _is_matched(place: str, version: str) -> str:
@@ -271,22 +290,21 @@ def _is_matched(place: str, version: str) -> str:
 
 
 def _look_at_folder(path: str, seen: _Seen) -> None:
+    open_folder(path)  # which refuses what is meant for an address
     here = path
-    while here and not is_folder(here) and not os.path.lexists(here):
-        here = folder_of(here.rstrip("/"))
-    here = here or "."
-    said = "there" if here == path else f"not there yet; {here} is"
-    found = seen.look("folder", partial(list_folder, here), lambda _: said)
-    folder, name = Folder(here), _name()
+    while here and not places.is_folder(here) and not os.path.lexists(here):
+        here = places.folder_of(here.rstrip("/"))
+    folder, name = Folder(here or "."), _name()
+    said = "there" if here == path else f"not there yet; {folder.path} is"
+    seen.need("folder", partial(places.list_folder, folder.path), lambda _: said)
     seen.look("space", folder.free_bytes, lambda free: f"{show_size(free)} free")
-    if found is None or seen.read_only:
+    if not seen.writes:
         return
-    kept = KeptFiles(here, folder.full_path(f"{name}.kept"))
+    kept = KeptFiles(folder.path, folder.full_path(f"{name}.kept"))
 
     def write() -> None:
-        staged = seen.look("write", partial(folder.stage_whole, name, b"1"), lambda _: "allowed")
-        if staged is None or seen.look("rename", partial(_done, partial(folder.publish, staged))) is None:
-            return
+        staged = seen.need("write", partial(folder.stage_whole, name, b"1"), lambda _: "allowed")
+        seen.need("rename", partial(_done, partial(folder.publish, staged)))
         seen.look("links", partial(_done, partial(kept.keep, [name])))
         seen.look("locks", partial(_locks, folder.full_path(name)))
 
@@ -307,6 +325,10 @@ def _locks(path: str) -> str:
     return "kept (flock)"
 
 
-_LOOKS = {
-    "store": _look_at_store, "web": _look_at_web, "other": _list_and_read, "folder": _look_at_folder,
-}  # fmt: skip
+_WAY = ("server", "proxy", "certificate", "clock", "credentials")
+_STORE = _look_at_store, (*_WAY, "bucket", "list", "read", "write", "conditions", "delete")
+_LOOKS = {  # by kind of place or scheme of a store: what looks at it, and what that sees, in order
+    **dict.fromkeys(STORES, _STORE),
+    "web": (_look_at_web, (*_WAY, "read", "ranges", "conditions")),
+    "folder": (_look_at_folder, ("folder", "space", "write", "rename", "links", "locks", "delete")),
+}

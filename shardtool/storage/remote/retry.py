@@ -30,6 +30,8 @@ Result = TypeVar("Result")
 RETRY_FOR, LEAST_SPEED = "SHARDTOOL_RETRY_FOR", "SHARDTOOL_LEAST_SPEED"  # environment variables: so workers have them
 _SECONDS = "seconds, such as 300"
 MOST = 1e9  # of any of these numbers
+_AGAIN = "Try again when the server can be reached."
+_REACH = "Try again when the server can be reached: is its address right, and no proxy or firewall in the way?"
 SLICE_S = 0.2  # between two looks at whether anybody waits
 
 
@@ -242,8 +244,8 @@ class Attempts:
         is_counted = not known or (self._was_begun and not error.answered)
         if left <= 0 or (is_counted and self._failed >= policy.tries):
             times = f", {self._failed} times in {spent:,.0f} s" if self._failed > 1 else ""
-            remedy = "Try again when the server can be reached."
-            raise StoreFailed(self._where, f"{error.found}{times}", remedy=remedy) from None
+            found, remedy = f"{error.found}{times}", _AGAIN if known else _REACH
+            raise StoreFailed(self._where, found, remedy=remedy) from None
         wait = random.uniform(0, min(policy.longest_s, policy.first_s * 2 ** min(self._failed - 1, 30)))  # noqa: S311 - no secret depends on it
         wait = min(max(wait, error.wait_s or 0), left)
         tell(RequestAgain(self._where, error.found, self._failed, wait))
@@ -433,6 +435,8 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
             remedy="No tar can hold it, and no listing passes it: rename it, or name prefixes that it does not lie in.",
         ) from None  # fmt: skip
     except theirs.GenericError as error:
+        if "Account must be specified" in str(error):
+            raise InvalidRequest(where, "no account is named", expected="AZURE_STORAGE_ACCOUNT_NAME") from None
         if _KEYS_ASKED.search(str(error)):
             found = "no credentials in the environment, and this machine gives none"
             raise AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK) from None
