@@ -73,6 +73,25 @@ def read_skipped(data: bytes, where: str) -> list[Skipped]:
     return [Skipped(key, path, cast("SkipCode", code), message) for key, path, code, message in rows]
 
 
+def skipped_bytes(file: DatasetFile, folder: str) -> bytes:
+    """Return the list of what was left out of a dataset, checked by what its dataset file says; empty: there is none.
+
+    Args:
+        file: What the dataset file says.
+        folder: Where that lies.
+
+    Raises:
+        CorruptShard: The list cannot be read, or is another.
+    """
+    where = join(folder, file.skipped_file)
+    try:
+        data = read_small(where) if file.skipped else b""
+    except OSError as error:
+        raise CorruptShard(where, reason(error), remedy=LOOK) from None
+    check_skipped_file(data, file, where)
+    return data
+
+
 def check_skipped_file(data: bytes, dataset: DatasetFile, where: str) -> None:
     """Check that a list, empty where there is none, is the one in the dataset file.
 
@@ -97,13 +116,7 @@ def skipped_rows(file: DatasetFile, folder: str) -> list[Skipped]:
     Raises:
         CorruptShard: The list cannot be read, or is another.
     """
-    where = join(folder, file.skipped_file)
-    try:
-        data = read_small(where) if file.skipped else b""
-    except OSError as error:
-        raise CorruptShard(where, reason(error)) from None
-    check_skipped_file(data, file, where)
-    return read_skipped(data, where)
+    return read_skipped(skipped_bytes(file, folder), join(folder, file.skipped_file))
 
 
 def merged(old: Sequence[Skipped], new: Iterable[Skipped]) -> list[Skipped]:

@@ -40,7 +40,7 @@ from shardtool.errors import (  # fmt: skip
 from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.publisher import check_space
-from shardtool.publish.records import LOOK, check_skipped_file, wrong_size
+from shardtool.publish.records import LOOK, skipped_bytes, wrong_size
 from shardtool.request.calls import by_names
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
@@ -240,13 +240,7 @@ def _open_source(given: Given) -> CopySource:
     if not is_web(folder):  # there, each is asked for when it is copied
         _check_sizes([*shards, *sidecars])
     pairs = tuple(map(ShardPair, shards, sidecars, (one.samples for one in file.shards)))
-    source = CopySource(path, data, file, pairs, b"")
-    if not file.skipped:
-        return source
-    list_path = join(folder, source.file.skipped_file)
-    skipped = _read(list_path)
-    check_skipped_file(skipped, file, list_path)
-    return source._replace(skipped=skipped)
+    return CopySource(path, data, file, pairs, skipped_bytes(file, folder))
 
 
 def _original(folder: str, name: str, size: int, crc: int | None) -> Original:
@@ -544,7 +538,9 @@ class _Carrier:
             observer.advance(pair.samples, 0, 1)
             observer.shard(pair.shard.name, "copied", pair.samples, state.size)
         if self._refusal:
-            self._notes.add(f"the store makes no copies itself ({self._refusal}): the bytes came through this machine")
+            self._notes.add_new(
+                f"the store makes no copies itself ({self._refusal}): the bytes came through this machine"
+            )
         self._finish(waiting)
 
     def _withdraw(self) -> None:
@@ -585,7 +581,7 @@ class _Carrier:
             try:
                 return copy_inside(folder, original, meter.took)
             except NotCopied as error:
-                self._refusal = self._refusal or error.found
+                self._refusal = self._refusal or str(error)
         return None
 
     def _source_error(self, original: Original, error: OSError | CorruptShard) -> CorruptShard:

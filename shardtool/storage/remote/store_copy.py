@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from shardtool.errors import StoreFailed
-from shardtool.storage.remote.address import is_url, parse_address
+from shardtool.storage.remote.address import STORES, is_url, parse_address
 from shardtool.storage.remote.blob import Blob, connections_to, stored_crc
 from shardtool.storage.remote.retry import PassingFailure, answering, refusal
 from shardtool.storage.remote.store_options import object_headers
@@ -30,15 +30,7 @@ _CRC = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
 class NotCopied(Exception):
-    """A store has not made a copy.
-
-    Attributes:
-        found: Why it will make none of others either; empty where that may be.
-    """
-
-    def __init__(self, found: str = "") -> None:
-        super().__init__(found)
-        self.found = found
+    """A store has not made a copy; as a text, why it will make none of others either, or nothing where it may."""
 
 
 def is_one_store(source: str, where: str) -> bool:
@@ -46,9 +38,7 @@ def is_one_store(source: str, where: str) -> bool:
     if not (is_url(source) and is_url(where)) or is_source(source):
         return False
     one, other = parse_address(source), parse_address(where)
-    return one.scheme == other.scheme and (
-        one.scheme in ("s3", "az") or (one.scheme == "gs" and one.host == other.host)
-    )
+    return one.scheme == other.scheme in STORES and (one.scheme != "gs" or one.host == other.host)
 
 
 def store_copy(source: str, where: str, size: int, crc: int) -> int | None:
