@@ -131,7 +131,7 @@ def reporter(tell: Callable[[list[int]], object], pause_s: float, *, in_all: boo
     def report(*more: int) -> None:
         nonlocal last, done
         done = [one + other for one, other in zip_longest(done, more, fillvalue=0)]
-        if time.monotonic() - last > pause_s:
+        if any(done) and time.monotonic() - last > pause_s:
             tell(done)
             last, done = time.monotonic(), done if in_all else [0, 0]
 
