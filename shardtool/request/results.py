@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, overload
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
 from shardtool.errors import printable
-from shardtool.values import counted
+from shardtool.values import Dots, counted
 from shardtool.wording import FAMILIES, option, speaks_command_line, typed_words
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from shardtool.values import Dots
-
 
 Value = TypeVar("Value")
 

@@ -15,14 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from shardtool.dataset.shard_file import ShardFile, open_shard
+from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, SampleFailed, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
-from shardtool.skipped import SkipCode, failures
+from shardtool.skipped import SkipCode, Skipped, failures
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of, read_file
 from shardtool.storage.places import for_each, read_small
-from shardtool.values import FILE, LINK, SPAN, counted, placed, show_time, source_name
+from shardtool.values import FILE, LINK, SPAN, OnError, counted, placed, show_time, source_name
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.dataset.shard_file import PackedFile
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
     from shardtool.request.results import Observer
-    from shardtool.skipped import Skipped
     from shardtool.transform import Condition
-    from shardtool.values import OnError
 
     Rows = NDArray[np.int64]
 

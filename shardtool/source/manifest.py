@@ -31,10 +31,10 @@ from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
 from shardtool.request.texts import pairs
 from shardtool.select.fields import check_count
-from shardtool.select.names import find_groups, grouped, share_of
-from shardtool.skipped import Skipped
-from shardtool.source.base import TASKS, Listing, Source, check_skipped
-from shardtool.source.scan import ALWAYS, ListedTask, stat_listed
+from shardtool.select.names import Groups, find_groups, grouped, share_of
+from shardtool.skipped import SkipCode, Skipped
+from shardtool.source.base import TASKS, Listing, Source, Writable, check_skipped
+from shardtool.source.scan import ALWAYS, ListedPart, ListedTask, stat_listed
 from shardtool.source.selecting import with_names
 from shardtool.storage.open_file import is_place
 from shardtool.storage.places import is_url, parse_address, source_root
@@ -60,7 +60,7 @@ from shardtool.table.columns import (
     repeated,
     row_numbers,
 )
-from shardtool.table.open import open_table, read_columns, readable
+from shardtool.table.open import Table, open_table, read_columns, readable
 from shardtool.table.values import (
     ArrowTexts,
     check_list_field,
@@ -88,11 +88,6 @@ if TYPE_CHECKING:
     from shardtool.names import Names
     from shardtool.request.options import CreateOptions
     from shardtool.request.results import Observer
-    from shardtool.select.names import Groups
-    from shardtool.skipped import SkipCode
-    from shardtool.source.base import Writable
-    from shardtool.source.scan import ListedPart
-    from shardtool.table.open import Table
     from shardtool.values import Dots, ValueType
 
     Problem = tuple[SkipCode, str]

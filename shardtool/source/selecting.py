@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import numpy as np
 from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.names import Names
 from shardtool.request.texts import pairs
-from shardtool.skipped import Skipped, key_mark
+from shardtool.skipped import SkipCode, Skipped, key_mark
 from shardtool.source import base
 from shardtool.source.base import FILES_A_TASK, LONG_TEXT, TASKS, Listing, Scalars, check_skipped
 from shardtool.storage.places import read_small
@@ -25,15 +25,12 @@ from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.request.options import SelectingOptions
-    from shardtool.skipped import SkipCode
 
     Rows = NDArray[np.int64]
 

@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.dataset_file import Feature, agreed_types, features_of, numbers_in
-from shardtool.dataset.shard_index import SHARD, join_types, types_of
+from shardtool.dataset.dataset_file import DatasetFile, Feature, ShardEntry, agreed_types, features_of, numbers_in
+from shardtool.dataset.shard_index import SHARD, ShardIndex, join_types, types_of
 from shardtool.entries.arrow import without_numbers
 from shardtool.entries.classes import joined_classes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
 from shardtool.names import Names
 from shardtool.plan.order import random_at
-from shardtool.publish.publisher import EndedAppend
+from shardtool.publish.publisher import Destination, EndedAppend
 from shardtool.publish.records import read_listed
 from shardtool.skipped import failures
 from shardtool.table.columns import among, hashes, places_among
-from shardtool.values import counted, local_name, to_bytes, to_text
+from shardtool.values import Kind, counted, local_name, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -34,15 +34,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
-    from shardtool.publish.publisher import Destination
     from shardtool.request.options import CreateOptions, ReshardOptions
     from shardtool.request.results import RunRecord
     from shardtool.storage.folders import OutputFolder
-    from shardtool.values import Kind
     from shardtool.verbs.create.run import Run
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
 from shardtool.execute.local import start_pool
-from shardtool.execute.pool import Needs, folders_of
+from shardtool.execute.pool import Needs, Pool, folders_of
 from shardtool.request.calls import by_names
-from shardtool.request.options import CreateOptions, ReshardOptions
-from shardtool.request.results import Notes, Observer
+from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
+from shardtool.request.results import CreateResult, DryRun, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.source.open import each_once, open_source
-from shardtool.values import SPAN, SpanFile, show_size
+from shardtool.values import SPAN, Datasets, Dots, SpanFile, show_size
 from shardtool.verbs.create.run import (
     check_other_place,
     keep_classes,
@@ -31,14 +31,10 @@ from shardtool.verbs.create.run import (
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from shardtool.execute.pool import Pool
     from shardtool.names import Names
-    from shardtool.request.options import OutputOptions
-    from shardtool.request.results import CreateResult, DryRun
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
     from shardtool.transform import Condition, Transform
-    from shardtool.values import Datasets, Dots
     from shardtool.verbs.create.run import OutputNames, Run
 
 

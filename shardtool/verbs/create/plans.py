@@ -15,7 +15,7 @@ from shardtool.errors import InvalidRequest, listing, memory_for, printable
 from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, misreads
 from shardtool.plan.order import Bounds, shuffled
-from shardtool.plan.plan import make_plan, shard_samples
+from shardtool.plan.plan import Plan, make_plan, shard_samples
 from shardtool.publish.publisher import EndedAppend, names_left
 from shardtool.request.options import CHANGES
 from shardtool.request.texts import share
@@ -25,7 +25,7 @@ from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size, to_bytes
 from shardtool.verbs.create import result, resume
 from shardtool.verbs.create.append import append_notes, begin_append, check_appended, class_notes, new_samples
-from shardtool.verbs.create.run import check_source_stays
+from shardtool.verbs.create.run import Output, Run, check_source_stays
 from shardtool.wording import flag, option
 from shardtool.write.task import ShardTask, TransformWork
 from shardtool.write.transformed import measure_samples
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.plan.plan import Plan
     from shardtool.transform import Transform
-    from shardtool.verbs.create.run import Output, Run
 
 
 @memory_for("planning the shards")

@@ -21,27 +21,23 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import read_dataset
-from shardtool.dataset.find import find_dataset
+from shardtool.dataset.dataset_file import DatasetFile, read_dataset
+from shardtool.dataset.find import StoredDataset, find_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.request.options import CreateOptions, WorkerOptions
+from shardtool.request.options import CreateOptions, VerifyOptions, WorkerOptions
 from shardtool.request.results import Observer
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name, read_small
-from shardtool.storage.staging import KeptFiles
+from shardtool.storage.staging import DurableFile, KeptFiles
 from shardtool.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.find import StoredDataset
     from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.request.options import VerifyOptions
-    from shardtool.storage.staging import DurableFile
     from shardtool.values import Given, OnError
     from shardtool.verbs.verify.checks import ShardCase, Subject
     from shardtool.verbs.verify.findings import Report

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from shardtool.dataset.find import find_dataset, of_glob, other_splits, recorded_pattern
+from shardtool.dataset.find import StoredDataset, find_dataset, of_glob, other_splits, recorded_pattern
 from shardtool.dataset.shard_index import ends_of
-from shardtool.dataset.walk import walked_text
+from shardtool.dataset.walk import Survey, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
 from shardtool.names import Names
-from shardtool.pattern import parse_pattern
+from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish.records import skipped_rows
-from shardtool.request.options import OF_SOURCE, CreateOptions, ReshardOptions
+from shardtool.request.options import OF_SOURCE, CreateOptions, DiffOptions, ReshardOptions, VerifyOptions
 from shardtool.request.settings import fits, kinds
 from shardtool.request.texts import pairs
 from shardtool.skipped import is_listed
@@ -41,12 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.find import StoredDataset
-    from shardtool.dataset.walk import Survey
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.pattern import ShardPattern
-    from shardtool.request.options import DiffOptions, VerifyOptions
     from shardtool.request.results import Observer
     from shardtool.source.base import Listing, Source
     from shardtool.verbs.verify.checks import Subject
