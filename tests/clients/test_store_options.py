@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
+from datetime import datetime, timezone
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -16,6 +19,7 @@ from shardtool.storage import places
 from shardtool.storage.folders import upload
 from shardtool.storage.places import read_small
 from shardtool.storage.remote.blob import connections_to
+from shardtool.storage.remote.signing import AwsKeys, signed_headers
 from shardtool.storage.remote.stores import delete, put, signed, signed_request
 from tests.clients.remote import tool
 
@@ -138,6 +142,32 @@ def test_tiers_and_tags_of_azure(
         answer = connections_to(url).request("HEAD", url)
         assert answer.headers["x-ms-access-tier"] == "Cool", name
         assert answer.headers["x-ms-tag-count"] == "2", name
+
+
+_LETTERS = "ab/ +%#?&=~._-!'()*$,:;@\\\"<>é日"
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_botocore_signs_the_same(seed: int) -> None:
+    """Whatever a key and a query hold, the signature is that of the library of AWS."""
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    drawn = random.Random(seed)  # noqa: S311 - no secret
+    key, *values = ("".join(drawn.choices(_LETTERS, k=drawn.randrange(1, 20))) for _ in range(4))
+    query = dict(zip(("uploads", "uploadId", "prefix"), ["", *values[1:]], strict=True))
+    url = f"http://127.0.0.1:9000/b/{quote(key)}?{urlencode(query, quote_via=quote)}"
+    headers = {"x-amz-tagging": "a=b%20c", "x-amz-storage-class": "STANDARD_IA", "Content-Type": "a/b"}
+    token = drawn.choice(["", "token/+="])
+    theirs = AWSRequest("PUT", url, headers=dict(headers))
+    S3SigV4Auth(Credentials("ID", "SECRET", token or None), "s3", "eu-x").add_auth(theirs)
+    when = datetime.strptime(theirs.context["timestamp"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+    body = {"x-amz-content-sha256": theirs.headers["X-Amz-Content-SHA256"]}
+    ours = signed_headers("PUT", url, {**headers, **body}, AwsKeys("ID", "SECRET", token, "eu-x"), when)
+    assert (
+        ours["Authorization"].partition("Signature=")[2] == theirs.headers["Authorization"].partition("Signature=")[2]
+    )
 
 
 @pytest.mark.parametrize("name", ["moto", "rclone"])

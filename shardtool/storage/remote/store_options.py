@@ -94,15 +94,14 @@ def _checked(where: str, key: str, value: str) -> str:
     return value
 
 
-def _asked(scheme: str) -> dict[str, str]:
+def _asked(scheme: str, keys: Iterable[str] = tuple(_OPTIONS)) -> dict[str, str]:
     """Return what is asked of a store: what was given, and of S3 what the variables of AWS say."""
-    said = {}
-    if scheme == "s3":
-        for key, (*_, variable) in _OPTIONS.items():
-            if value := os.environ.get(variable, ""):
-                is_payer = key == _PAYER and value.lower() in ("true", "requester")
-                said[key] = _checked(variable, key, "requester" if is_payer else value)
-    found = {**said, **_parsed(os.environ.get(STORE_OPTIONS, ""))}
+    said, given = {}, _parsed(os.environ.get(STORE_OPTIONS, ""))
+    for key in keys if scheme == "s3" else ():
+        if key not in given and (value := os.environ.get(_OPTIONS[key].variable, "")):
+            is_payer = key == _PAYER and value.lower() in ("true", "requester")
+            said[key] = _checked(_OPTIONS[key].variable, key, "requester" if is_payer else value)
+    found = {**said, **{key: value for key, value in given.items() if key in keys}}
     return {"sse": "aws:kms", **found} if "sse-kms-key-id" in found else found
 
 
@@ -112,10 +111,9 @@ def client_config(scheme: str) -> dict[str, str]:
     Raises:
         InvalidRequest: The environment holds something else.
     """
-    if scheme != "s3":
-        return {}
-    names = {key: one.variable.removeprefix("AWS_").lower() for key, one in _OPTIONS.items() if one.variable}
-    return {names[key]: value for key, value in _asked(scheme).items() if key in names and key != _CLASS}
+    names = {key: one.variable for key, one in _OPTIONS.items() if one.variable and key != _CLASS}
+    asked = _asked(scheme, names) if scheme == "s3" else {}
+    return {names[key].removeprefix("AWS_").lower(): value for key, value in asked.items()}
 
 
 def of_small(address: str, *, lasting: bool) -> dict[str, Any]:

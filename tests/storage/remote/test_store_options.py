@@ -75,6 +75,7 @@ def test_variables_of_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_STORAGE_CLASS", "GLACIER")
     with pytest.raises(InvalidRequest, match="AWS_STORAGE_CLASS: storage-class=GLACIER"):
         open_folder("s3://b/p")
+    assert client_config("s3")["sse_kms_key_id"] == "alias/k"  # who only reads needs no class
 
 
 def test_a_key_means_its_kind_of_encryption() -> None:
