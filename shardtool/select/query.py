@@ -156,20 +156,17 @@ def matching_so_far(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # \d in quotes, a pattern with groups, a division by zero
-            asked, all_columns = _parse(query, where, classes), table.slice(0, 0)
-            for name, kind in found.items():
-                if name not in table.column_names:
-                    all_columns = all_columns.append_column(name, pa.array([], pa.type_for_alias(kind)))
-            _chosen(all_columns, asked)
-            later = [part for part in _joined(asked.tree) if not asked.columns(part).keys() <= {*table.column_names}]
-            if not later:
+            asked, known = _parse(query, where, classes), {*table.column_names}
+            new = [(name, kind) for name, kind in found.items() if name not in known]
+            _chosen(arrow.with_found(table.slice(0, 0), new, []), asked)  # refuses it with all columns in the message
+            parts = _joined(asked.tree)
+            later = ast.BoolOp(ast.And(), [part for part in parts if not known.issuperset(asked.columns(part))])
+            if not later.values:
                 return _chosen(table, asked), None
-            known = [part for part in _joined(asked.tree) if part not in later]
-            rest = ast.BoolOp(ast.And(), later) if later[1:] else later[0]
-            rows = np.arange(table.num_rows)
-            if known:
-                rows = _chosen(table, asked._replace(tree=ast.BoolOp(ast.And(), known)))
-            return rows, Condition(_restored(ast.unparse(rest), asked.names), (*asked.columns(rest),))
+            rows, parts = np.arange(table.num_rows), [part for part in parts if part not in later.values]
+            if parts:
+                rows = _chosen(table, asked._replace(tree=ast.BoolOp(ast.And(), parts)))
+            return rows, Condition(_restored(ast.unparse(later), asked.names), asked.columns(later))
     except RecursionError:
         raise InvalidRequest(where, f"{_short(query)}: nested too deeply") from None
 
@@ -219,9 +216,9 @@ class _Query(NamedTuple):
         """Return the column that a part of the query names; empty: it names none."""
         return self.names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
 
-    def columns(self, node: ast.expr) -> dict[str, None]:
-        """Return the columns that a part of the query names, each once, in some order that is always the same."""
-        return dict.fromkeys(self.column(one) for one in ast.walk(node) if isinstance(one, ast.Name))
+    def columns(self, node: ast.expr) -> tuple[str, ...]:
+        """Return the columns that a part of the query names, each once."""
+        return (*dict.fromkeys(self.column(one) for one in ast.walk(node) if isinstance(one, ast.Name)),)
 
     def refusal(self, node: ast.AST, found: str, *, expected: str = "", remedy: str = "") -> InvalidRequest:
         """Return the error that refuses a part of the query."""

@@ -190,16 +190,18 @@ class TransformPacker(Packer):
         from shardtool.entries.arrow import of_ipc_stream, with_found
         from shardtool.select.query import matching
 
-        sound, known = [one for one in samples if one.why_not is None], None
+        found, known = self._work.transform.found, None
         if self._work.known:
-            known = of_ipc_stream(self._work.known).take([one.place for one in sound])
-        table: Any = with_found(known, self._work.transform.found, [one.found for one in sound])
-        why_not = dict[int, BadSample]()
-        for at in {*range(len(sound))}.difference(matching(table, where.query, dict(where.classes)).tolist()):
-            values = [f"{name} is {table.column(name)[at].as_py()!r:.{_SHOWN}}" for name in where.columns]
-            held = self._held(sound[at].rows)
-            why_not[sound[at].place] = BadSample("not-chosen", ", ".join(values), field=held)
-        yield from (one._replace(why_not=one.why_not or why_not.get(one.place)) for one in samples)
+            known = of_ipc_stream(self._work.known).slice(samples[0].place, len(samples))
+        table: Any = with_found(known, found, [one.found or (None,) * len(found) for one in samples])
+        taken = {*matching(table, where.query, dict(where.classes)).tolist()}
+        for at, one in enumerate(samples):
+            if one.why_not or at in taken:
+                yield one
+            else:
+                values = [f"{name} is {table.column(name)[at].as_py()!r:.{_SHOWN}}" for name in where.columns]
+                why_not = BadSample("not-chosen", ", ".join(values), field=self._held(one.rows))
+                yield one._replace(why_not=why_not)
 
     def _encoded(self, sample: ReadSample) -> tuple[list[ChangedSample], list[Encoded]]:
         """Return what becomes of a sample, and the records of that.

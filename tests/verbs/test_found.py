@@ -85,13 +85,16 @@ def web() -> Iterator[WebServer]:
 
 
 @settings(max_examples=6)
-@given(query=st.lists(st.sampled_from(QUERIES), min_size=1, max_size=3).map(") and (".join))
+@given(
+    query=st.lists(st.sampled_from(QUERIES), min_size=1, max_size=3).map(") and (".join),
+    bound=st.sampled_from([{"max_count": 4}, {"max_size": 3500}, {"place": "hash", "shuffle": True}]),
+)
 def test_the_same_words_mean_the_same(
-    query: str, images: Path, probed: Path, tmp_path_factory: pytest.TempPathFactory
+    query: str, bound: dict[str, Any], images: Path, probed: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """`create --probe --where` takes the samples that `reshard --where` takes of all; others are listed."""
     folder = tmp_path_factory.mktemp("where")
-    asked: dict[str, Any] = {"where": f"({query})", "workers": 1}
+    asked: dict[str, Any] = {"where": f"({query})", "workers": 1, "max_count": None, **bound}
     try:
         reshard(probed / "out.json", f"{folder}/later/{STEM}.tar", ReshardOptions(**asked))
     except InvalidRequest:
@@ -170,18 +173,18 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
     """In one pass: what is not chosen is listed beside what failed, and is no failure; no shard is fetched again."""
-    rows = [{"u": web.url(f"ok/{n}" if n % 4 else f"status/404/{n}")} for n in range(16)]
+    rows = [{"u": web.url(f"ok/{n}" if n % 4 != 3 else f"status/404/{n}"), "n": n} for n in range(16)]
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    taken = {n for n in range(16) if n % 4 and hashlib.sha256(body(str(n))).hexdigest() < "9"}
+    taken = {n for n in range(16) if n % 4 != 3 and hashlib.sha256(body(str(n))).hexdigest() < "9"}
     asked: dict[str, Any] = {
         "urls": {"jpg": "u"}, "allow_private": True, "retries": 0, "max_failed": 0.3, "hash": ("sha256", "md5"),
-        "where": "sha256 < '9'",
+        "where": "sha256 < '9' and (n < 99 or md5 < '5')", "max_count": 1,
     }  # fmt: skip
     result = _pack(source, tmp_path / "out", **asked)
     assert {int(key) for key in _columns(tmp_path / "out")} == taken
     codes = {int(key): code for key, code in _left_out(tmp_path / "out").items()}
-    assert codes == {n: "not-chosen" if n % 4 else "http-404" for n in range(16) if n not in taken}
+    assert codes == {n: "http-404" if n % 4 == 3 else "not-chosen" for n in range(16) if n not in taken}
     assert (result.samples, result.skipped) == (len(taken), 16 - len(taken))
     before, asked_for = read_tree(tmp_path / "out"), dict(web.asked)
     _pack(source, tmp_path / "out", if_exists="resume", **asked)

@@ -30,7 +30,7 @@ from shardtool.values import Kind, counted, local_name, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -362,7 +362,7 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
             fact = destination.existing[local_name(shard.name)]
             written.append(np.full(len(index), fact.mtime_ns + _SLACK_NS, np.int64))
     place = places_among(Names.parse(b"".join(keys)), entries.keys)
-    packed, (there, listed, changed) = np.flatnonzero(place >= 0), np.zeros((3, len(entries)), np.bool_)
+    packed, (there, listed, changed, lost) = np.flatnonzero(place >= 0), np.zeros((4, len(entries)), np.bool_)
     mine = place[packed]
     there[mine] = True
     if len(mine):
@@ -374,35 +374,24 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
             changed[mine[now[mine] != np.concatenate(marks)[packed]]] = True
     rows = [one for destination in destinations if destination.old for one in destination.listed_skipped()]
     left_out, failed = {one.key for one in rows}, {one.key for one in failures(rows)}
-    lost = np.zeros(len(entries), np.bool_)
     for at in np.flatnonzero(~there).tolist() if left_out else ():
         key = printable(to_text(entries.keys[at]))
         listed[at], lost[at] = key in left_out, key in failed
-    _note_others(run, there, listed, changed, lost, gone=len(place) - len(packed))
+    _note_others(run, (there, listed, changed, lost), gone=len(place) - len(packed))
     new: NDArray[np.bool_] = ~(there | listed)
     return new
 
 
-def _note_others(
-    run: Run,
-    there: NDArray[np.bool_],
-    listed: NDArray[np.bool_],
-    changed: NDArray[np.bool_],
-    lost: NDArray[np.bool_],
-    *,
-    gone: int,
-) -> None:
+def _note_others(run: Run, which: Sequence[NDArray[np.bool_]], *, gone: int) -> None:
     """Note what becomes of samples that are not new; an update takes for granted that what is there stays.
 
     Args:
         run: The run.
-        there: Which samples the datasets have.
-        listed: Which they list as left out.
-        changed: Which changed since they were packed.
-        lost: Which of those left out were not meant to be.
+        which: Which samples the datasets have, which they list as left out, which changed since they were packed, and
+            which of those listed could not be packed.
         gone: How many samples of the datasets the source has no more.
     """
-    entries = run.entries
+    entries, (there, listed, changed, lost) = run.entries, which
     if run.updates:
         if gone:
             run.notes.add(f"{counted(gone, 'sample')} not in the source any more; {_KEPT}")
