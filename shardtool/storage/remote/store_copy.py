@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import re
 from contextlib import closing
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from shardtool.errors import StoreFailed
@@ -20,9 +19,6 @@ from shardtool.storage.remote.blob import Blob, connections_to, stored_crc
 from shardtool.storage.remote.retry import PassingFailure, answering, refusal
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.remote.stores import copy_in_bucket, is_source, signed, signed_request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _SMALL = 2**28  # bytes of a blob that "Copy Blob From URL" takes at most
 _ANSWER = 65536
@@ -72,7 +68,7 @@ def _asked_for_copy(source: str, where: str, size: int) -> int | None:
     blob = Blob(source)
     if blob.size != size:
         raise NotCopied
-    url, headers = signed_request(where, "PUT", {**_headers(source, blob), **object_headers(where)})
+    url, headers = signed_request(where, "PUT", _headers(source, where, blob))
     with answering(where, url):
         answer = connections_to(url).request(
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False
@@ -87,13 +83,15 @@ def _asked_for_copy(source: str, where: str, size: int) -> int | None:
     return int.from_bytes(base64.b64decode(found[1]), "big") if found else None
 
 
-def _headers(source: str, blob: Blob) -> Mapping[str, str]:
-    at = parse_address(source)
+def _headers(source: str, where: str, blob: Blob) -> dict[str, str]:
+    at, told = parse_address(source), object_headers(where)
     if at.scheme == "az":
         how = {"x-ms-requires-sync": "true"} if blob.size <= _SMALL else {"x-ms-blob-type": "BlockBlob"}
-        return {"x-ms-copy-source": signed(source, "GET"), "x-ms-source-if-match": blob.version, **how}
+        return {"x-ms-copy-source": signed(source, "GET"), "x-ms-source-if-match": blob.version, **how, **told}
+    if "x-amz-tagging" in told:
+        told["x-amz-tagging-directive"] = "REPLACE"  # only here: R2 knows nothing of it
     return {
         "x-amz-copy-source": quote(f"/{at.host}/{at.key}"), "x-amz-copy-source-if-match": blob.version,
         "x-amz-checksum-algorithm": "CRC32C", "x-amz-metadata-directive": "REPLACE",
-        "x-amz-tagging-directive": "REPLACE", "Content-Type": "application/octet-stream",
+        "Content-Type": "application/octet-stream", **told,
     }  # fmt: skip

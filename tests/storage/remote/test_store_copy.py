@@ -94,6 +94,10 @@ def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch)
     assert (asked["x-amz-checksum-algorithm"], asked["content-length"]) == ("CRC32C", "0")
     signed = asked["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
     assert {name for name in asked if name.startswith("x-amz-")} <= {*signed}
+    assert "x-amz-tagging-directive" not in asked
+    monkeypatch.setenv("SHARDTOOL_STORE_OPTIONS", "tags=run=7")
+    store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
+    assert (store.asked["x-amz-tagging"], store.asked["x-amz-tagging-directive"]) == ("run=7", "REPLACE")
     monkeypatch.setattr(store, "tag", '"two"')  # written anew in between
     with pytest.raises(NotCopied):
         store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
