@@ -20,7 +20,7 @@ import zlib
 from collections import Counter, defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from http import HTTPStatus
+from http.client import responses
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -323,8 +323,7 @@ class RefusedAddress(OSError):
 
 def failure_of_status(status: int, asked: str) -> FetchFailed:
     """Return the failure that a status other than 200 means; `asked` is its Retry-After."""
-    known = {one.value: one.phrase for one in HTTPStatus}
-    message = f"the server answered {status} {known.get(status, '')}".rstrip()
+    message = f"the server answered {status} {responses.get(status, '')}".rstrip()
     return FetchFailed(http_code(status), message, may_pass=status in BUSY, wait_s=retry_after(asked) or 0)
 
 
@@ -749,15 +748,16 @@ class Fetcher:
         return None
 
     def _tell(self, taken: int) -> None:
-        """Tell the parent how far this is: so many files are packed, which may be what takes the time."""
-        now, files, slow = time.monotonic(), len(self._urls), self._times.left()
-        packing_s = (now - self._began - self._waited_s) * (files - taken) / max(taken, 1)
-        slow = slow if slow[0] >= packing_s else (packing_s, "", 0, 0, 0.0)
+        """Tell the parent how far this is: so many files are packed."""
+        now, files, left = time.monotonic(), len(self._urls), self._times.left()
+        took_s = now - self._began
+        if took_s > 2 * self._waited_s:  # it is packing that takes the time
+            left = max(left, ((took_s - self._waited_s) * (files - taken) / max(taken, 1), "", 0, 0, 0.0))
         with self._ready:
             again, self._again = self._again, []
         for one in again:
             tell(one)
-        tell(FetchProgress(os.getpid(), self._samples, taken / files, now - self._began, *slow))
+        tell(FetchProgress(os.getpid(), self._samples, taken / files, took_s, *left))
         self._tell_at = time.monotonic() + _TELL_S + (time.monotonic() - now) / _TELL_SHARE
 
     def _note_again(self, again: RequestAgain) -> None:

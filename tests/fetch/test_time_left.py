@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from contextlib import closing, redirect_stderr
 from heapq import heappop, heappush
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from shardtool.cli import terminal as shown
 from shardtool.cli.terminal import Terminal
 from shardtool.fetch import FetchOptions, FetchProgress, host_of
+from shardtool.fetch import fetcher as fetcher_module
 from shardtool.fetch.fetcher import HostTimes
 from shardtool.storage.remote.retry import RequestAgain, hear, tell
 from tests.fetch.conftest import fetching
@@ -161,6 +163,23 @@ def test_workers_make_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
         tell(FetchProgress(2, 100, 0.9, 40, 10, "", 0, 0, 0))
         terminal.advance(480, 0, 4)
         assert fetched.left().endswith(" s left")
+
+
+def test_packing_that_takes_longer(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where files are there before they are asked for, no host is waited for."""
+    monkeypatch.setattr(fetcher_module, "_TELL_S", 0.0)
+    told: list[object] = []
+    hear(told.append)
+    with fetching() as fetcher:
+        began = time.monotonic()
+        fetcher.begin([web.url(f"ok/{number}") for number in range(20)], 20)
+        for number in range(20):
+            fetcher.take(number)
+            time.sleep((time.monotonic() - began) / 10)  # longer than any wait before
+        fetcher.begin(())
+    hear(None)
+    *_, late, _ = (one for one in told if isinstance(one, FetchProgress))
+    assert (late.host, late.share < 1, late.left_s > 0) == ("", True, True)
 
 
 def test_what_is_told(web: WebServer) -> None:
