@@ -140,6 +140,7 @@ def cli() -> None:
       shardtool copy out.json /mnt/backup/out
       shardtool remove out.json --keys-from keys.txt
       shardtool extract out.json ./files --where "label == 'dog'"
+      shardtool doctor s3://bucket/train
       shardtool cache status /fast/disk/cache
       shardtool help create urls
 

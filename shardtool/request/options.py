@@ -763,7 +763,9 @@ class DiffOptions(WorkerOptions):
 class DoctorOptions(Settings):
     """The options of `doctor`."""
 
-    read_only: bool = setting(False, "Write nothing: look at what reading needs alone.", section="checks", common=True)
+    read_only: bool = setting(
+        False, "Write nothing: look at what reading needs alone.", section="machines", common=True
+    )
 
 
 @described

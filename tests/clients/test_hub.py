@@ -101,6 +101,16 @@ def test_a_dataset(server: Server, tmp_path: Path) -> None:
     assert (tmp_path / "files" / "cat" / "cat-0001.jpg").read_bytes() == (PHOTOS / "cat" / "cat-0001.jpg").read_bytes()
 
 
+def test_doctor(server: Server) -> None:
+    """What may be listed and read is said of a repository; of one that is private, how one may read it."""
+    found = json.loads(well(run(server, "doctor", "hf://datasets/o/open", "--json")))
+    assert [(one["name"], one["state"]) for one in found["checks"]] == [("list", "ok"), ("read", "ok")]
+    ran = run(server, "doctor", "hf://datasets/o/closed")
+    assert ran.returncode == 3
+    assert "HF_TOKEN" in ran.stdout
+    well(run(server, "doctor", "hf://datasets/o/closed", token=TOKEN))
+
+
 def test_sources(server: Server, tmp_path: Path) -> None:
     """A folder of a repository is a source, whatever its names; so is Parquet, by its name, a glob or a folder."""
     pq = pytest.importorskip("pyarrow.parquet")
