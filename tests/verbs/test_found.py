@@ -191,6 +191,31 @@ def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
     assert (read_tree(tmp_path / "out"), dict(web.asked)) == (before, asked_for)
 
 
+def test_parts_of_urls(web: WebServer, tmp_path: Path) -> None:
+    """Parts make the dataset, and the list of what was left out, that one run makes."""
+    source = tmp_path / "in.csv"
+    source.write_text("u\n" + "".join(f"{web.url(f'ok/{n}')}\n" for n in range(12)))
+    asked: dict[str, Any] = {"urls": {"jpg": "u"}, "allow_private": True, "hash": "md5", "where": "md5 < '9'"}
+    _pack(source, tmp_path / "one", **asked)
+    for part in ("2/2", "1/2"):
+        _pack(source, tmp_path / "parts", part=part, **asked)
+    assert read_tree(tmp_path / "parts") == read_tree(tmp_path / "one")
+    assert _left_out(tmp_path / "one")
+
+
+def test_reshard_finds_as_create_does(images: Path, probed: Path, tmp_path: Path) -> None:
+    """`reshard` judges what it finds; what the source's sidecars say under that name is asked of these, before."""
+    _pack(images, tmp_path / "in")
+    folders = {}
+    for name, source in (("new", tmp_path / "in"), ("known", probed)):
+        asked = ReshardOptions(workers=1, where=WIDE, probe=True, hash="md5", shuffle=True)
+        reshard(source / "out.json", f"{tmp_path}/{name}/{STEM}.tar", asked)
+        folders[name] = tmp_path / name
+    found = {name: {key: one["md5"] for key, one in _columns(folder).items()} for name, folder in folders.items()}
+    assert found["new"] == found["known"]
+    assert (len(_left_out(folders["new"])), _left_out(folders["known"])) == (25 - len(found["new"]), {})
+
+
 @pytest.mark.parametrize(
     ("query", "found"),
     [
