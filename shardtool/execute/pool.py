@@ -6,21 +6,24 @@ has. It imports nothing of Ray.
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
 import sys
 import time
 from contextlib import suppress
-from importlib.util import find_spec
+from importlib.util import find_spec, spec_from_loader
 from itertools import zip_longest
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from shardtool import wording
 from shardtool.errors import MEMORY_REMEDY, Bug, OutOfMemory, PlainError, is_out_of_memory, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
     from typing_extensions import Self
 
@@ -144,6 +147,7 @@ def reporter(tell: Callable[[list[int]], object], pause_s: float, *, in_all: boo
 # files of each attempt have names of its own, and the parent publishes those of the attempt whose result it got.
 
 
+_INSTALLED = {"site-packages", "dist-packages"}
 _REPORT_S = 1.0
 ATTEMPT_BYTES = 4
 
@@ -157,6 +161,7 @@ class Surroundings(NamedTuple):
         umask: Which rights new files lack.
         command_line: Whether messages call options as the command line does.
         variables: What options about stores have put into the environment.
+        sources: Modules that a node may lack, which the function of `--map` needs: name to source.
     """
 
     folder: str
@@ -164,17 +169,19 @@ class Surroundings(NamedTuple):
     umask: int
     command_line: bool
     variables: dict[str, str]
+    sources: dict[str, str]
 
     @classmethod
-    def here(cls) -> Surroundings:
-        """Return those of this process."""
+    def here(cls, function: str = "") -> Surroundings:
+        """Return those of this process, for a function of the user's, `module:name`, or none."""
         from shardtool.storage.places import OF_OPTIONS
 
         umask = os.umask(0o077)
         os.umask(umask)
         path = tuple(os.path.abspath(one) for one in sys.path)
         variables = {name: os.environ[name] for name in OF_OPTIONS if name in os.environ}
-        return cls(os.getcwd(), path, umask, wording.speaks_command_line(), variables)
+        sources = _sources_of(function) if function else {}
+        return cls(os.getcwd(), path, umask, wording.speaks_command_line(), variables, sources)
 
     def enter(self) -> None:
         """Make this process have them; without the folder where there is none."""
@@ -184,6 +191,72 @@ class Surroundings(NamedTuple):
         os.umask(self.umask)
         os.environ.update(self.variables)
         wording.set_words(command_line=self.command_line)
+        _SentModules(self.sources).enter()
+
+
+def _sources_of(function: str) -> dict[str, str]:
+    """Return the sources of the module of a function, and of what lies in its folder, or below, and is imported by now.
+
+    What is installed is none of that: packages are for the nodes to have, and hold more than sources.
+    """
+    import sysconfig
+
+    from shardtool.storage.places import read_small
+    from shardtool.transform import find_function
+
+    find_function(function)
+    name = function.partition(":")[0]
+    above = os.path.abspath(getattr(sys.modules[name], "__file__", None) or "")
+    for _ in range(1 + name.count(".") + hasattr(sys.modules[name], "__path__")):
+        above = os.path.dirname(above)
+    found, python = {}, sysconfig.get_path("stdlib")
+    for one, module in [*sys.modules.items()]:
+        path = os.path.abspath(getattr(module, "__file__", None) or "")
+        installed = one.partition(".")[0] in ("__main__", "shardtool") or _INSTALLED.intersection(path.split(os.sep))
+        if path.startswith(os.path.join(above, "")) and not installed and not path.startswith(python):
+            with suppress(OSError, UnicodeDecodeError):
+                found[one] = read_small(path).decode()
+    return found
+
+
+class _SentModules:
+    """What imports the modules that came with a task, where the node has none of that name.
+
+    It is a finder and a loader by its methods: the classes of `importlib.abc` cost each start 10 ms.
+
+    Args:
+        sources: Name to source.
+    """
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        self.sources = sources
+
+    def enter(self) -> None:
+        """Be asked for modules, after all others; what a worker has imported for an earlier run is forgotten."""
+        from shardtool.transform import transformer
+
+        before = [one for one in sys.meta_path if isinstance(one, _SentModules)]
+        if self.sources and all(one.sources != self.sources for one in before):
+            for name in {*self.sources}.union(*(one.sources for one in before)):
+                sys.modules.pop(name, None)
+            sys.meta_path[:] = [*(one for one in sys.meta_path if one not in before), cast("Any", self)]
+            importlib.invalidate_caches()
+            transformer.cache_clear()
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        """Return the spec of a module; None: it is none of these."""
+        return spec_from_loader(name, cast("Any", self)) if name in self.sources or self.is_package(name) else None
+
+    def is_package(self, name: str) -> bool:
+        """Tell whether some of these lie in a module."""
+        return any(one.startswith(f"{name}.") for one in self.sources)
+
+    def create_module(self, _spec: ModuleSpec) -> None:
+        """Leave it to Python."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run a module; a folder of modules may have no source."""
+        exec(compile(self.sources.get(module.__name__, ""), module.__name__, "exec"), module.__dict__)  # noqa: S102
 
 
 class Answer(NamedTuple):
@@ -262,15 +335,21 @@ def look(
         problems.append((f"{where}: another folder, or none", "the folder that this process writes to"))
     elif needs.output is not None and not os.access(where, os.W_OK | os.X_OK):
         problems.append((f"{where}: no permission to write", "a folder that every node may write to"))
-    if needs.function and (problem := _problem(needs.function)):
-        expected = "a module that is installed on each node, or lies in a folder that all of them share"
+    if needs.function and (problem := _problem(needs.function, surroundings.sources)):
+        expected = "the module of this process"
         problems.append((f"{needs.function}: {problem}", expected))
     return problems
 
 
-def _problem(function: str) -> str:
+def _problem(function: str, sources: dict[str, str]) -> str:
+    """Return what is wrong with the module of a function on this node; empty: nothing."""
+    from shardtool.storage.places import read_small
+
     module = function.partition(":")[0]
     try:
-        return "" if find_spec(module) else f"no module {module}"
-    except (ImportError, ValueError) as error:
+        found = find_spec(module)
+        if found and found.origin and module in sources and read_small(found.origin) != sources[module].encode():
+            return f"another module {module}"
+    except (ImportError, ValueError, OSError) as error:
         return str(error)
+    return "" if found else f"no module {module}"

@@ -60,6 +60,7 @@ _SCHEMES = ("", "ray")
 
 _NONE = "Could not find"  # any running cluster, as Ray says
 _START = "Start one with `ray start`, or give the address of one that runs."
+_REFUSED = "If it wants a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN; else see whether a cluster is there."
 _GONE = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError, exceptions.WorkerCrashedError)
 
 
@@ -143,10 +144,9 @@ def _unreachable(address: str | None, error: Exception) -> InvalidRequest:
     text = " ".join(str(error).split())
     if "Version mismatch" in text or "version mismatch" in text:
         return InvalidRequest(where, text, remedy="Install the same Ray and the same Python on all nodes.")
-    if isinstance(error, ConnectionError) or _NONE in text:
-        said = "" if _NONE in text else f": {text[:300]}"  # such as that it wants a token
-        return InvalidRequest(where, f"no Ray cluster there{said}", remedy=_START)
-    return InvalidRequest(where, f"no connection: {text[:300]}", remedy=_START)
+    if _NONE in text:
+        return InvalidRequest(where, "no Ray cluster there", remedy=_START)
+    return InvalidRequest(where, f"no connection: {text[:300]}", remedy=_REFUSED)
 
 
 def _init(address: str, **more: Any) -> Exception | None:
@@ -316,10 +316,13 @@ class RayPool(Pool):
         """
         if needs.output is not None and is_url(needs.output):
             return  # a store is the same from everywhere
+        here = Surroundings.here(needs.function)
         paths = [os.path.abspath(path) for path in needs.paths if os.path.isfile(path) or os.path.isdir(path)]
         with _marker(needs.output) as marker:
-            found = self._ask(look, Surroundings.here(), needs, {path: see(path) for path in paths}, marker)
+            found = self._ask(look, here, needs, {path: see(path) for path in paths}, marker)
         problems = [(node.name, *problem) for node, said in found for problem in said]
+        if here.sources:
+            self._surroundings = ray.put(here)
         _refuse(problems, "What is read and written must be reachable from all nodes under the same names.")
 
     def _ask(self, function: Callable[..., Said], *given: object) -> list[tuple[Node, Said]]:

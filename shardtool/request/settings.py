@@ -438,7 +438,14 @@ _READERS: dict[Form, Callable[[str, Any, Facts], object]] = {
     ),
     "shares": lambda _name, value, _facts: value == {} or texts.parse_shares(texts.shares_text(value)),
     "part": lambda _name, value, _facts: value in (texts.SLURM, texts.KUBERNETES) or texts.parse_part(value),
+    "function": lambda name, value, _facts: _check_function(name, value),
 }
+
+
+def _check_function(name: str, value: object) -> None:
+    """Refuse an empty text, as a variable of a shell that is not set gives it: samples would be packed unchanged."""
+    if not value:
+        raise InvalidRequest(option(name), repr(value), expected="package.module:function")
 
 
 def _check_flag(name: str, value: object) -> None:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterable
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import cache
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
@@ -224,6 +225,9 @@ class Transformer:
             raise BadSample("map-failed", message, "\n".join(trace)) from None
         name = to_text(key)
         return [_returned(one, name, f"{name}-{at}" if several else name) for at, one in enumerate(found)]
+
+
+transformer = cache(Transformer)  # of this process: importing the user's function may take long
 
 
 def _change_images(options: ImageOptions, fields: Mapping[str, Payload]) -> tuple[dict[str, Payload], ImageFact | None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from array import array
 from contextlib import closing
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.dataset.payload import content_of
@@ -18,7 +17,7 @@ from shardtool.fetch import FetchFailed, shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import CHOSEN, Skipped, failures
-from shardtool.transform import BadSample, ChangedSample, Transformer
+from shardtool.transform import BadSample, ChangedSample, transformer
 from shardtool.values import SPAN, URL, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
 from shardtool.write.packer import Field, Packer, ShardRecords, encode_record, no_report, unreadable
@@ -42,7 +41,6 @@ _JUDGED, _JUDGED_BYTES = 256, 2**24
 _MEDIA = ("image", "audio", "video")
 _SHOWN = 80  # characters of a value in a message
 
-transformer = cache(Transformer)  # of this process: importing the user's function may take long
 fetchers: dict[FetchOptions, Fetcher] = {}  # of this process: connections stay open from shard to shard
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import pytest
 import shardtool
 from shardtool.errors import InvalidRequest, OutputExists, SampleFailed
 from tests.helpers import REPO, write_tree
+from tests.tied import tied
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray then keeps to the loopback address, here too
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -328,20 +330,51 @@ def test_a_node_that_lacks_something(nodes: Nodes, tmp_path: Path, monkeypatch: 
     hidden, seen = tmp_path / "hidden", tmp_path / "seen"
     for folder in (hidden, seen):
         write_tree(folder / "source", {"a.txt": b"1", "b.txt": b"2"})
-    (hidden / "only_here.py").write_text("def same(sample):\n    return sample\n")
-    monkeypatch.syspath_prepend(str(hidden))
-    source, function = f"{hidden}/source: no such file or directory", "only_here:same: no module only_here"
+    write_tree(hidden / "site-packages", {"installed_here.py": b"def same(sample):\n    return sample\n"})
+    monkeypatch.syspath_prepend(str(hidden / "site-packages"))
+    source, function = f"{hidden}/source: no such file or directory", "installed_here:same: no module installed_here"
     with another_view(nodes, {hidden: None}) as node:
+        importlib.invalidate_caches()  # this process saw no such folder while it started that
         for place, output, name, said in (
             (hidden, seen, None, f"{source}; expected a folder, as here"),
             (seen, hidden, None, f"{hidden}: another folder, or none; expected the folder that this process writes to"),
-            (seen, seen, "only_here:same", f"{function}; expected a module that is installed on each node"),
+            (seen, seen, "installed_here:same", f"{function}; expected the module of this process"),
         ):
             options = shardtool.CreateOptions(executor="ray", map=name)
             with pytest.raises(InvalidRequest) as caught:
                 shardtool.create(place / "source", output / "out-{000..}.tar", options)
             assert str(caught.value).startswith(f"{node}: {said}")
             assert not [*output.glob("out*"), *output.glob(".*")]
+
+
+def test_a_map_that_only_the_driver_has(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in the driver's folder is had on nodes that do not see it, with what it imports, as it is in each run.
+
+    A node that has another module of that name is named.
+    """
+    ours, theirs, seen = tmp_path / "ours", tmp_path / "theirs", tmp_path / "seen"
+    source = write_tree(seen / "source", {f"{number}.txt": b"x" for number in range(24)})
+    helper = "import os\n\n\ndef node():\n    return str(os.getppid()).encode() + b' {}'\n"
+    mine = "import time\nfrom parts.helper import node\n\n"
+    mine += "def mark(sample):\n    time.sleep(0.2)\n    return {**sample, 'n': node()}\n"
+    ours.mkdir()
+    monkeypatch.syspath_prepend(str(ours))
+    nodes.need(1)
+    with another_view(nodes, {ours: None}):
+        for turn in ("first", "second"):
+            write_tree(ours, {"parts/helper.py": helper.format(turn).encode(), "only_here.py": mine.encode()})
+            for name in ("only_here", "parts.helper", "parts"):
+                monkeypatch.delitem(sys.modules, name, raising=False)
+            importlib.invalidate_caches()
+            options = shardtool.CreateOptions(executor="ray", map="only_here:mark", max_count=1)
+            shardtool.create(source, seen / turn / "o-{000..}.tar", options)
+            marks = {sample["n"] for sample in shardtool.open(seen / turn / "o.json")}
+            assert len(marks) > 1  # raylets, of which one sees nothing of it
+            assert {one.split()[1] for one in marks} == {turn.encode()}
+    write_tree(theirs, {"only_here.py": b"def mark(sample):\n    return None\n"})
+    with another_view(nodes, {ours: theirs}) as node, pytest.raises(InvalidRequest) as caught:
+        shardtool.create(source, seen / "third" / "o-{000..}.tar", options)
+    assert str(caught.value).startswith(f"{node}: only_here:mark: another module only_here")
 
 
 def test_a_node_with_another_version(nodes: Nodes, source: Path, tmp_path: Path) -> None:
@@ -386,12 +419,59 @@ def test_a_cluster_of_its_own(source: Path, tmp_path: Path) -> None:
     }
     for word, (code, text) in said.items():
         with TemporaryDirectory(prefix="r") as folder:
-            room = {**os.environ, "RAY_TMPDIR": folder, "PYTHONPATH": str(REPO)}
+            room = {**os.environ, "RAY_TMPDIR": folder, "HOME": folder, "PYTHONPATH": str(REPO)}  # its token goes home
             ran = subprocess.run(
                 [*alone, *words, word], env=room, capture_output=True, text=True, timeout=180, check=False
             )
         assert (ran.returncode, text in ran.stderr) == (code, True), ran
     assert (tmp_path / "o.json").exists()
+
+
+_HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args=dict(num_cpus=1, object_store_memory=80_000_000,
+                  node_ip_address="127.0.0.1", include_dashboard=False))
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@contextmanager
+def head(**environment: str) -> Iterator[str]:
+    """Give the address of a cluster that has an environment of its own."""
+    run = subprocess.Popen(
+        tied(sys.executable, "-c", _HEAD), env={**os.environ, **environment}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert run.stdout is not None
+        yield run.stdout.readline().strip()
+    finally:
+        run.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("token", ["", "sesame-of-the-cluster"])
+def test_a_token(source: Path, tmp_path: Path, token: str) -> None:
+    """A cluster is used with its token, and one without with none, or with that of another; else the cure is said."""
+    of_cluster = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
+    another = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-another-cluster"}
+    words = [sys.executable, "-m", "shardtool", "create", source, tmp_path / "o-{0..}.tar", "--overwrite"]
+    with TemporaryDirectory(prefix="r") as folder, head(HOME=folder, **of_cluster) as address:
+        for given, code in (
+            (of_cluster, 0),
+            (another, 2 if token else 0),
+            ({"RAY_AUTH_MODE": "disabled"}, 2 if token else 0),
+        ):
+            env = {**os.environ, "HOME": folder, **given}
+            ran = subprocess.run(
+                [*map(str, words), "--executor=ray", f"--address={address}"],
+                cwd=REPO, env=env, capture_output=True, text=True, timeout=180, check=False,
+            )  # fmt: skip
+            assert ran.returncode == code, ran
+            assert ("set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN" in ran.stderr) == (code != 0)
+            assert token not in ran.stderr or not token
 
 
 @pytest.mark.usefixtures("nodes")

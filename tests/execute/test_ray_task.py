@@ -111,10 +111,7 @@ def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
     assert first == [
         (f"{tmp_path}: a folder", "3 bytes, changed at 1.000000001, as here"),
         (f"{tmp_path}/b: no such file or directory", "a folder, as here"),
-        (
-            "mine:same: no module mine",
-            "a module that is installed on each node, or lies in a folder that all of them share",
-        ),
+        ("mine:same: no module mine", "the module of this process"),
     ]
     gone = (f"{tmp_path}: another folder, or none", "the folder that this process writes to")
     assert rest == [[], [gone], []]

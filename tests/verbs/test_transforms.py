@@ -872,6 +872,7 @@ MISSING: dict[str, tuple[str, str]] = {
     "of_missing": ("def change(sample): return sample\n", "package.module:function"),
     ":change": ("", "package.module:function"),
     "of_missing:": ("", "package.module:function"),
+    "": ("", "package.module:function"),
     "..:change": ("", "cannot import"),
     "of_missing:raises": ("1 / 0\n", "ZeroDivisionError"),
     "of_missing:half": ("def change(sample)\n", "SyntaxError"),
