@@ -310,6 +310,18 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
     raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
 
 
+def sound_dataset(path: str) -> DatasetFile | None:
+    """Return what a dataset file says; None where there is none, or a damaged one.
+
+    Raises:
+        StoreFailed: The machine, a store or a server fails.
+    """
+    try:
+        return read_dataset(read_small(path), path)
+    except (OSError, CorruptShard):
+        return None
+
+
 def is_plain_name(name: str) -> bool:
     """Tell whether a name is that of a file in a folder: to open it stays there, and it prints as it is."""
     return name not in ("", ".", "..") and "/" not in name and printable(name) == name

@@ -28,6 +28,7 @@ from shardtool.dataset.dataset_file import (
     pattern_text,
     read_dataset,
     shard_names,
+    sound_dataset,
 )
 from shardtool.dataset.shard_file import FETCH, looks_like, shard_kind
 from shardtool.dataset.walk import SurveyTask, survey
@@ -36,7 +37,6 @@ from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
     ShardError,
-    StoreFailed,
     listing,
     printable,
     raise_if_machines,
@@ -74,6 +74,7 @@ from shardtool.storage.places import (
     plain_sizes,
     read_beside,
     read_small,
+    real_path,
     refuse_near_url,
 )
 from shardtool.values import SPLIT_NAMES, counted, given_names, output_text, to_bytes
@@ -814,13 +815,8 @@ def other_splits(dataset: StoredDataset) -> list[StoredDataset]:
 
 def _made_with(made: RunRecord, paths: Mapping[str, str]) -> dict[str, DatasetFile]:
     """Return what those of dataset files say that the same run made for other splits."""
-    found = {}
-    for name, path in paths.items():
-        with suppress(OSError, CorruptShard):
-            other = read_dataset(read_small(path), path)
-            if made.is_split_with(other.made):
-                found[name] = other
-    return found
+    found = {name: sound_dataset(path) for name, path in paths.items()}
+    return {name: other for name, other in found.items() if other is not None and made.is_split_with(other.made)}
 
 
 def of_glob(given: Given) -> list[Given]:
@@ -954,14 +950,10 @@ def _paths_of(name: str) -> tuple[str, ...] | None:
         return find_dataset(name, lacking=True).paths
     except InvalidRequest:
         return ()
-    except StoreFailed:
-        raise
-    except ShardError:
+    except CorruptShard:
         return None
 
 
 def _place(given: Given) -> object:
     """Return what is equal for two names of one dataset."""
-    if isinstance(given, (str, os.PathLike)):
-        return given if is_url(os.fspath(given)) else os.path.realpath(given)
-    return tuple(given)
+    return real_path(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else tuple(given)

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, listing, printable, reason
+from shardtool.errors import CorruptShard, OutputExists, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.request.texts import MOST_PARTS, Part
@@ -223,10 +223,8 @@ def read_record(folder: OutputFolder, pattern: ShardPattern, part: Part) -> Part
     try:
         data = folder.read(record_name(pattern, part))
         return _parse(data, pattern, part, where)
-    except StoreFailed:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, ShardError) as error:
-        found = error.found if isinstance(error, ShardError) else reason(error) if isinstance(error, OSError) else error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, CorruptShard) as error:
+        found = reason(error) if isinstance(error, OSError) else getattr(error, "found", error)
         remedy = f"Remove it, and run {option('part', str(part))} again with {option('if_exists', 'resume')}."
         raise CorruptShard(where, f"no record of a part: {str(found)[:200]}", remedy=remedy) from None
 
@@ -337,14 +335,6 @@ def read_listing(folder: OutputFolder, name: str) -> DatasetFile | None:
     """
     there = folder.facts([name])
     return read_dataset(read_output(folder, name), folder.full_path(name)) if there else None
-
-
-def read_there(folder: OutputFolder, name: str) -> DatasetFile | None:
-    """Return what a dataset file says; None where there is none, or it is damaged."""
-    try:
-        return read_dataset(folder.read(name), name)
-    except (OSError, CorruptShard):
-        return None
 
 
 def read_listed(folder: OutputFolder, shard: ShardEntry, known: Mapping[str, FileFact] | None = None) -> ShardIndex:

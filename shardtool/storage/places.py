@@ -58,9 +58,12 @@ def base_name(path: str) -> str:
 
 def same_place(one: str, other: str) -> bool:
     """Tell whether two texts mean one folder."""
-    if is_url(one) or is_url(other):
-        return one.rstrip("/") == other.rstrip("/")
-    return os.path.realpath(one or ".") == os.path.realpath(other or ".")
+    return real_path(one) == real_path(other)
+
+
+def real_path(path: str) -> str:
+    """Return what is equal for two texts that mean one file or folder: where links lead, or the address itself."""
+    return path.rstrip("/") if is_url(path) else os.path.realpath(path)
 
 
 def source_root(folder: str, *, needed: bool = False) -> bytes:

@@ -29,8 +29,6 @@ from shardtool.errors import (  # fmt: skip
     CorruptShard,
     InvalidRequest,
     OutputExists,
-    ShardError,
-    StoreFailed,
     listing,
     printable,
     raise_if_machines,
@@ -209,9 +207,7 @@ class CopySource(NamedTuple):
         """Tell whether the dataset file is another one by now, or gone."""
         try:
             return read_small(self.path) != self.data
-        except StoreFailed:
-            raise
-        except (OSError, ShardError):
+        except OSError:
             return True
 
 

@@ -22,8 +22,6 @@ from shardtool.errors import (
     AccessRefused,
     InvalidRequest,
     OutputExists,
-    ShardError,
-    StoreFailed,
     current_folder,
     listing,
     printable,
@@ -203,9 +201,7 @@ class Journal:
             with suppress(FileNotFoundError):
                 while not self._folder.hides:
                     lines.append(self._folder.read(self._name_of(len(lines) - 1)))
-        except StoreFailed:
-            raise
-        except (OSError, ShardError):
+        except OSError:
             return None
         found: list[Any] = []
         for line in lines:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, NoReturn
 from shardtool.dataset.sidecar import read_sidecar
 from shardtool.errors import (
     MEMORY_REMEDY,
+    CorruptShard,
     InvalidRequest,
     OutOfMemory,
     OutputExists,
     SampleFailed,
-    ShardError,
-    StoreFailed,
     is_out_of_memory,
     memory_for,
     printable,
@@ -129,9 +128,7 @@ def _sound(output: Output, name: str, noted: JournalEntry) -> ShardIndex | None:
         same = noted.version and output.folder.version(name) == noted.version
         size, crc = (noted.size, noted.crc) if same else file_crc(output.folder.full_path(name))
         found = read_sidecar(output.folder.read(sidecar_name(name)), name, size)
-    except StoreFailed:
-        raise
-    except (OSError, ShardError):
+    except (OSError, CorruptShard):
         return None
     if output.pattern.format == "tar" and found.fingerprint() not in (None, int(noted.digest, 16)):
         return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, sound_dataset
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import (
     Bug,
@@ -443,7 +443,7 @@ def end_part(run: Run, output: Output) -> DatasetFile:
         dataset=dataset if shards else None,
         skipped=tuple(skipped),
     )
-    old = records.read_there(there.folder, output.pattern.dataset_file)
+    old = sound_dataset(there.dataset_file)
     output.publisher.end_part(record, stays=old is not None and old.made == made and _is_in(old, record))
     return dataset
 

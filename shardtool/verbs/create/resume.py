@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardtool.dataset.dataset_file import sound_dataset
 from shardtool.dataset.find import splits_in
 from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.entries.arrow import ipc_stream
-from shardtool.errors import CorruptShard, OutputExists, ShardError, StoreFailed, printable
+from shardtool.errors import CorruptShard, OutputExists, ShardError, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import fingerprint, shard_samples
-from shardtool.publish.records import read_there
 from shardtool.request.results import Changes, differing_options
 from shardtool.skipped import failures
 from shardtool.storage.places import identity
@@ -148,9 +148,7 @@ def _said(planned: ShardPlan, output: Destination) -> tuple[bytes, ShardFact, in
     try:
         data = output.folder.read(index)
         sidecar = read_sidecar(data, index, size, metadata=False)
-    except StoreFailed:
-        raise
-    except (OSError, ShardError):
+    except (OSError, CorruptShard):
         return None
     fact, crcs = sidecar.fact, b"" if sidecar.crcs is None else sidecar.crcs.tobytes()
     wanted = planned.fingerprint(), output_text(planned.name), size
@@ -337,8 +335,7 @@ def _renumbered(before: Mapping[str, list[str]], now: Mapping[str, list[str]]) -
 
 def _dataset_file(output: Destination) -> DatasetFile | None:
     """Return what the dataset file said when the run looked; a damaged one is made again: then the sidecars say."""
-    name = output.pattern.dataset_file
-    return read_there(output.folder, name) if name in output.existing else None
+    return sound_dataset(output.dataset_file) if output.pattern.dataset_file in output.existing else None
 
 
 def _earlier(output: Destination) -> list[tuple[str, ShardEntry | None]]:

@@ -30,7 +30,7 @@ from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.results import Changes, Notes, RunRecord
 from shardtool.request.texts import Part, SplitOptions, parse_part
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import is_url, read_small
+from shardtool.storage.places import is_url, read_small, real_path
 from shardtool.values import Dots, __version__, given_names, to_bytes
 from shardtool.wording import option
 
@@ -387,7 +387,7 @@ def keep_classes(run: Run) -> CreateOptions | ReshardOptions:
     if not (options.classes or options.values or getattr(options, "label_from_folder", False)):
         return options
     files = _dataset_files(run)
-    own = isinstance(given, str | os.PathLike) and _is_one_of(os.fspath(given), files)
+    own = isinstance(given, str | os.PathLike) and real_path(os.fspath(given)) in map(real_path, files)
     if not own and (given is not None or not run.appends):
         return options
     there = _datasets_there(run, files)
@@ -410,11 +410,6 @@ def _datasets_there(run: Run, files: Sequence[str]) -> list[DatasetFile]:
             if run.outputs or os.path.basename(path) == named:
                 found.append(file)
     return found
-
-
-def _is_one_of(path: str, others: Sequence[str]) -> bool:
-    real = os.path.realpath(path)
-    return any(path == one or (not is_url(one) and real == os.path.realpath(one)) for one in others)
 
 
 def _dataset_files(run: Run) -> list[str]:

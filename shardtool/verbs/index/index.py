@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names, sound_dataset
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import Survey, SurveyTask, survey, torn_samples, walked_text
@@ -17,8 +17,6 @@ from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
     OutputExists,
-    ShardError,
-    StoreFailed,
     listing,
     printable,
     reason,
@@ -104,7 +102,7 @@ def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
     path = folder.full_path(name)
     data = read_there(path)
     if data is None:
-        old = _dataset_at(path if found.dataset_file is None else found.dataset_file)  # where `output` is elsewhere
+        old = sound_dataset(path if found.dataset_file is None else found.dataset_file)  # where `output` is elsewhere
         if old is None:
             check_finished(found)
     else:
@@ -256,16 +254,6 @@ def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> Non
         expected = "the dataset file of these shards"
         remedy = f"{flag('overwrite')} replaces it; {lost} is lost then."
         raise OutputExists(path, found, expected=expected, remedy=remedy)
-
-
-def _dataset_at(path: str) -> DatasetFile | None:
-    """Return what a dataset file of ours says; None where it is damaged, or none of ours."""
-    try:
-        return read_dataset(read_small(path), path)
-    except StoreFailed:
-        raise
-    except (OSError, ShardError):
-        return None
 
 
 # Sidecars and a dataset file for shards that are there already, as `index` writes them.

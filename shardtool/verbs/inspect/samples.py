@@ -43,7 +43,7 @@ from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL
 from shardtool.read.catalog import asked_table
 from shardtool.select.query import matching
 from shardtool.storage.folders import check_name, target_file
-from shardtool.storage.places import is_url
+from shardtool.storage.places import real_path
 from shardtool.storage.staging import Tree, check_target, named_folder, path_problem
 from shardtool.values import Number, output_text, to_bytes
 from shardtool.verbs.inspect.overview import FoundSample, class_names, found_samples, is_plain
@@ -483,14 +483,10 @@ def check_report(dataset: StoredDataset, path: str, *, overwrite: bool, ending: 
     """
     check_name(path, f"report{ending}")
     own = [dataset.dataset_file, *(name for shard in dataset.shards for name in (shard.path, shard.sidecar))]
-    if _real(path) in {_real(name) for name in own if name}:
+    if real_path(path) in {real_path(name) for name in own if name}:
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
     begins, holds = _FORMS[ending]
     check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag("overwrite"))
-
-
-def _real(path: str) -> str:
-    return path if is_url(path) else os.path.realpath(path)
 
 
 SHARD = "__shard__"

@@ -17,20 +17,19 @@ again.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import DatasetFile, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, sound_dataset
 from shardtool.dataset.find import StoredDataset, find_dataset
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable
+from shardtool.errors import InvalidRequest, OutputFailed, ShardError, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
 from shardtool.request.options import CreateOptions, VerifyOptions, WorkerOptions
 from shardtool.request.results import Observer
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import base_name, read_small
+from shardtool.storage.places import base_name
 from shardtool.storage.staging import DurableFile, KeptFiles
 from shardtool.wording import option
 
@@ -242,10 +241,8 @@ class _Repair:
 
     def _check_unchanged(self) -> None:
         """Check, under the lock, that the dataset is the one that was looked at."""
-        path, same = self.seen.dataset.dataset_file or "", False
-        with suppress(OSError, CorruptShard):
-            same = read_dataset(read_small(path), path) == self.seen.file
-        if not same:
+        path = self.seen.dataset.dataset_file or ""
+        if sound_dataset(path) != self.seen.file:
             raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
 
     def _sidecar_of(self, case: ShardCase, file: DatasetFile) -> tuple[bytes, list[str]]:
@@ -338,12 +335,8 @@ class _Repair:
 
     def _check_outcome(self, file: DatasetFile) -> None:
         """Check that every shard is the one that the dataset file listed."""
-        path = self.seen.dataset.dataset_file or ""
-        try:
-            new = read_dataset(read_small(path), path)
-        except OSError as error:
-            raise CorruptShard(path, str(error)) from None
-        before, after = ([(one.name, one.size, one.crc) for one in it.shards] for it in (file, new))
+        new = sound_dataset(self.seen.dataset.dataset_file or "")
+        before, after = ([(one.name, one.size, one.crc) for one in it.shards] if it else [] for it in (file, new))
         if before != after:
             raise InvalidRequest(option("source"), "other content than the dataset was made from", expected="the same")
 
