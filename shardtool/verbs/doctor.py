@@ -37,7 +37,7 @@ from shardtool.storage.staging import Folder, KeptFiles
 from shardtool.values import counted, given_names, show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from shardtool.storage.remote.stores import BucketEntry
     from shardtool.values import Given
@@ -161,16 +161,16 @@ def _way(address: str, seen: _Seen) -> FirstAnswer:
     until = answer.trusted_until
     seen.look("proxy", lambda: answer.proxy or "none")
     seen.look("certificate", lambda: f"trusted; ends {until}" if until else "none: http:// is not encrypted")
-    try:
-        off_s = time.time() - parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-    except (TypeError, ValueError, OverflowError):
-        seen.unknown("clock", "the server does not say what time it is")
-    else:
-        seen.look("clock", partial(_clock, address, off_s))
+    seen.look("clock", partial(_clock, address, answer.headers))
     return answer
 
 
-def _clock(address: str, off_s: float) -> str:
+def _clock(address: str, headers: Mapping[str, str]) -> str:
+    try:
+        date = parsedate_to_datetime(headers["Date"]).timestamp()
+        off_s = time.time() - date - float(headers.get("Age", 0))  # of an answer that a cache keeps
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return "the server says no time"
     said = f"{abs(off_s):,.0f} s {'ahead of' if off_s > 0 else 'behind'} the server's"
     if abs(off_s) > _SKEW_S:
         raise StoreFailed(shown(address), said, remedy=SET_CLOCK)

@@ -48,6 +48,7 @@ class _Bucket:
         says: Status and code that all is answered with; None: as it is.
         keeps: Which conditions are kept.
         off_s: By how much its clock is ahead.
+        more: Headers of each answer.
         told: Set once something was put; the answer then waits for `go_on`.
     """
 
@@ -57,7 +58,7 @@ class _Bucket:
         self.denied: set[str] = set()
         self.says: tuple[int, str] | None = None
         self.keeps = {"If-None-Match", "If-Match"}
-        self.off_s = 0.0
+        self.off_s, self.more = 0.0, dict[str, str]()
         self.told, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         self.url = ""
@@ -103,7 +104,7 @@ def _tag(data: bytes) -> str:
 @contextmanager
 def _served(bucket: _Bucket) -> Iterator[None]:
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
         def _do(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
@@ -121,6 +122,8 @@ def _served(bucket: _Bucket) -> Iterator[None]:
                 self.send_header("Content-Range", f"bytes {found[1]}-{int(found[1]) + len(text) - 1}/{size}")
             self.send_header("Date", formatdate(time.time() + bucket.off_s, usegmt=True))
             self.send_header("ETag", tag)
+            for name, value in bucket.more.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())
@@ -244,6 +247,7 @@ def test_conditions(keeps: str, bucket: _Bucket) -> None:
         ((301, "PermanentRedirect"), "bucket", "region"),
         ((400, "AuthorizationHeaderMalformed</Code><Region>eu-central-1</Region><Code>"), "bucket",
          "AWS_REGION=eu-central-1"),
+        ((400, "AuthorizationQueryParametersError"), "bucket", "region"),
         ((503, "SlowDown"), "server", "Try again"),
     ],
 )  # fmt: skip
@@ -283,6 +287,15 @@ def test_clock(off_s: int, wrong: bool, bucket: _Bucket) -> None:  # noqa: FBT00
     if wrong:
         assert ("ahead of" in found["clock"].found) == (off_s < 0)
         assert "Set the clock" in found["clock"].cure
+
+
+@pytest.mark.parametrize(("more", "said"), [({"Age": "1000"}, "the server's, as"), ({"Age": "x"}, "no time")])
+def test_clock_of_a_cache(more: dict[str, str], said: str, bucket: _Bucket) -> None:
+    """What a cache has kept for a while says an old time, and how old it is."""
+    bucket.off_s, bucket.more = -1000, more
+    clock = {one.name: one for one in shardtool.doctor("s3://b/x").checks}["clock"]
+    assert clock.state == "ok"
+    assert said in clock.found
 
 
 def test_no_credentials(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,7 +384,8 @@ BUSY = (408, 425, 429, 500, 502, 503, 504)
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
-_ELSEWHERE = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect")
+_ELSEWHERE = ("AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
+              "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # the latter is obstore's
 _REGION = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
 _DENIED = ("", "AccessDenied", "AuthorizationPermissionMismatch")

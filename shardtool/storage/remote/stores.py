@@ -176,7 +176,7 @@ def credentials_kind(address: str) -> str:
     if provider := getattr(store, "credential_provider", None):
         return f"{provider.credentials.method} (profile {os.environ.get('AWS_PROFILE') or 'default'}, by boto3)"
     found = (f"{kind} (environment: {name})" for name, kind in _KINDS[scheme].items() if os.environ.get(name))
-    return next(found, "metadata service of this machine")
+    return next(found, f"{'application default of gcloud, or ' * (scheme == 'gs')}metadata service of this machine")
 
 
 @functools.lru_cache(maxsize=256)
