@@ -114,9 +114,9 @@ def _tuned(data: Path, root: Path, rounds: int, delay_s: float) -> dict[str, lis
                 found = []
                 for more in (["--workers", "4"], []):
                     where = f"{server.bucket}/{at}-{len(more) * 2}{'' if source == str(data) else '-inside'}"
-                    found.append(_run([*_shardtool(source, where), *more], environment))
-                    print(f"{name} {' '.join(more):>12}  {found[-1][0]:6.2f} s {found[-1][2]:4} MB", flush=True)
-                ratios.setdefault(name, []).append(found[0][0] / found[1][0])
+                    found.append(_run([*_shardtool(source, where), *more], environment)[0])
+                    print(f"{name} {' '.join(more):>12}  {found[-1]:6.2f} s", flush=True)
+                ratios.setdefault(name, []).append(found[0] / found[1])
     return ratios
 
 
