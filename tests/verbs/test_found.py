@@ -118,6 +118,7 @@ def test_what_is_known_before_is_asked_before(images: Path, tmp_path: Path) -> N
     assert 0 < len(_left_out(tmp_path)) < 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_whatever_the_workers(workers: int, images: Path, tmp_path: Path) -> None:
     """The bytes do not depend on how many workers there are."""

@@ -329,8 +329,8 @@ def _tasks(plan: Plan, transform: Transform) -> Iterator[ShardTask]:
 
 def work_of(plan: Plan, shard: int, work: TransformWork) -> TransformWork:
     """Return what is done to the samples of a shard, with the columns that a condition needs of them."""
-    where, metadata = work.transform.where, plan.metadata(shard)
-    if where is None or metadata is None or {*where.columns}.isdisjoint(metadata.column_names):
+    where = work.transform.where
+    if where is None or (metadata := plan.metadata(shard)) is None:
         return work
-    known = metadata.select([name for name in where.columns if name in metadata.column_names])
-    return work._replace(known=bytes(ipc_stream(known)))
+    names = [name for name in where.columns if name in metadata.column_names]
+    return work._replace(known=bytes(ipc_stream(metadata.select(names)))) if names else work
