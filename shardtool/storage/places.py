@@ -170,7 +170,7 @@ def stored_crc(path: str) -> int | None:
         OSError: It is not there.
         ShardError: A store cannot be asked.
     """
-    return blob.stored_crc(path) if is_url(path) and not is_other(path) else None
+    return blob.stored_crc(path) if is_url(path) else None
 
 
 def for_each(

@@ -148,6 +148,43 @@ def test_who_may_read(server: Server, tmp_path: Path) -> None:
     assert (wrong.returncode, "no such repository, or none for this token" in wrong.stderr) == (7, True), wrong.stderr
 
 
+def test_who_logs_in_later(server: Server) -> None:
+    """A program that was refused is let in once it has a token, and finds a repository that was made meanwhile."""
+    later = """
+import os, shutil, sys
+from shardtool.errors import ShardError
+from shardtool.storage.places import list_folder
+private, new, source = sys.argv[1:]
+for address in (private, new):
+    try:
+        list_folder(address)
+    except ShardError as error:
+        print(type(error).__name__)
+os.environ["HF_TOKEN"] = "hf_" + "sesame"
+print(len(list_folder(private)) > 6)
+shutil.copytree(source, new.replace("hf://datasets", source[:source.index("/o/")]) + "/main")
+print(len(list_folder(new)) > 6)
+"""
+    given = ("hf://datasets/o/closed", "hf://datasets/o/later", folder_of(server, "open/v1"))
+    said = well(run(server, *given, program=("-c", later)))
+    assert said.split() == ["AccessRefused", "AccessRefused", "True", "True"]
+
+
+def test_shards_alone(server: Server, tmp_path: Path) -> None:
+    """Shards of other tools, without sidecars and a dataset file, are found by a pattern or a glob, and read."""
+    data = folder_of(server, "bare/main/data")
+    data.mkdir(parents=True)
+    for shard in folder_of(server, "open/v1").glob("*.tar"):
+        shutil.copy(shard, data)
+    there = "hf://datasets/o/bare/data"
+    for name in ("train-{000000..000005}.tar", "*.tar"):
+        well(run(server, "verify", f"{there}/{name}"))
+    well(run(server, "reshard", f"{there}/*.tar", tmp_path / "r-{000..}.tar", "--max-count", 40))
+    assert len(shardtool.open(tmp_path / "r.json")) == len(list(PHOTOS.glob("*/*.jpg")))
+    refused = run(server, "index", f"{there}/*.tar")
+    assert (refused.returncode, "a place that is only read" in refused.stderr) == (2, True), refused.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "code", "said"),
     [

@@ -903,6 +903,7 @@ def _failures(address: str) -> Iterator[None]:
 
 def _absent(address: str, error: FileNotFoundError) -> Exception:
     """Return what is meant by what is not there: Hugging Face says that of what is private, too."""
+    _file_system.cache_clear()  # it remembers that, and a token may be given, or the repository made, meanwhile
     if _status_of(error) in _REFUSED:
         return closed(address)
     if found := MISSING.get(getattr(_answer_of(error), "headers", {}).get("X-Error-Code", "")):
