@@ -16,12 +16,13 @@ from urllib.parse import quote
 from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import STORES, is_url, parse_address
 from shardtool.storage.remote.blob import Blob, connections_to, stored_crc
-from shardtool.storage.remote.retry import PassingFailure, answering, refusal
+from shardtool.storage.remote.retry import PassingFailure, Policy, answering, least_speed, refusal, under
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.remote.stores import copy_in_bucket, is_source, signed, signed_request
 
 _SMALL = 2**28  # bytes of a blob that "Copy Blob From URL" takes at most
 _ANSWER = 65536
+_SLOWEST = 10**7  # bytes a second that are copied, while a store is silent
 _CRC = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
@@ -69,12 +70,13 @@ def _asked_for_copy(source: str, where: str, size: int) -> int | None:
     if blob.size != size:
         raise NotCopied
     url, headers = signed_request(where, "PUT", _headers(source, where, blob))
-    with answering(where, url):
+    least, over_s = least_speed()
+    with under(Policy(least=least, over_s=max(over_s, size / _SLOWEST))), answering(where, url):
         answer = connections_to(url).request(
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False
         )
-    with closing(answer), answering(where):
-        body = answer.read(_ANSWER)
+        with closing(answer):
+            body = answer.read(_ANSWER)
     if not 200 <= answer.status < 300:  # noqa: PLR2004 - of HTTP
         raise refusal(where, "PUT", answer.status, answer.headers, body)
     if b"<Error>" in body:  # S3 says that it copies before it has

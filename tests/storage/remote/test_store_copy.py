@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ class _Store(BaseHTTPRequestHandler):
     """An object of 100 bytes with an ETag, and an answer to who has it copied."""
 
     protocol_version = "HTTP/1.1"
-    status, body, tag = 200, "", '"one"'
+    status, body, tag, pause_s = 200, "", '"one"', 0.0
     asked: dict[str, str]
 
     def do_GET(self) -> None:
@@ -28,6 +29,7 @@ class _Store(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         _Store.asked = {name.lower(): value for name, value in self.headers.items()}
+        time.sleep(self.pause_s)
         same = self.headers["x-amz-copy-source-if-match"] == self.tag
         self._answer(self.status if same else 412, self.body.encode())
 
@@ -84,6 +86,16 @@ def test_what_an_answer_means(
         store_copy("s3://b/a b#1", "s3://other/c", 100, 7)
     assert expected in str(caught.value)
     assert bool(expected) == bool(str(caught.value))
+
+
+def test_a_large_object_is_waited_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may be silent for as long as its object takes; one that is silent for longer is asked for no other."""
+    monkeypatch.setattr(store, "pause_s", 0.6)
+    monkeypatch.setenv("SHARDTOOL_LEAST_SPEED", "1000/0.1")
+    with pytest.raises(NotCopied, match="silent"):
+        store_copy("s3://b/x", "s3://other/c", 100, 7)
+    monkeypatch.setattr("shardtool.storage.remote.store_copy._SLOWEST", 1)  # 100 seconds
+    assert store_copy("s3://b/x", "s3://other/c", 100, 7) is None
 
 
 def test_what_is_asked_for(store: type[_Store], monkeypatch: pytest.MonkeyPatch) -> None:
