@@ -695,8 +695,8 @@ def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running)
         show_each(texts())
 
 
-@verb((click.Argument(["place"], type=PLACE, shell_complete=completed),), DoctorOptions, without=("retry_for",))
-def doctor(place: str, asked: Callable[[], DoctorOptions], how: Running) -> int:
+@verb("PLACE", DoctorOptions, without=("retry_for",))
+def doctor(names: tuple[str, ...], asked: Callable[[], DoctorOptions], how: Running) -> int:
     """Say what PLACE allows, and what is in the way there, each with its cure.
 
     PLACE is a prefix of a store (s3://, gs://, az://), a file of the web, or a folder. Of a store: which server is
@@ -720,7 +720,7 @@ def doctor(place: str, asked: Callable[[], DoctorOptions], how: Running) -> int:
     from shardtool.cli.text import doctor_text, width
     from shardtool.verbs.doctor import doctor as run
 
-    found = _carry_out(partial(run, place, asked()), how, lambda one: doctor_text(one, width()), always=True)
+    found = _carry_out(partial(run, names, asked()), how, lambda one: doctor_text(one, width()), always=True)
     return 0 if found.well else _FOUND
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import product
 
 import numpy as np
 import pytest
@@ -46,12 +47,15 @@ def test_any_bytes_are_bounded(head: bytes, rest: bytes, length: int | None) -> 
     assert found is None or 0 < found <= 8 * length
 
 
-@pytest.mark.parametrize("rate", [8000, 22_050, 24_000, 44_100, 48_000])
-@pytest.mark.parametrize("kind", ["MP3", "MP3 without a count", "VORBIS", "OPUS"])
+@pytest.mark.parametrize(
+    ("kind", "rate"),
+    [
+        *product(("MP3", "MP3 without a count", "VORBIS"), (8000, 22_050, 24_000, 44_100, 48_000)),
+        *product(("OPUS",), (8000, 24_000, 48_000)),
+    ],
+)
 def test_packed_audio(kind: str, rate: int) -> None:
     """MP3 and Ogg last as long as what libsndfile packed into them, but for what an encoder pads."""
-    if kind == "OPUS" and rate % 4000:
-        pytest.skip("Opus has no such rate")
     file, form = io.BytesIO(), ("MP3", "MPEG_LAYER_III") if kind.startswith("MP3") else ("OGG", kind)
     constant = {"bitrate_mode": "CONSTANT", "compression_level": 0.5} if "without" in kind else {}
     noise = np.random.default_rng(1).normal(0, 0.1, (int(4.5 * rate), 2))
