@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import blocks_of, file_crc, open_blob, open_file, open_plain
-from shardtool.storage.places import base_name, file_stat, folder_of, read_small, read_tail
+from shardtool.storage.places import base_name, file_stat, folder_of, read_small
 from shardtool.storage.remote.address import STORES, WEB, is_url, join, parse_address, refuse_near_url, shown
 from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_md5
 from shardtool.storage.remote.lock import check_held, locked
@@ -618,24 +618,26 @@ def write_target(path: str, data: bytes) -> None:
         file.write(data)
 
 
-def open_mappable(path: str, ending: bytes) -> IO[bytes]:
+def open_mappable(path: str, begins: bytes) -> IO[bytes]:
     """Return a plain file as one of this machine: of an object, a temporary file without a name with its bytes.
 
     Args:
         path: Where it is.
-        ending: How an object must end, or it is not fetched.
+        begins: How an object must begin, or no more of it is fetched.
 
     Raises:
-        OSError: It cannot be opened or read, is no plain file, or does not end so.
+        InvalidRequest: It is a path that looks like a torn address.
+        OSError: It cannot be opened or read, is no plain file, or does not begin so.
         OutputFailed: There is no room for it.
         ShardError: The machine, a store or a server fails.
     """
     if not is_url(path):
+        refuse_near_url(path)
         return os.fdopen(open_plain(path)[0], "rb")
-    if read_tail(path, len(ending)) != ending:
-        raise OSError(errno.EINVAL, "not what its name says", path)
     with StagedObject(RemoteFolder(folder_of(path)), base_name(path)) as file, open_file(path) as source:
-        for block in source.blocks(memoryview(b"")):
+        for block in source.blocks(memoryview(b"")):  # read in order, which servers without ranges can do, too
+            if not file.size and block[: len(begins)] != begins[: len(block)]:
+                raise OSError(errno.EINVAL, "not what its name says", path)
             file.write(block)
         return TargetFile(file).written()
 

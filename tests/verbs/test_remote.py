@@ -18,6 +18,7 @@ from shardtool import (  # fmt: skip
     ShardError,
     VerifyOptions,
     create,
+    dry_run,
     extract,
     inspect,
     reshard,
@@ -154,6 +155,27 @@ def test_a_query_is_shown_nowhere(dataset: tuple[str, Path]) -> None:
     given = f"{at.replace('//', '//me:sesame@')}/x.json?token=sesame"
     texts = [str(verify(given, VerifyOptions(workers=1)).to_json()), str(inspect(given, InspectOptions()).to_json())]
     assert "sesame" not in "".join(texts)
+
+
+@pytest.mark.parametrize("ending", ["tar"], indirect=True)
+def test_a_plan_is_read_from_the_web(
+    dataset: tuple[str, Path], small_once: Path, proxy: FaultyProxy, tmp_path: Path
+) -> None:
+    """A plan behind HTTP makes what it makes here, lost connections or not; what is none costs no more than a look."""
+    at, folder = dataset
+    options = CreateOptions(max_count=3, workers=1)
+    dry_run(small_once, f"{tmp_path}/y-{{000..}}.tar", replace(options, plan_only=folder / "plan.parquet"))
+    create(small_once, f"{tmp_path}/here/y-{{000..}}.tar", options)
+    for faults in ((), (Fault("cut", path="plan.parquet", first=2, at=100),)):
+        proxy.set(*faults)
+        there = replace(options, plan=f"{at}/plan.parquet", if_exists="overwrite")
+        create(small_once, f"{tmp_path}/there/y-{{000..}}.tar", there)
+        assert read_tree(tmp_path / "there") == read_tree(tmp_path / "here")
+    (folder / "large").write_bytes(bytes(2**25))
+    proxy.set()
+    with pytest.raises(CorruptShard, match="no plan, or a damaged one"):
+        create(small_once, f"{tmp_path}/other/y-{{000..}}.tar", replace(options, plan=f"{at}/large"))
+    assert sum(one.sent for one in proxy.log().asked) < 2**24
 
 
 def test_what_mends_a_dataset_elsewhere(dataset: tuple[str, Path]) -> None:
