@@ -105,7 +105,7 @@ class _Seen:
     def __init__(self, place: str, names: tuple[str, ...], options: DoctorOptions) -> None:
         self.place, self.writes = shown(place), not options.read_only
         some = names if self.writes else takewhile(lambda name: name != "write", names)
-        self._found = dict.fromkeys(some, _UNSEEN)
+        self._found, self._stop = dict.fromkeys(some, _UNSEEN), ""
         self._allow = _ALLOW.get(parse_address(place).scheme, {}) if places.is_url(place) else {}
 
     def need(self, name: str, ask: Callable[[], Found], say: Callable[[Found], str] = str) -> Found:
@@ -117,7 +117,7 @@ class _Seen:
         try:
             found = ask()
         except (ShardError, OSError, PassingFailure) as error:
-            self._found[name] = self._wrong(name, error)
+            self._found[name], self._stop = self._wrong(name, error), name
             raise _Stopped from None
         self._found[name] = Check(name, "ok", say(found))
         return found
@@ -137,8 +137,7 @@ class _Seen:
 
     def checks(self) -> tuple[Check, ...]:
         """Return what was found, and of all else, why it was not looked at."""
-        wrong = next((name for name, one in self._found.items() if one.state == "wrong"), "")
-        why = f"not tried: see {wrong}"
+        why = f"not tried: see {self._stop}"
         return tuple(Check(name, "unknown", why) if one is _UNSEEN else one for name, one in self._found.items())
 
     def _wrong(self, name: str, error: ShardError | OSError | PassingFailure) -> Check:
@@ -210,12 +209,15 @@ def _bucket(place: str, way: FirstAnswer) -> str:
 
 
 def _list_and_read(place: str, seen: _Seen) -> None:
-    with suppress(_Stopped):
+    try:
         found = seen.need("list", lambda: [*islice(places.objects_below(place), _MANY)], _first_of)
-        if first := next((one.key for one in found if one.size > 0), ""):
-            seen.need("read", partial(_done, lambda: open_blob(places.join(place, first)).read(0, 1)))
-        else:
-            seen.unknown("read", "nothing is there to be read")
+    except _Stopped:
+        seen.unknown("read", "not tried: see list")
+        return
+    if first := next((one.key for one in found if one.size > 0), ""):
+        seen.look("read", partial(_done, lambda: open_blob(places.join(place, first)).read(0, 1)))
+    else:
+        seen.unknown("read", "nothing is there to be read")
 
 
 def _first_of(found: list[BucketEntry]) -> str:

@@ -49,6 +49,7 @@ class _Bucket:
         keeps: Which conditions are kept.
         off_s: By how much its clock is ahead.
         more: Headers of each answer.
+        late_s: How long a PUT takes until it is done.
         told: Set once something was put; the answer then waits for `go_on`.
     """
 
@@ -59,6 +60,7 @@ class _Bucket:
         self.says: tuple[int, str] | None = None
         self.keeps = {"If-None-Match", "If-Match"}
         self.off_s, self.more = 0.0, dict[str, str]()
+        self.late_s = 0.0
         self.told, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         self.url = ""
@@ -90,6 +92,9 @@ class _Bucket:
             for name, holds in (("If-None-Match", not there), ("If-Match", headers.get("if-match") == there)):
                 if name.lower() in headers and name in self.keeps and not holds:
                     return 412, "PreconditionFailed"
+            if self.late_s:
+                self.told.set()
+                time.sleep(self.late_s)
             self.objects[key] = body
             self.told.set()
             self.go_on.wait(20)
@@ -208,6 +213,16 @@ def test_what_is_not_allowed(denied: str, wrong: str, cure: str, bucket: _Bucket
     assert bucket.objects == {"x/1": b"1"}
     if denied == "DELETE":
         assert "PUT" not in bucket.asked  # nobody could remove it
+        said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
+        assert (said["write"], said["conditions"]) == ("not tried: see delete",) * 2
+
+
+def test_what_is_not_seen_names_its_reason(bucket: _Bucket) -> None:
+    """What could not be looked at names the very line that it needs."""
+    bucket.denied = {"LIST", "PUT"}
+    said = {one.name: one.found for one in shardtool.doctor("s3://b/x").checks}
+    assert said["read"] == "not tried: see list"
+    assert said["conditions"] == "not tried: see write"
 
 
 def test_what_cannot_be_removed_is_named(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +260,7 @@ def test_conditions(keeps: str, bucket: _Bucket) -> None:
         ((403, "RequestTimeTooSkewed"), "credentials", "Set the clock"),
         ((404, "NoSuchBucket"), "bucket", "Make it first"),
         ((301, "PermanentRedirect"), "bucket", "region"),
+        ((307, "TemporaryRedirect"), "bucket", "region"),
         ((400, "AuthorizationHeaderMalformed</Code><Region>eu-central-1</Region><Code>"), "bucket",
          "AWS_REGION=eu-central-1"),
         ((400, "AuthorizationQueryParametersError"), "bucket", "region"),
@@ -434,13 +450,20 @@ def test_signal_between_put_and_delete(signum: int, bucket: _Bucket) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip
         assert bucket.told.wait(20)
-        assert len(bucket.objects) == 1
+        assert len(bucket.objects) == (not bucket.late_s)
         run.send_signal(signum)
         out, err = run.communicate(timeout=20)
     assert run.returncode == 128 + signum, err
     assert not out
     assert err == f"shardtool: interrupted by {signal.Signals(signum).name}. Run it again.\n"
     assert not bucket.objects
+
+
+@pytest.mark.slow
+def test_signal_while_it_is_written(bucket: _Bucket) -> None:
+    """An object that appears only after it was removed for the first time is removed again."""
+    bucket.late_s = 0.15
+    test_signal_between_put_and_delete(signal.SIGINT, bucket)
 
 
 @pytest.mark.slow

@@ -572,7 +572,8 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
         return closed(address) if is_hub(address) else refused
     if status in BUSY:
         return busy(status, headers)
-    remedy = _wrong_place(body, headers.get("x-amz-bucket-region", "")) if code in _ELSEWHERE else ""
+    elsewhere = code in _ELSEWHERE or str(status).startswith("3")  # a request to a store is signed for one server
+    remedy = _wrong_place(body, headers.get("x-amz-bucket-region", "")) if elsewhere else ""
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 
 
