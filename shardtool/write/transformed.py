@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Encoded = tuple[Parts, list[Field]]  # a sample's record, and what is in it
 
-# Samples, and bytes of them, of which a condition is judged at once: one by one, each would take 0.6 ms.
+# Samples, and bytes of them, of which a condition is judged at once (docs/decisions/025-what-is-found.md).
 _JUDGED, _JUDGED_BYTES = 256, 2**24
 _MEDIA = ("image", "audio", "video")
 _SHOWN = 80  # characters of a value in a message
