@@ -18,9 +18,7 @@ from shardtool.storage.remote.address import parse_address
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-STORE_OPTIONS = (
-    "SHARDTOOL_STORE_OPTIONS"  # an environment variable, so that workers have it, too: `KEY=VALUE`, a line each
-)
+STORE_OPTIONS = "SHARDTOOL_STORE_OPTIONS"  # an environment variable: so workers have it, too. `KEY=VALUE`, a line each
 
 
 class _Option(NamedTuple):
@@ -102,7 +100,9 @@ def _asked(scheme: str, keys: Iterable[str] = tuple(_OPTIONS)) -> dict[str, str]
             is_payer = key == _PAYER and value.lower() in ("true", "requester")
             said[key] = _checked(_OPTIONS[key].variable, key, "requester" if is_payer else value)
     found = {**said, **{key: value for key, value in given.items() if key in keys}}
-    return {"sse": "aws:kms", **found} if "sse-kms-key-id" in found else found
+    if "sse-kms-key-id" in found and found.setdefault("sse", "aws:kms") == "AES256":
+        raise InvalidRequest(STORE_OPTIONS, "a KMS key, and sse=AES256", expected="sse=aws:kms, or no key")
+    return found
 
 
 def client_config(scheme: str) -> dict[str, str]:

@@ -79,9 +79,12 @@ def test_variables_of_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_means_its_kind_of_encryption() -> None:
-    """A KMS key is taken where it stands alone."""
+    """A KMS key is taken where it stands alone, and not beside an encryption that has none."""
     use_store_options(["sse-kms-key-id=k"])
     assert object_headers("s3://b/k")["x-amz-server-side-encryption"] == "aws:kms"
+    use_store_options(["sse-kms-key-id=k", "sse=AES256"])
+    with pytest.raises(InvalidRequest, match="a KMS key, and sse=AES256"):
+        open_folder("s3://b/p")
 
 
 def test_tags_are_encoded_once() -> None:
