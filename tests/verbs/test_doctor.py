@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -82,7 +82,9 @@ class _Bucket:
         if what in self.denied:
             return 403, "AccessDenied"
         if what == "LIST":
-            entries = "".join(_ENTRY.format(one, len(data)) for one, data in sorted(self.objects.items()))
+            [prefix] = parse_qs(query).get("prefix", [""])
+            found = [(one, data) for one, data in sorted(self.objects.items()) if one.startswith(prefix)]
+            entries = "".join(_ENTRY.format(one, len(data)) for one, data in found)
             return 200, f"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
         return self._of_object(method, key, headers, body)
 
@@ -184,6 +186,19 @@ def test_all_is_well(bucket: _Bucket) -> None:
     assert said["list"] == "allowed; the first is cat/1.jpg"
     assert [*said] == ["server", "proxy", "certificate", "clock", "credentials", "bucket", "list", "read", "write",
                        "conditions", "delete"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "place", ["s3://b", "s3://b/", "s3://b/a b/#1%41/", "s3://b/x/out-{000..}.tar", "s3://b/x.json"]
+)
+def test_places(place: str, bucket: _Bucket) -> None:
+    """A bucket is a place as its prefixes are, whatever their names; a dataset stands for what it lies in."""
+    bucket.objects = {"a b/#1%41/cat": b"1", "cat": b"1", "x/cat": b"1"}
+    there = dict(bucket.objects)
+    found = shardtool.doctor(place)
+    assert {one.name: one for one in found.checks if one.state != "ok"} == {}
+    assert bucket.objects == there
+    assert "cat" in {one.name: one.found for one in found.checks}["list"]
 
 
 def test_read_only(bucket: _Bucket) -> None:
