@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
-from shardtool.values import BLOCK
+from shardtool.values import BLOCK, Kind, Number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from shardtool.values import Kind, Number
 
     Read = Callable[[int, int], bytes | memoryview]
     Hold = Callable[[int, int], object]

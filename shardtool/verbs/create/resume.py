@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from shardtool.dataset.dataset_file import sound_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, sound_dataset
 from shardtool.dataset.find import splits_in
 from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.entries.arrow import ipc_stream
@@ -20,12 +20,12 @@ from shardtool.errors import CorruptShard, OutputExists, ShardError, printable
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
-from shardtool.plan.plan import fingerprint, shard_samples
-from shardtool.request.results import Changes, differing_options
+from shardtool.plan.plan import Plan, fingerprint, shard_samples
+from shardtool.request.results import Changes, RunRecord, differing_options
 from shardtool.skipped import failures
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
-from shardtool.values import SPAN, counted, local_name, output_text
+from shardtool.values import SPAN, ShardSamples, counted, local_name, output_text
 from shardtool.wording import either, option
 from shardtool.write.task import Keep, Todo
 
@@ -35,13 +35,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.shard_index import ShardFact
     from shardtool.entries.entries import Entries
-    from shardtool.plan.plan import Plan
     from shardtool.publish.publisher import Destination
-    from shardtool.request.results import RunRecord
-    from shardtool.values import ShardSamples
     from shardtool.verbs.create.run import Output, Run
 
 

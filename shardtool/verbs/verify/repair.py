@@ -26,7 +26,7 @@ from shardtool.errors import InvalidRequest, OutputFailed, ShardError, listing, 
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.request.options import CreateOptions, VerifyOptions, WorkerOptions
+from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions, WorkerOptions
 from shardtool.request.results import Observer
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name
@@ -267,7 +267,6 @@ class _Repair:
                 what = f"shards are missing. Finish the run that made them: its own command with {resume}"
             self._leave(f"the dataset file: {what}")
             return
-        from shardtool.request.options import IndexOptions
         from shardtool.verbs.index.index import index
 
         given = self.seen.dataset.dataset_file or self.seen.dataset.paths
