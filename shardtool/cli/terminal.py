@@ -120,17 +120,17 @@ class _Fetched:
     Args:
         samples: How many there are, in all shards.
         shards: How many.
+
+    Attributes:
+        failed: How many samples failed so far.
+        heard: How far each worker said it is, the latest, and when.
     """
 
     def __init__(self, samples: int, shards: int) -> None:
         self._all, self._shards = samples, shards
         self.failed = self._samples = self._size = 0
         self._begun = time.monotonic()
-        self._heard: dict[int, tuple[float, FetchProgress]] = {}  # the latest of each worker, and when
-
-    def hear(self, progress: FetchProgress) -> None:
-        """Take how far a worker is."""
-        self._heard[progress.worker] = time.monotonic(), progress
+        self.heard: dict[int, tuple[float, FetchProgress]] = {}
 
     def more(self, samples: int, size: int, shards: int) -> str:
         """Return the share of samples that were fetched so far, and how fast, with some more."""
@@ -142,7 +142,7 @@ class _Fetched:
 
     def left(self) -> str:
         """Return how many seconds are left, and for which host is waited; nothing if no worker has said."""
-        now, heard = time.monotonic(), [*self._heard.values()]
+        now, heard = time.monotonic(), [*self.heard.values()]
         if not heard:
             return ""
         lefts = sorted(max(0.0, one.left_s - (now - at)) * (one.share < 1) for at, one in heard)
@@ -212,14 +212,12 @@ class Terminal(Observer):
         elif isinstance(event, RequestAgain):
             self.log(f"retry: {event}")
         elif isinstance(event, FetchProgress) and self._fetched is not None:
-            self._fetched.hear(event)
+            self._fetched.heard[event.worker] = time.monotonic(), event
             self.advance(0, 0, 0)
         elif isinstance(event, Stall) and self._plain is not None:
             self._plain.stall = time.monotonic(), event.text
-        elif isinstance(event, Remark) and LOG.style:
-            LOG.write("note", text=event.text)
         elif isinstance(event, Remark):
-            self._line(event.text)
+            self.note(event.text)
 
     def listed(self, samples: int) -> None:
         """Count what was found."""

@@ -130,17 +130,17 @@ def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("logs", [False, True])
 def test_what_is_said_while_a_store_is_silent(logs: bool, caplog: pytest.LogCaptureFixture) -> None:  # noqa: FBT001
-    """It is a line of the log, or for people, however quiet the run; without the command line, the library logs it."""
+    """It is a note, a line of the log or for people; without the command line, the library logs it."""
     with _logged() as logged:
         LOG.begin("json" if logs else "")
-        with closing(terminal.Terminal(quiet=True, verbose=False)):
+        with closing(terminal.Terminal(quiet=False, verbose=False)):
             warn("s3://b/k: no answer for 10 seconds")
     text = logged.getvalue()
     if logs:
         (line,) = _lines(text)
         assert line["event"] == "note"
-        text = f"{line['text']}\n"
-    assert text == "s3://b/k: no answer for 10 seconds\n"
+        text = f"note: {line['text']}\n"
+    assert text == "note: s3://b/k: no answer for 10 seconds\n"
     assert not caplog.records
     warn("s3://b/k: no answer for 20 %d seconds")
     assert [one.getMessage() for one in caplog.records] == ["s3://b/k: no answer for 20 %d seconds"]
