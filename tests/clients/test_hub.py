@@ -225,6 +225,20 @@ def test_what_is_read(hub: FaultyProxy, server: Server) -> None:
     assert len(asked) <= 6 * 3
 
 
+def test_the_hub_is_asked_once(hub: FaultyProxy, server: Server) -> None:
+    """Of an open file, the Hub is asked once, for it allows few requests; what it leads to is asked for each range."""
+    read = """
+import sys
+from shardtool.storage.open_file import open_file
+file = open_file(sys.argv[1])
+assert [len(file.read(at * 30_000, 1000)) for at in range(9)] == [1000] * 9
+"""
+    well(run(server, "hf://datasets/o/open/train-000000.tar", program=("-c", read)))
+    asked = hub.log().asked
+    assert len([one for one in asked if "/resolve/" in one.path]) == 1
+    assert len(asked) == 1 + 1 + 9
+
+
 def test_faults(hub: FaultyProxy, server: Server, tmp_path: Path) -> None:
     """Where the Hub is busy it is asked again, as late as it says; what its CDN cuts is asked for again."""
     limited = {"RateLimit": '"resolvers";r=0;t=1', "RateLimit-Policy": '"fixed window";"resolvers";q=500;w=300'}
@@ -233,6 +247,7 @@ def test_faults(hub: FaultyProxy, server: Server, tmp_path: Path) -> None:
         Fault("status", path="resolve/main/train-000001", status=429, headers=limited),
         Fault("cut", path="/lfs/.*train-000002.tar"),
         Fault("reset", path="/lfs/.*train-000003.tar", first=2),
+        Fault("status", path="/lfs/.*train-000004.tar", first=2, status=403),  # its signature has ended
     )
     done = run(server, "copy", "hf://datasets/o/open", tmp_path / "copy", "--json")
     assert json.loads(well(done))["retries"] >= 2

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 PIECE = 2**20
 MOST_CONNECTIONS = 64  # that are kept for one server
 _CONNECT_S, _SEND_S = 10, 60  # how long an answer takes is for `line`
+_GIVEN = (200, 201, 204, 206, 416)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _REASON = 4096  # bytes of an answer that is not wanted that are looked at, or read to keep a connection
@@ -100,12 +101,23 @@ def connections_to(url: str) -> urllib3.PoolManager:
         raise not_installed("urllib3") from None
 
 
-def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseHTTPResponse:
+class LedTo(NamedTuple):
+    """Where the Hub has led to: a signed address, for an hour; what the Hub says is there; and the ETag there."""
+
+    target: str
+    linked: str
+    tag: str
+
+
+def get(
+    address: str, headers: Mapping[str, str] | None = None, led: list[LedTo] | None = None
+) -> urllib3.BaseHTTPResponse:
     """Ask for an object once, and follow redirects; the body of the answer is not read yet.
 
     Args:
         address: Of the object.
         headers: More of them.
+        led: Gets where the Hub has led to, which is asked first as long as it is the same: the Hub allows few requests.
 
     Returns:
         The answer, of the status 200, 201, 204, 206, or 416 for a range behind the end. Read it to its end, which
@@ -118,12 +130,14 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
         AccessRefused: We may not.
         StoreFailed: Anything else.
     """
-    if is_hub(address):
+    before, linked = next(iter(led or ()), None), ""
+    if before is not None:
+        target, known, linked = before.target, dict[str, str](), before.linked
+    elif is_hub(address):
         target, known = _in_hub(address)
     else:
         target = signed(address, "GET")
         known = web_headers(target) if is_web(address) else {}
-    linked = ""
     for _ in range(_MOST_REDIRECTS + 1):
         answer = _asked_once(address, target, {**(headers or {}), **known})
         linked = linked or answer.headers.get("X-Linked-Etag", "")  # of the Hub: the SHA-256, where a CDN has its own
@@ -137,8 +151,15 @@ def get(address: str, headers: Mapping[str, str] | None = None) -> urllib3.BaseH
     else:
         raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
     if linked and is_hub(address):
+        found = LedTo(target, linked, answer.headers.get("ETag", ""))
+        if before is not None and led is not None and (answer.status not in _GIVEN or found.tag != before.tag):
+            led.clear()
+            drop(answer)
+            return get(address, headers, led)
+        if led is not None and answer.status in _GIVEN:
+            led[:] = [found]
         answer.headers["ETag"] = linked
-    if answer.status in (200, 201, 204, 206, 416):
+    if answer.status in _GIVEN:
         return answer
     raise refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
 
@@ -315,7 +336,7 @@ class Blob:
     md5: str | None = None
 
     def __init__(self, address: str, size: int | None = None) -> None:
-        self.address, self._where = address, shown(address)
+        self.address, self._where, self._led = address, shown(address), list[LedTo]()
         self._seen = dict[str, str]()  # the first answer's ETag: who sets it first, of several threads, wins
         if size is None:
             self.size, self._seen["version"], self.ranges = retried(self._where, self._look)
@@ -399,7 +420,7 @@ class Blob:
 
     def _look(self) -> tuple[int, str, bool]:
         """Return the size, the version, and whether ranges can be had: by its first byte, for HEAD may be forbidden."""
-        answer = get(self.address, {"Range": "bytes=0-0"})
+        answer = get(self.address, {"Range": "bytes=0-0"}, self._led)
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             drop(answer)
             answer = get(self.address)  # an empty object, where not all servers say so
@@ -422,7 +443,7 @@ class Blob:
         if is_asked_for and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
-            answer = get(self.address, headers)
+            answer = get(self.address, headers, self._led)
         except FileExistsError:
             raise OSError(errno.ESTALE, "changed while it was read", self._where) from None
         try:
