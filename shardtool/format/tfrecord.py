@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from struct import Struct, iter_unpack
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from shardtool.errors import CorruptShard
 from shardtool.fingerprint import crc32c
@@ -45,13 +45,6 @@ _ONE_BYTE = [bytes([number]) for number in range(MORE)]
 _GOES_ON = bytes(range(MORE, 256))  # the bytes of a varint that are not its last
 
 
-class Bytes(Protocol):
-    """Data that can be indexed."""
-
-    def __getitem__(self, at: int, /) -> int:
-        """Return a byte."""
-
-
 def encode_varint(number: int) -> bytes:
     """Return a number as a varint. A hot path: the first lines are short cuts."""
     if 0 <= number < 1 << 7:
@@ -67,7 +60,7 @@ def encode_varint(number: int) -> bytes:
     return bytes(parts)
 
 
-def read_varint(data: Bytes, at: int, end: int) -> tuple[int, int]:
+def read_varint(data: Data, at: int, end: int) -> tuple[int, int]:
     """Return the varint at `at`, without a sign, and the place after it.
 
     Raises:
