@@ -98,7 +98,7 @@ def host_of(url: str) -> str:
 
 def _shown_parameter(text: str) -> str:
     name, equals, value = text.partition("=")
-    words = {word.lower() for word in _WORDS.findall(name)}
+    words = {word.lower() for word in _WORDS.findall(text.rpartition("=")[0])}  # of names in its value, too
     return f"{name}={_HIDDEN}" if equals and value and not words.isdisjoint(_SECRET) else text
 
 
