@@ -704,7 +704,7 @@ def facts_beside(found: StoredDataset) -> list[ShardFact]:
     """Return what the sidecars of other shards in a dataset's folder say."""
     given = {base_name(path) for path in found.paths if folder_of(path) == found.folder}
     others = [name for name in names_in(found.folder) if is_shard_name(name) and name not in given]
-    return [fact for fact in for_each(_fact_beside, [join(found.folder, name) for name in others]) if fact is not None]
+    return [fact for fact in for_each(fact_beside, [join(found.folder, name) for name in others]) if fact is not None]
 
 
 def check_finished(found: StoredDataset) -> None:
@@ -714,12 +714,12 @@ def check_finished(found: StoredDataset) -> None:
         InvalidRequest: They are not.
     """
     there = [path for path, size in zip(found.paths, plain_sizes(found.paths), strict=True) if size is not None]
-    for one in unfinished(for_each(_fact_beside, there), facts_beside(found)):
+    for one in unfinished(for_each(fact_beside, there), facts_beside(found)):
         remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
         raise InvalidRequest(found.folder or ".", one, expected=ALL_SHARDS, remedy=remedy)
 
 
-def _fact_beside(shard: str) -> ShardFact | None:
+def fact_beside(shard: str) -> ShardFact | None:
     """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
     path = sidecar_path(shard, None)
     if (data := read_beside(path)) is None:

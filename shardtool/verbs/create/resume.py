@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, sound_dataset
-from shardtool.dataset.find import splits_in
+from shardtool.dataset.find import fact_beside, splits_in
 from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import CorruptShard, OutputExists, ShardError, printable
@@ -212,11 +212,8 @@ def shards_before(output: Destination) -> int | None:
     if (file := _dataset_file(output)) is not None:
         by_hash = file.made.options.get("place") == "hash"
         return (file.appends[0] if file.appends else len(file.shards)) if by_hash else None
-    name = sidecar_name(output.pattern.shard(0))
-    try:
-        return read_facts(output.folder.read(name), name).shards if name in output.existing else None
-    except (OSError, CorruptShard):
-        return None
+    fact = fact_beside(output.folder.full_path(output.pattern.shard(0)))
+    return None if fact is None else fact.shards
 
 
 def find_changes(run: Run) -> Changes | None:
@@ -366,15 +363,11 @@ def _packed(run: Run, output: Destination, name: str, listed: ShardEntry | None)
 def _is_as_planned(run: Run, output: Output, shard: int) -> bool:
     """Tell whether a shard is there that was planned just like this; its content may have changed since."""
     name, there = output.shard_name(shard), output.destination
-    index = sidecar_name(name)
-    if name not in there.existing or index not in there.existing:
-        return False
-    try:
-        said = read_facts(there.folder.read(index), index)
-    except (OSError, CorruptShard):
+    fact = there.existing.get(name)
+    if fact is None or (said := fact_beside(there.folder.full_path(name))) is None:
         return False
     planned = ShardPlan(run, output.plan, shard, name, shard_samples(output.plan, shard))
-    return said.size == there.existing[name].size and said.plan == planned.fingerprint()
+    return said.size == fact.size and said.plan == planned.fingerprint()
 
 
 def _differing(before: RunRecord, now: RunRecord, *, of_shards: bool = True) -> str:
