@@ -206,7 +206,9 @@ def _sources_of(function: str) -> dict[str, str]:
 
     find_function(function)
     name = function.partition(":")[0]
-    above = os.path.abspath(getattr(sys.modules[name], "__file__", None) or "")
+    if not (file := getattr(sys.modules[name], "__file__", None)):
+        return {}
+    above = os.path.abspath(file)
     for _ in range(1 + name.count(".") + hasattr(sys.modules[name], "__path__")):
         above = os.path.dirname(above)
     found, python = {}, sysconfig.get_path("stdlib")
