@@ -574,15 +574,10 @@ def _table(piece: Piece, schema: pa.Schema, *, every: bool) -> pa.Table:
     if more := [name for name in found.column_names if name not in schema.names]:
         raise CorruptShard(piece.shard.sidecar, f"a column that the dataset file does not list: {more[0]}")
     codes = pa.array([0] * rows, pa.int32())
-    columns = []
-    for one in schema:
-        if one.name == SHARD:
-            columns.append(pa.DictionaryArray.from_arrays(codes, [output_text(piece.shard.path)]))
-        elif one.name in found.column_names:
-            columns.append(_cast(found.column(one.name), one, piece))
-        else:
-            columns.append(pa.nulls(rows, one.type))
-    return pa.Table.from_arrays(columns, schema=schema)
+    columns = {one.name: pa.nulls(rows, one.type) for one in schema if one.name not in found.column_names}
+    columns |= {name: _cast(found.column(name), schema.field(name), piece) for name in found.column_names}
+    columns[SHARD] = pa.DictionaryArray.from_arrays(codes, [output_text(piece.shard.path)])
+    return pa.table(columns, schema=schema)
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field, piece: Piece) -> pa.ChunkedArray:
