@@ -26,14 +26,13 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.results import RunRecord
 from shardtool.storage.places import read_small
-from shardtool.values import agreed_type, local_name, numbers_among, source_text, to_bytes
+from shardtool.values import Kind, Number, ValueType, agreed_type, local_name, numbers_among, source_text, to_bytes
 from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from shardtool.dataset.shard_index import ShardFact, ShardTally
-    from shardtool.values import Kind, Number, ValueType
 
     Json = Mapping[str, object]
 

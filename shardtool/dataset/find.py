@@ -22,6 +22,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.dataset.dataset_file import (
+    DatasetFile,
+    ShardEntry,
     is_plain_name,
     listed_urls,
     no_dataset_file,
@@ -50,6 +52,7 @@ from shardtool.pattern import (
     SIDECAR_SUFFIX,
     SKIPPED_SUFFIX,
     TIMM_FILE,
+    ShardPattern,
     is_shard_name,
     parse_pattern,
     read_name,
@@ -77,7 +80,7 @@ from shardtool.storage.places import (
     real_path,
     refuse_near_url,
 )
-from shardtool.values import SPLIT_NAMES, counted, given_names, output_text, to_bytes
+from shardtool.values import SPLIT_NAMES, Dots, Given, counted, given_names, output_text, to_bytes
 from shardtool.wording import create_again, either, made_again
 
 if TYPE_CHECKING:
@@ -85,11 +88,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
-    from shardtool.pattern import ShardPattern
     from shardtool.request.results import RunRecord
-    from shardtool.values import Dots, Given
 
 Value = TypeVar("Value")
 

@@ -17,23 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.walk import walked_text
+from shardtool.dataset.walk import Survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, string_array, strings
-from shardtool.errors import printable
+from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest
 from shardtool.storage.places import base_name
-from shardtool.values import RESERVED, is_utf8, output_text
+from shardtool.values import RESERVED, Kind, is_utf8, output_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.walk import Survey
-    from shardtool.errors import CorruptShard
     from shardtool.skipped import Skipped
     from shardtool.storage.shared import JoinedBlocks, SharedBlocks
-    from shardtool.values import Kind
 
     # For reading, they are int32 where the shard is smaller than 2 GiB, which halves what an index takes.
     Places = NDArray[np.int64]

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from shardtool.dataset.parquet_bounds import MAGIC, TEXT, read_extents, read_footer
+from shardtool.dataset.parquet_bounds import MAGIC, TEXT, Extent, Footer, read_extents, read_footer
 from shardtool.dataset.shard_index import (
     OWN_COLUMNS,
     SCHEMA,
@@ -39,7 +39,7 @@ from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.skipped import pack_rows, unpack_rows
 from shardtool.storage.places import read_small, read_tail
-from shardtool.values import counted, source_text
+from shardtool.values import ShardContent, counted, source_text
 from shardtool.wording import call, made_again, option
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.dataset_file import ShardEntry
-    from shardtool.dataset.parquet_bounds import Extent, Footer
-    from shardtool.values import ShardContent
 
 FORMAT_VERSION = 2
 READ_VERSIONS = (1, 2)  # version 1 is without the column that names the shard

@@ -18,12 +18,10 @@ from shardtool.dataset.shard_file import PackedFile, ShardFile, SummedFile, misn
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar, tfrecord
-from shardtool.values import BLOCK, FIELD_LIMIT, is_utf8, source_text
+from shardtool.values import BLOCK, FIELD_LIMIT, Dots, Kind, is_utf8, source_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from shardtool.values import Dots, Kind
 
 
 # What can still be read of a damaged shard: members and records behind the damage, and which samples are whole.

@@ -16,13 +16,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import read_dataset, shard_names
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import check_below, splits_in
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputExists, listing, reason
 from shardtool.interop import indexes
-from shardtool.pattern import DATASET_SUFFIX, is_packed_name
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_packed_name
 from shardtool.publish.records import LOOK, read_listed
-from shardtool.storage.folders import open_folder
+from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
 from shardtool.values import counted, local_name, output_text
@@ -31,13 +31,10 @@ from shardtool.wording import export_call, exporting, flag, made_again, option
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import Export, FolderIndex
-    from shardtool.pattern import ShardPattern
     from shardtool.request.results import Notes
-    from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import DurableFile
 
 

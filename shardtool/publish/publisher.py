@@ -22,25 +22,21 @@ from hashlib import blake2b
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.dataset_file import read_dataset, shard_names, tells_of_appends
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names, tells_of_appends
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, OutputFailed, listing, reason
 from shardtool.pattern import ShardPattern, sidecar_name, text_of
 from shardtool.publish import records
 from shardtool.publish.foreign_indexes import StaleIndexes
-from shardtool.skipped import in_order
-from shardtool.storage.folders import check_there
-from shardtool.storage.staging import check_facts
+from shardtool.skipped import Skipped, in_order
+from shardtool.storage.folders import OutputFolder, check_there
+from shardtool.storage.staging import DurableFile, FileFact, StagedFile, check_facts
 from shardtool.values import IfExists, counted, local_name, output_text, show_size
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.publish.records import PartRecord, PartShare
-    from shardtool.skipped import Skipped
-    from shardtool.storage.folders import OutputFolder
-    from shardtool.storage.staging import DurableFile, FileFact, StagedFile
 
 
 _SPOOL_SUFFIX = ".spool"

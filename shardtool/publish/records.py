@@ -15,10 +15,10 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from shardtool.dataset.dataset_file import DatasetFile, read_dataset
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
 from shardtool.errors import CorruptShard, OutputExists, listing, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import sidecar_name
+from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.request.texts import MOST_PARTS, Part
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.storage.places import join, read_small
@@ -28,9 +28,7 @@ from shardtool.wording import option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import ShardEntry
     from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import FileFact
 

@@ -30,7 +30,7 @@ from shardtool.storage.remote.store_copy import is_one_store, store_copy
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.remote.stores import delete, listed, put, signed_request
 from shardtool.storage.shared import write_all
-from shardtool.storage.staging import DurableFile, FileFact, Folder, check_local, written
+from shardtool.storage.staging import DurableFile, FileFact, Folder, Sink, StagedFile, check_local, written
 from shardtool.values import BLOCK
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from urllib3.connection import HTTPConnection
 
     from shardtool.storage.remote.line import Line
-    from shardtool.storage.staging import Sink, StagedFile
 
 Made = TypeVar("Made")
 

@@ -20,14 +20,13 @@ from shardtool.storage.remote.address import SCHEMES, is_url, is_web, parse_addr
 from shardtool.storage.remote.blob import called, together
 from shardtool.storage.remote.retry import RETRY_FOR
 from shardtool.storage.remote.store_options import STORE_OPTIONS, use_store_options
-from shardtool.storage.remote.stores import as_source, use_anonymous, use_endpoint
+from shardtool.storage.remote.stores import BucketEntry, as_source, use_anonymous, use_endpoint
 from shardtool.values import to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shardtool.storage.open_file import FileFact
-    from shardtool.storage.remote.stores import BucketEntry
 
 __all__ = [  # as they are
     "as_source", "called", "is_url", "is_web", "parse_address", "refuse_near_url", "together", "use_anonymous",

@@ -28,10 +28,10 @@ from shardtool.errors import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
-from shardtool.skipped import CHOSEN, Skipped
+from shardtool.skipped import CHOSEN, SkipCode, Skipped
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
 from shardtool.storage.remote.retry import waited
-from shardtool.values import FILE, INLINE, LINK, SPAN, ShardContent, placed, to_text
+from shardtool.values import FILE, INLINE, LINK, SPAN, Number, ShardContent, placed, to_text
 from shardtool.wording import option
 from shardtool.write.spans import BUFFER_SIZE, SpanReader, buffer, difference
 from shardtool.write.task import ShardResult, ShardTask, SourceFailed, digest, numbers, split_names
@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
 
-    from shardtool.skipped import SkipCode
     from shardtool.storage.open_file import FileFact
     from shardtool.storage.staging import DurableFile
-    from shardtool.values import Number
 
     Read = tuple[int, FileFact]
     Report = Callable[..., None]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import PARTS
-from shardtool.storage.staging import SpoolFile
+from shardtool.storage.staging import Spool, SpoolFile
 from shardtool.write.packer import unreadable
 from shardtool.write.spans import GAP, arena, buffer, open_span_file
 from shardtool.write.task import SourceFailed, numbers
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shardtool.skipped import SkipCode
-    from shardtool.storage.staging import Spool
     from shardtool.values import SpanFile
 
 ROW_COST = 512  # bytes of memory that a payload takes on its way besides its own: numbers, a view, its place

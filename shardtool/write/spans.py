@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed
 from shardtool.format import zip_read
 from shardtool.storage.open_file import open_source
-from shardtool.values import to_text
+from shardtool.values import SpanFile, to_text
 from shardtool.wording import option
 from shardtool.write.task import SourceFailed, numbers
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.storage.open_file import File, FileFact
-    from shardtool.values import SpanFile
 
 
 _LEAST_AHEAD = 4096

@@ -13,26 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.dataset.payload import content_of
 from shardtool.errors import SampleFailed
-from shardtool.fetch import FetchFailed, shown_bytes
+from shardtool.fetch import FetchFailed, FetchOptions, shown_bytes
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.skipped import CHOSEN, Skipped, failures
-from shardtool.transform import BadSample, ChangedSample, transformer
-from shardtool.values import SPAN, URL, counted, ends_early, show_size, to_text
+from shardtool.transform import BadSample, ChangedSample, Condition, transformer
+from shardtool.values import SPAN, URL, Number, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
 from shardtool.write.packer import Field, Packer, ShardRecords, encode_record, no_report, unreadable
-from shardtool.write.task import ShardResult, SourceFailed, TransformedSamples, digest
+from shardtool.write.task import ShardResult, ShardTask, SourceFailed, TransformedSamples, TransformWork, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from shardtool.fetch import FetchOptions
     from shardtool.fetch.fetcher import Fetcher
     from shardtool.storage.staging import DurableFile, Sink
-    from shardtool.transform import Condition
-    from shardtool.values import Number
     from shardtool.write.packer import Parts, Put, Report
-    from shardtool.write.task import ShardTask, TransformWork
 
     Encoded = tuple[Parts, list[Field]]  # a sample's record, and what is in it
 

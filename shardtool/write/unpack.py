@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import CorruptShard, SampleFailed, printable
 from shardtool.fingerprint import crc32c
-from shardtool.storage.staging import Tree
+from shardtool.storage.staging import IfThere, Tree
 from shardtool.values import INLINE, to_text
 from shardtool.write.packer import Packer, no_report, unreadable
 from shardtool.write.spans import BUFFER_SIZE
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardtool.dataset.shard_file import PackedFile
-    from shardtool.storage.staging import IfThere
     from shardtool.write.packer import Report
 
 _REPORTED = 64  # files after which the time is looked at

@@ -29,7 +29,15 @@ from shardtool.errors import (
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import Misreadings
 from shardtool.names import Names
-from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, SKIPPED_SUFFIX, check_written, parse_pattern, text_of
+from shardtool.pattern import (
+    DATASET_SUFFIX,
+    SIDECAR_SUFFIX,
+    SKIPPED_SUFFIX,
+    ShardPattern,
+    check_written,
+    parse_pattern,
+    text_of,
+)
 from shardtool.plan.plan import count_rounded
 from shardtool.publish.publisher import Destination, Publisher, check_old, clean, look
 from shardtool.publish.records import (
@@ -44,7 +52,7 @@ from shardtool.publish.records import find_parts as find_records
 from shardtool.request.options import CreateOptions, readers_of
 from shardtool.request.results import IndexResult, Observer, RunRecord
 from shardtool.request.settings import Settings, check_names, described, like, setting
-from shardtool.storage.folders import open_folder
+from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.staging import Folder
 from shardtool.table.columns import repeated
 from shardtool.values import (
@@ -52,7 +60,9 @@ from shardtool.values import (
     IfExists,
     OnBadSample,
     Oversize,
+    ShardContent,
     Target,
+    ValueType,
     __version__,
     counted,
     local_name,
@@ -60,21 +70,16 @@ from shardtool.values import (
 )
 from shardtool.verbs.create.append import existing_keys
 from shardtool.verbs.create.result import check_all_ended, joined_parts, merge_parts, merge_result, publish_dataset
-from shardtool.verbs.create.run import Totals
+from shardtool.verbs.create.run import OutputNames, Totals
 from shardtool.wording import flag, option
 from shardtool.write.task import digest
-from shardtool.writer.samples import Columns
+from shardtool.writer.samples import Columns, OpenShard, SampleEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.pattern import ShardPattern
     from shardtool.skipped import Skipped
-    from shardtool.storage.folders import OutputFolder
-    from shardtool.values import ShardContent, ValueType
-    from shardtool.verbs.create.run import OutputNames
-    from shardtool.writer.samples import OpenShard, SampleEncoder
 
 
 class Keywords(TypedDict, total=False):

@@ -38,8 +38,11 @@ from shardtool.values import (
     NAME_LIMIT,
     STORED_AS,
     Dots,
+    Number,
+    ShardContent,
     ShardSamples,
     ShardSpans,
+    ValueType,
     ends_early,
     field_problem,
     name_problem,
@@ -59,7 +62,6 @@ if TYPE_CHECKING:
     from shardtool.skipped import SkipCode
     from shardtool.storage.folders import OutputFolder, StagedObject
     from shardtool.storage.staging import DurableFile, StagedFile
-    from shardtool.values import Number, ShardContent, ValueType
     from shardtool.write.packer import Parts
 
     Row = Mapping[str, object]

@@ -30,8 +30,17 @@ from shardtool.storage.open_file import file_crc
 from shardtool.values import counted, parse_size, show_size, to_text
 from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option
-from shardtool.writer.output import EMPTY_SUFFIX, Output, merged_part, options_of, part_pattern, part_tag
-from shardtool.writer.samples import KEY, OpenShard, SampleEncoder, SampleRefused
+from shardtool.writer.output import (
+    EMPTY_SUFFIX,
+    JournalEntry,
+    Keywords,
+    Output,
+    merged_part,
+    options_of,
+    part_pattern,
+    part_tag,
+)
+from shardtool.writer.samples import KEY, OpenShard, Sample, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,8 +50,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
     from shardtool.verbs.create.run import OutputNames
-    from shardtool.writer.output import JournalEntry, Keywords
-    from shardtool.writer.samples import Sample
 
 
 # What an earlier writer has left: the shards that another one goes on after.
