@@ -133,7 +133,8 @@ def test_a_second_run_adds_nothing(images: Path, tmp_path: Path) -> None:
     shards = _pack(images, tmp_path, **asked).shards
     age(tmp_path, images)
     before = read_tree(tmp_path)
-    assert _pack(images, tmp_path, if_exists="resume", **asked).kept == shards
+    second = _pack(images, tmp_path, if_exists="resume", **asked)
+    assert (second.kept, second.changes and second.changes.samples_added) == (shards, 0)
     again = _pack(images, tmp_path, if_exists="update", **asked)
     assert (again.appended and again.appended.samples, again.notes) == (0, ())
     assert read_tree(tmp_path) == before
@@ -253,6 +254,15 @@ def test_no_sample_is_chosen(images: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no sample for which width > 99"):
         _pack(images, tmp_path, probe=True, where="width > 99")
     assert not list(tmp_path.iterdir())
+
+
+def test_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
+    """Then the message says of which, and no dataset file appears."""
+    source = write_tree(tmp_path / "in", {"a/1.png": _image(9, 9), "b/2.png": _image(5, 5)})
+    options = CreateOptions(workers=1, probe=True, where="width > 8", split_by="folder")
+    with pytest.raises(InvalidRequest, match="no sample of the split b for which width > 8"):
+        create(source, f"{tmp_path}/out/{{split}}-{STEM}.tar", options)
+    assert not list(tmp_path.glob("out/*.json"))
 
 
 def test_sizes_before_a_change(images: Path, probed: Path, tmp_path: Path) -> None:

@@ -232,6 +232,9 @@ def find_changes(run: Run) -> Changes | None:
         total, removed = total + samples, removed + int(np.count_nonzero(~among(keys, planned)))
     removed = max(removed, total - len(planned))
     added = len(planned) - (total - removed)
+    if run.transform is not None:  # what was left out of a shard that stays is not tried again
+        stay = [_as_planned(run, output, shard) for output in run.outputs for shard in output.own_shards]
+        added -= sum(len(fact.made.left_out) for fact in stay if fact and fact.made)
     return Changes(samples_added=added, samples_removed=removed, samples_before=total)
 
 
@@ -239,7 +242,7 @@ def with_shards(changes: Changes, run: Run) -> Changes:
     """Return the same with what would become of shards, as far as sidecars show."""
     kept = written = removed = 0
     for output in run.outputs:
-        as_planned = sum(_is_as_planned(run, output, shard) for shard in output.own_shards)
+        as_planned = sum(_as_planned(run, output, shard) is not None for shard in output.own_shards)
         there = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
         kept, written = kept + as_planned, written + len(output.own_shards) - as_planned
         removed += len(there.difference(map(output.shard_name, output.own_shards)))
@@ -252,7 +255,7 @@ def plan_notes(run: Run) -> Iterator[str]:
         existing = output.destination.existing
         left = [shard for shard in output.own_shards[:_LOOKED_AT] if output.shard_name(shard) in existing]
         ended = output.pattern.dataset_file in existing
-        if left and not ended and not any(_is_as_planned(run, output, shard) for shard in left):
+        if left and not ended and not any(_as_planned(run, output, shard) for shard in left):
             other = "left by an earlier run of other options, or of another source"
             yield f"{output.shard_name(left[0])}: {other}; what it has finished is written again"
 
@@ -360,14 +363,14 @@ def _packed(run: Run, output: Destination, name: str, listed: ShardEntry | None)
     return len(keys), keys
 
 
-def _is_as_planned(run: Run, output: Output, shard: int) -> bool:
-    """Tell whether a shard is there that was planned just like this; its content may have changed since."""
+def _as_planned(run: Run, output: Output, shard: int) -> ShardFact | None:
+    """Return the facts of a shard that is there and was planned just like this; its content may have changed since."""
     name, there = output.shard_name(shard), output.destination
     fact = there.existing.get(name)
     if fact is None or (said := fact_beside(there.folder.full_path(name))) is None:
-        return False
+        return None
     planned = ShardPlan(run, output.plan, shard, name, shard_samples(output.plan, shard))
-    return said.size == fact.size and said.plan == planned.fingerprint()
+    return said if said.size == fact.size and said.plan == planned.fingerprint() else None
 
 
 def _differing(before: RunRecord, now: RunRecord, *, of_shards: bool = True) -> str:

@@ -212,7 +212,7 @@ class Packing:
     def _none_packed(self) -> ShardError:
         """Return the error of a run that packed nothing: no list is left beside a dataset, so it says why."""
         if not failures(self.totals.skipped) and not self.output.dropped:
-            return none_taken(self.run.options.where)
+            return none_taken(self.run.options.where, self.output.split)
         problem = (
             f"none of {len(self.plan):,} samples could be packed: {reasons(self.totals.skipped, self.output.dropped)}"
         )
