@@ -393,7 +393,8 @@ class SelectingOptions(OutputOptions):
         """The columns of metadata that are found as samples are read, and their Arrow types."""
         from shardtool.transform import EXIF, ORIGINAL, PROBED
 
-        probed = {**PROBED, **(ORIGINAL if "original_" in (self.where or "") else {})} if self.probe else {}
+        before = ORIGINAL if any(name in (self.where or "") for name in ORIGINAL) else {}
+        probed = {**PROBED, **before} if self.probe else {}
         return {**probed, **({EXIF: "string"} if self.exif else {}), **dict.fromkeys(self.hash, "string")}
 
     def of_transform(self) -> Transform | None:

@@ -31,7 +31,7 @@ from shardtool.entries import arrow
 from shardtool.errors import InvalidRequest, listing
 from shardtool.frames import pandas
 from shardtool.table.columns import no_such
-from shardtool.transform import PROBED, Condition
+from shardtool.transform import ORIGINAL, PROBED, Condition
 from shardtool.values import counted
 from shardtool.wording import call, option
 
@@ -362,7 +362,7 @@ class _Rows:
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
         expected = f"one of {listing(self._table.column_names, _NAMED)}"
         remedy = f"{meant}Text stands in quotes: '{_short(name)}'."
-        if name in PROBED:
+        if name in {*PROBED, *ORIGINAL}:
             remedy = f"{call('create', probe=True)} makes it a column, which this may name in the same run."
         if name in self._query.classes:
             remedy = f"{option('columns_from', (name,))} makes a column of the field."
