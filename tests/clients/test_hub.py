@@ -237,6 +237,11 @@ assert [len(file.read(at * 30_000, 1000)) for at in range(9)] == [1000] * 9
     asked = hub.log().asked
     assert len([one for one in asked if "/resolve/" in one.path]) == 1
     assert len(asked) == 1 + 1 + 9
+    hub.set(Fault("status", path="/lfs/", first=5, status=403))  # the signature has ended: another is asked for, once
+    well(run(server, "hf://datasets/o/open/train-000000.tar", program=("-c", read)))
+    asked = hub.log().asked
+    assert len([one for one in asked if "/resolve/" in one.path]) == 2
+    assert len(asked) == 2 + 1 + 9 + 1
 
 
 def test_faults(hub: FaultyProxy, server: Server, tmp_path: Path) -> None:

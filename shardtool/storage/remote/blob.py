@@ -101,8 +101,8 @@ def connections_to(url: str) -> urllib3.PoolManager:
         raise not_installed("urllib3") from None
 
 
-class LedTo(NamedTuple):
-    """Where the Hub has led to: a signed address, for an hour; what the Hub says is there; and the ETag there."""
+class HubLink(NamedTuple):
+    """Where the Hub has led to: a signed address, the ETag that the Hub says it has, and the one that it has there."""
 
     target: str
     linked: str
@@ -110,14 +110,14 @@ class LedTo(NamedTuple):
 
 
 def get(
-    address: str, headers: Mapping[str, str] | None = None, led: list[LedTo] | None = None
+    address: str, headers: Mapping[str, str] | None = None, links: list[HubLink] | None = None
 ) -> urllib3.BaseHTTPResponse:
     """Ask for an object once, and follow redirects; the body of the answer is not read yet.
 
     Args:
         address: Of the object.
         headers: More of them.
-        led: Gets where the Hub has led to, which is asked first as long as it is the same: the Hub allows few requests.
+        links: Gets where the Hub has led to, and that is asked while it is the same: the Hub allows few requests.
 
     Returns:
         The answer, of the status 200, 201, 204, 206, or 416 for a range behind the end. Read it to its end, which
@@ -130,38 +130,52 @@ def get(
         AccessRefused: We may not.
         StoreFailed: Anything else.
     """
-    before, linked = next(iter(led or ()), None), ""
+    before = next(iter(links or ()), None)
     if before is not None:
-        target, known, linked = before.target, dict[str, str](), before.linked
+        target, known = before.target, dict[str, str]()
     elif is_hub(address):
         target, known = _in_hub(address)
     else:
         target = signed(address, "GET")
         known = web_headers(target) if is_web(address) else {}
+    answer, link = _followed(address, target, headers or {}, known)
+    is_given = answer.status in _GIVEN
+    if before is not None and links is not None:
+        if not is_given or link.tag != before.tag:
+            drop(answer)
+            links.clear()
+            return get(address, headers, links)
+        link = before
+    if is_given and link.linked and is_hub(address):
+        answer.headers["ETag"] = link.linked
+        if links is not None and link.tag:
+            links[:] = [link]
+    if is_given:
+        return answer
+    raise refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
+
+
+def _followed(
+    address: str, target: str, headers: Mapping[str, str], known: Mapping[str, str]
+) -> tuple[urllib3.BaseHTTPResponse, HubLink]:
+    """Return the answer at the end of all redirects, and where that is; what servers `known` to us get goes no further.
+
+    Raises:
+        PassingFailure: There is none.
+        StoreFailed: There is none, or there are too many redirects, or one that leads to no place of the web.
+    """
+    linked = ""
     for _ in range(_MOST_REDIRECTS + 1):
-        answer = _asked_once(address, target, {**(headers or {}), **known})
+        answer = _asked_once(address, target, {**headers, **known})
         linked = linked or answer.headers.get("X-Linked-Etag", "")  # of the Hub: the SHA-256, where a CDN has its own
         if answer.status not in _REDIRECTS or "Location" not in answer.headers:
-            break
+            return answer, HubLink(target, linked, answer.headers.get("ETag", ""))
         drop(answer)
         there = _redirected(address, target, answer.headers["Location"])
         if not is_same_server(target, there):
             known = {}
         target = there
-    else:
-        raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
-    if linked and is_hub(address):
-        found = LedTo(target, linked, answer.headers.get("ETag", ""))
-        if before is not None and led is not None and (answer.status not in _GIVEN or found.tag != before.tag):
-            led.clear()
-            drop(answer)
-            return get(address, headers, led)
-        if led is not None and answer.status in _GIVEN:
-            led[:] = [found]
-        answer.headers["ETag"] = linked
-    if answer.status in _GIVEN:
-        return answer
-    raise refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
+    raise StoreFailed(shown(address), f"more than {_MOST_REDIRECTS} redirects")
 
 
 def _asked_once(address: str, target: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
@@ -336,7 +350,7 @@ class Blob:
     md5: str | None = None
 
     def __init__(self, address: str, size: int | None = None) -> None:
-        self.address, self._where, self._led = address, shown(address), list[LedTo]()
+        self.address, self._where, self._links = address, shown(address), list[HubLink]()
         self._seen = dict[str, str]()  # the first answer's ETag: who sets it first, of several threads, wins
         if size is None:
             self.size, self._seen["version"], self.ranges = retried(self._where, self._look)
@@ -387,6 +401,7 @@ class Blob:
                     attempts.progress()
                     yield piece
             except PassingFailure as error:
+                self._links.clear()
                 attempts.failed(error)
 
     def checked_pieces(self) -> Iterator[bytes]:
@@ -420,7 +435,7 @@ class Blob:
 
     def _look(self) -> tuple[int, str, bool]:
         """Return the size, the version, and whether ranges can be had: by its first byte, for HEAD may be forbidden."""
-        answer = get(self.address, {"Range": "bytes=0-0"}, self._led)
+        answer = get(self.address, {"Range": "bytes=0-0"}, self._links)
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             drop(answer)
             answer = get(self.address)  # an empty object, where not all servers say so
@@ -443,7 +458,7 @@ class Blob:
         if is_asked_for and self.version and not self.version.startswith("W/"):
             headers["If-Match"] = self.version
         try:
-            answer = get(self.address, headers, self._led)
+            answer = get(self.address, headers, self._links)
         except FileExistsError:
             raise OSError(errno.ESTALE, "changed while it was read", self._where) from None
         try:
