@@ -24,7 +24,7 @@ import shardtool
 from shardtool.storage.remote import address
 from shardtool.storage.remote.retry import POLICY
 from tests.helpers import REPO, tool, typed
-from tests.servers.between import tls
+from tests.servers.between import forwarding, tls
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _served(bucket: _Bucket) -> Iterator[None]:
             self.end_headers()
             self.wfile.write(text.encode())
 
-        do_GET = do_PUT = do_POST = do_DELETE = _do  # noqa: N815 - the server's names
+        do_GET = do_PUT = do_POST = do_DELETE = do_CONNECT = _do  # noqa: N815 - the server's names
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""
@@ -356,6 +356,32 @@ def test_nobody_answers(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "the proxy 127.0.0.1:9" in found["server"].found
     assert time.monotonic() - begun < 10
     assert not bucket.asked
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("status", [403, 407])
+def test_a_proxy_that_refuses(scheme: str, status: int, bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that wants to know who we are, or does not let us through, is named at once, with the cure."""
+    bucket.says = (status, "x")
+    monkeypatch.setenv("SHARDTOOL_ENDPOINT", f"{scheme}://127.0.0.1:9")
+    monkeypatch.setenv(f"{scheme.upper()}_PROXY", bucket.url)
+    found = _wrong("s3://b/x")
+    [(name, wrong)] = [(name, one) for name, one in found.items() if name in ("server", "bucket", "list")][:1]
+    if scheme == "https":
+        assert (name, wrong.found) == ("server", f"the proxy {bucket.url[7:]}: it answers {status}")
+        assert len(bucket.asked) == 1
+    assert ("HTTPS_PROXY" in wrong.cure) == (scheme == "https" or status == 407)
+
+
+def test_the_proxy_is_said(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy that requests go through is said, and not who we are to it."""
+    with forwarding() as between:
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:{_SECRET}@127.0.0.1:{between.port}")
+        found = shardtool.doctor("s3://b/x")
+        assert found.well
+        assert {one.name: one.found for one in found.checks}["proxy"] == f"http://127.0.0.1:{between.port}"
+        assert _SECRET not in repr(found)
+        assert bucket.asked
 
 
 @pytest.mark.slow

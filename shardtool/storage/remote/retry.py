@@ -400,6 +400,8 @@ OF_KEYS = {  # what stores call it that credentials are none of theirs, or no mo
 }
 # Where a machine of a cloud is asked for keys: the last place in which they are looked for.
 _KEYS_ASKED = re.compile(r"token request|/latest/(?:api/token|meta-data)|computeMetadata")
+_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3})")  # so says http.client of a proxy
+_PROXIES = "HTTPS_PROXY takes http://USER:PASSWORD@HOST:PORT, and NO_PROXY what goes without; as HTTP_PROXY does."
 _SERVER = re.compile(r"https?://([A-Za-z0-9.-]+(?::\d+)?)[/?)]")
 _NO_TRUST = re.compile(r"(?:InvalidCertificate|InvalidMessage|AlertReceived|PeerIncompatible)\(\s*(\w+)")  # of rustls
 MISSING = {  # by the Hub's X-Error-Code
@@ -504,6 +506,8 @@ def _lost(address: str, error: Exception, url: str) -> PassingFailure | StoreFai
     if isinstance(error, exceptions.ProxyError):
         proxy = f"the proxy {_server(proxy_of(url) or '')}: "
         error = error.original_error
+        if (refused := _TUNNEL.match(str(error))) and int(refused[1]) not in BUSY:
+            return AccessRefused(shown(address), f"{proxy}it answers {refused[1]}", remedy=_PROXIES)
     if isinstance(error, exceptions.SSLError):
         said = next(filter(None, (getattr(one, "verify_message", "") for one in error.args)), "")
         return _untrusted(shown(address), server, said)
@@ -574,6 +578,7 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
         return busy(status, headers)
     elsewhere = code in _ELSEWHERE or str(status).startswith("3")  # a request to a store is signed for one server
     remedy = _wrong_place(body, headers.get("x-amz-bucket-region", "")) if elsewhere else ""
+    remedy = _PROXIES if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else remedy
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 
 
