@@ -387,6 +387,7 @@ _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "Re
 _ELSEWHERE = ("AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
               "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # the latter is obstore's
+_STATUS = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")  # in what obstore says
 _REGION = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
 _DENIED = ("", "AccessDenied", "AuthorizationPermissionMismatch")
 SET_CLOCK = "Set the clock of this machine, and have it kept right (NTP)."
@@ -458,7 +459,7 @@ def _refused(where: str, said: str, body: bytes, *, lists: bool) -> AccessRefuse
 
 def _generic(where: str, message: str, *, lists: bool) -> PassingFailure | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
-    found, body = re.search(r"status(?: code)?:? (\d{3})|\b(\d{3}) [A-Z][a-z]+", message), message.encode()
+    found, body = _STATUS.search(message), message.encode()
     code = code_in(body)
     if found or code == "AccessDenied":  # of objects that one request removes, each has a code, and none a status
         status = int(found[1] or found[2]) if found else HTTPStatus.FORBIDDEN.value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardtool.errors import AccessRefused, OutputFailed, StoreFailed
-from shardtool.storage.remote.retry import PassingFailure, refusal, writing
+from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed
+from shardtool.storage.remote.retry import PassingFailure, refusal, store_failures, writing
 
 
 def _said(status: int, code: str = "") -> Exception:
@@ -33,6 +33,25 @@ def test_answers(status: int, code: str, kind: type[Exception], found: str) -> N
     assert type(error) is kind
     assert found in str(error)
     assert "AKIASECRET" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("DeleteObjects request failed for key k: Access Denied (code: AccessDenied)", AccessRefused),
+        ("Bulk delete request failed for key k: no permission (code: 403)", AccessRefused),
+        ("Bulk delete request failed for key k: busy (code: 503)", PassingFailure),
+        ("Error performing PUT http://h/k - Server returned non-2xx status code: 403 Forbidden", AccessRefused),
+        ("Error performing PUT http://h/k - HTTP error: error sending request", PassingFailure),
+        ("Account must be specified", InvalidRequest),
+    ],
+)
+def test_what_obstore_says(said: str, kind: type[Exception]) -> None:
+    """A refusal is known in what obstore says of one object and of many that are removed at once."""
+    from obstore.exceptions import GenericError
+
+    with pytest.raises(kind), store_failures("az://c/k"):
+        raise GenericError(said)
 
 
 def test_writing() -> None:
