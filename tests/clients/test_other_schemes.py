@@ -107,7 +107,7 @@ def test_what_servers_answer(memory: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("scheme", "library", "cure"),
-    [("hf", "huggingface_hub", "huggingface_hub"), ("sftp", "paramiko", "paramiko"), ("s3a", "s3fs", "s3://"),
+    [("hf", "huggingface_hub", "shardtool[hf]"), ("sftp", "paramiko", "paramiko"), ("s3a", "s3fs", "s3://"),
      ("gcs", "gcsfs", "gs://"), ("abfs", "adlfs", "az://")],
 )  # fmt: skip
 def test_a_library_that_is_missing_is_named(

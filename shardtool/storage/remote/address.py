@@ -29,6 +29,7 @@ STORES = ("s3", "gs", "az")
 WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
 MEANT = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "wasb": "az", "wasbs": "az"}  # by others
+EXTRAS = {"hf": "pip install 'shardtool[hf]'"}  # that have what reads a scheme
 _OF_THIS_MACHINE = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -120,7 +121,8 @@ def other_schemes() -> frozenset[str]:
 
 def _unknown(text: str, scheme: str) -> InvalidRequest:
     near = [MEANT[scheme]] if scheme in MEANT else difflib.get_close_matches(scheme, SCHEMES, 1, 0.5)
-    remedy = "fsspec reads more of them: `pip install fsspec`." if not other_schemes() else ""
+    fsspec = "fsspec reads more of them: `pip install fsspec`." if not other_schemes() else ""
+    remedy = EXTRAS.get(scheme, fsspec)
     if near:
         remedy = f"Did you mean {near[0]}://?"
     more = f", or, to read, one of fsspec's: {', '.join(sorted(other_schemes()))}" if other_schemes() else ""

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from shardtool.errors import InvalidRequest, StoreFailed, without_secrets
 from shardtool.storage.remote.address import (
     DECIDING,
+    EXTRAS,
     MEANT,
     is_hub,
     is_same_server,
@@ -922,7 +923,8 @@ def _failures(address: str) -> Iterator[None]:
         from fsspec.registry import known_implementations
 
         scheme = parse_address(address).scheme
-        remedy = f"{known_implementations.get(scheme, {}).get('err', 'See what fsspec wants for it')}."
+        wanted = f"{known_implementations.get(scheme, {}).get('err', 'See what fsspec wants for it')}."
+        remedy = EXTRAS.get(scheme, wanted)
         if scheme in MEANT:
             remedy = f"Write {MEANT[scheme]}:// instead, which needs no other library."
         raise StoreFailed(where, f"what reads {scheme}:// is not installed", remedy=remedy) from None

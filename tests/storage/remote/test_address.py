@@ -33,3 +33,11 @@ def test_names_that_others_have_for_a_store(scheme: str, meant: str, monkeypatch
     with pytest.raises(InvalidRequest) as caught:
         address.parse_address(f"{scheme}://bucket/key")
     assert caught.value.remedy == f"Did you mean {meant}://?"
+
+
+def test_an_address_that_an_extra_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fsspec is not installed, an address of Hugging Face names what has all that reads it."""
+    monkeypatch.setattr(address, "other_schemes", frozenset)
+    with pytest.raises(InvalidRequest) as caught:
+        address.parse_address("hf://datasets/org/name/out.json")
+    assert caught.value.remedy == "pip install 'shardtool[hf]'"
