@@ -279,7 +279,7 @@ def test_conditions(keeps: str, bucket: _Bucket) -> None:
         ((400, "AuthorizationHeaderMalformed</Code><Region>eu-central-1</Region><Code>"), "bucket",
          "AWS_REGION=eu-central-1"),
         ((400, "AuthorizationQueryParametersError"), "bucket", "region"),
-        ((503, "SlowDown"), "server", "Try again"),
+        pytest.param((503, "SlowDown"), "server", "Try again", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_what_a_store_says(says: tuple[int, str], wrong: str, cure: str, bucket: _Bucket) -> None:
