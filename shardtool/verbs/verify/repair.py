@@ -176,13 +176,12 @@ class _Repair:
         """Mend what can be mended."""
         file, files = self.seen.file, self.codes & (OF_SIDECARS | OF_SHARDS)
         instead = why_not_again(file) if file is not None and files else ""
+        if files and not self.folder.hides:
+            again = f"run the command that made them again, with {option('if_exists', 'resume')}, or copy sound ones"
+            instead = instead or f"shards in a store: {again}; sidecars alone are made again without {option('source')}"
         if self.options.source is not None and files and file is not None:
             if instead:
                 self._leave(instead)
-            elif not self.folder.hides:
-                again = f"Run its own command again with {option('if_exists', 'resume')}, or copy a sound one there"
-                alone = f"without {option('source')}, sidecars are made again from their shards"
-                self._leave(f"nothing in a store is made again from its source. {again}; {alone}")
             else:
                 self._again(file)
             return
