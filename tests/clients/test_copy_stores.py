@@ -228,6 +228,21 @@ def test_what_a_store_only_says_to_have_copied(
     assert _stored(second) == read_tree(packed)
 
 
+@pytest.mark.parametrize("do", ["status", "refuse", "lost", "cut"])
+def test_what_passes_is_copied_by_the_store(
+    do: str, slow: tuple[Server, FaultyProxy], packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is busy, or whose connection is lost, is asked again to copy; nothing goes through this machine."""
+    moto, proxy = slow
+    _use(proxy.server, monkeypatch)
+    first, second = moto.new_prefix(), moto.new_prefix()
+    copy(packed, first)
+    proxy.set(Fault(do, method="PUT", path=r"\.tar", times=2))
+    assert not copy(first, second).notes
+    assert not [one for one in proxy.log().asked if one.method == "GET" and ".tar" in one.path and one.sent > 1000]
+    assert _stored(second) == read_tree(packed)
+
+
 @pytest.mark.parametrize("status", [403, 501])
 def test_a_store_that_makes_no_copies(
     status: int, slow: tuple[Server, FaultyProxy], packed: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,12 +263,13 @@ def test_a_store_that_makes_no_copies(
 
 
 def test_what_knows_nothing_of_copies(azurite: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that takes the request for an empty object, as azurite does that for large blobs, is found."""
+    """A server that fails to copy, as azurite does what large blobs are asked for by, is given up after a while."""
     _use(azurite, monkeypatch)
     monkeypatch.setattr("shardtool.storage.remote.store_copy._SMALL", 1)
+    monkeypatch.setattr("shardtool.storage.remote.store_copy._TRIED_S", 0.3)
     first, second = azurite.new_prefix(), azurite.new_prefix()
     copy(packed, first)
-    copy(first, second)
+    assert "500" in copy(first, second).notes[0]
     assert _stored(second) == read_tree(packed)
 
 

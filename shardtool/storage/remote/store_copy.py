@@ -1,9 +1,9 @@
 """Copies that a store makes of its own objects: no byte of them comes through this machine.
 
-Strategy: one request for an object, on the condition that it is the one that was looked at, and made once. Whatever is
-in the way, a refusal or a busy server, the caller reads and writes the object instead, with all the patience that
-other requests have. What a store says of a copy is a CRC-32C where it has one: Google's always, S3 where it is asked to
-take it. Sources: "CopyObject" of the S3 API, "Copy Blob From URL" and "Put Blob From URL" of Azure's.
+Strategy: one request for an object, on the condition that it is the one that was looked at, made again as any other is.
+Where it is refused, or does not pass, the caller reads and writes the object instead. What a store says of a copy is a
+CRC-32C where it has one: Google's always, S3 where it is asked to take it. Sources: "CopyObject" of the S3 API,
+"Copy Blob From URL" and "Put Blob From URL" of Azure's.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from contextlib import closing
 from urllib.parse import quote
 
 from shardtool.errors import StoreFailed
-from shardtool.storage.remote.address import STORES, is_url, parse_address
+from shardtool.storage.remote.address import STORES, is_url, parse_address, shown
 from shardtool.storage.remote.blob import Blob, connections_to, stored_crc
-from shardtool.storage.remote.retry import PassingFailure, Policy, answering, least_speed, refusal, under
+from shardtool.storage.remote.retry import Policy, answering, least_speed, refusal, retried, retry_for, under
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.remote.stores import copy_in_bucket, is_source, signed, signed_request
 
 _SMALL = 2**28  # bytes of a blob that "Copy Blob From URL" takes at most
 _ANSWER = 65536
 _SLOWEST = 10**7  # bytes a second that are copied, while a store is silent
+_TRIED_S = 30.0  # for which it is asked again: another way is there
 _CRC = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
@@ -50,16 +51,17 @@ def store_copy(source: str, where: str, size: int, crc: int) -> int | None:
     Raises:
         NotCopied: It has not.
     """
+    least, over_s = least_speed()
+    policy = Policy(whole_s=min(retry_for(), _TRIED_S), least=least, over_s=max(over_s, size / _SLOWEST))
     try:
-        if parse_address(source).scheme != "gs":
-            return _asked_for_copy(source, where, size)
-        if stored_crc(source) == crc:
-            copy_in_bucket(source, where)
-            return stored_crc(where)
+        with under(policy):
+            if parse_address(source).scheme != "gs":
+                return retried(shown(where), lambda: _asked_for_copy(source, where, size))
+            if stored_crc(source) == crc:
+                copy_in_bucket(source, where)
+                return stored_crc(where)
     except StoreFailed as error:
         raise NotCopied(error.found) from None
-    except PassingFailure as error:
-        raise NotCopied("" if error.answered else error.found) from None
     except OSError:  # it is not there, or another one by now
         pass
     raise NotCopied
@@ -70,8 +72,7 @@ def _asked_for_copy(source: str, where: str, size: int) -> int | None:
     if blob.size != size:
         raise NotCopied
     url, headers = signed_request(where, "PUT", _headers(source, where, blob))
-    least, over_s = least_speed()
-    with under(Policy(least=least, over_s=max(over_s, size / _SLOWEST))), answering(where, url):
+    with answering(where, url):
         answer = connections_to(url).request(
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardtool.storage.remote import retry
 from shardtool.storage.remote.store_copy import NotCopied, is_one_store, store_copy
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Store]]:
         for name, value in (("SHARDTOOL_ENDPOINT", url), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")):
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_SKIP_SIGNATURE", raising=False)
+        monkeypatch.setattr(retry, "POLICY", retry.Policy(first_s=0.01, whole_s=0.05))
         yield _Store
         server.shutdown()
 
@@ -65,7 +67,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Store]]:
         (200, _DONE.format("<ChecksumCRC32>AAAAAg==</ChecksumCRC32>"), None),
         (200, "", None),
         (200, "<Error><Code>InternalError</Code></Error>", ""),
-        (503, "", ""),
+        (503, "", "503"),
         (404, "", ""),
         (412, "", ""),
         (403, "<Error><Code>AccessDenied</Code></Error>", "403 AccessDenied"),
@@ -76,7 +78,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Store]]:
 def test_what_an_answer_means(
     status: int, body: str, expected: int | str | None, store: type[_Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checksum is what the store says; a failure that may pass is of this copy, a refusal of all that would come."""
+    """A checksum is what the store says; another object is one failure, a refusal is of all that would come."""
     monkeypatch.setattr(store, "status", status)
     monkeypatch.setattr(store, "body", body)
     if not isinstance(expected, str):
