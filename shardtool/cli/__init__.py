@@ -98,7 +98,7 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the verb that is asked for; one that there is not is refused with what may be meant."""
         if args[0] not in _VERBS and args[0][:1] != "-":
-            from shardtool.cli.suggest import meant_verb
+            from shardtool.cli.help import meant_verb
 
             raise click.UsageError(f"No such verb {args[0]!r}. {meant_verb(args[0], _VERBS)}".rstrip(), ctx)
         return super().resolve_command(ctx, args)

@@ -1,7 +1,8 @@
 """The help: a screen of what most runs need (`-h`), all of it (`--help`), and a topic with what is to be known of it.
 
 All three are made of a verb's docstring and of what its options declare (`request/settings.py`). A topic is a section
-of options; what is said of it here is said once, and of a verb only as far as it has the options that are named.
+of options; what is said of it here is said once, and of a verb only as far as it has the options that are named. Who
+types an option or a verb that there is not is told what may be meant: a word of another tool, or a slip.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from difflib import get_close_matches
 from functools import cache
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from shardtool.cli.suggest import meant_option
 from shardtool.errors import printable
 from shardtool.wording import FAMILIES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -30,6 +31,8 @@ _EXAMPLES = 6  # on the first screen
 _HYPHEN = "\u2011"  # at which no line is broken
 _OPTION = re.compile(r"--(?!no-)[a-z][a-z-]*")
 OF_JOBS = ("config", "save_config")  # which no job has
+_NEAR = 0.75  # of two words, from 0 to 1: a letter more or less, two that changed places
+_NAMED = re.compile(r"--[a-z][a-z-]*|\b(?:OUTPUT|DEST|DIR|SOURCE|DATASET)\b")
 TAKEN_BACK = "shardtool.taken_back"  # in a context: options that `--no-KEY` was typed of, and that
 
 
@@ -48,21 +51,18 @@ class Topic(NamedTuple):
 @cache
 def topics() -> dict[str, Topic]:
     """Return all topics, in the order of the help."""
+    parts = re.findall(r"^\[(\w+)\] (.+)\n((?:.+\n)*)", _text("topics.txt"), re.MULTILINE)
+    sentences = re.compile(r"^.+?\.$", re.MULTILINE | re.DOTALL)  # each ends a line
+    return {
+        name: Topic(title, tuple(" ".join(one.split("\n")) for one in sentences.findall(prose)))
+        for name, title, prose in parts
+    }
+
+
+def _text(name: str) -> str:
     from importlib import resources  # which no run needs
 
-    lines = (resources.files("shardtool.cli") / "topics.txt").read_text("utf-8").splitlines()
-    found: dict[str, Topic] = {}
-    name, sentence = "", ""
-    for line in filter(None, lines[1:]):
-        if line.startswith("["):
-            name, _, title = line[1:].partition("] ")
-            found[name] = Topic(title)
-        else:
-            sentence = f"{sentence} {line}".lstrip()
-            if line.endswith("."):
-                found[name] = Topic(found[name].title, (*found[name].prose, sentence))
-                sentence = ""
-    return found
+    return (resources.files("shardtool.cli") / name).read_text("utf-8")
 
 
 class Option(click.Option):
@@ -166,11 +166,37 @@ class Verb(click.Command):
         return {name: topic for name, topic in topics().items() if name in named}
 
 
+@cache
+def meanings(kind: str) -> list[tuple[list[str], str]]:
+    """Return what people type of a kind, `options` or `verbs`, and what is meant by that."""
+    lines = _text("meant.txt").partition(f"[{kind}]\n")[2].partition("\n\n")[0].splitlines()
+    return [(typed.split(), meant) for typed, _, meant in (line.partition(": ") for line in lines)]
+
+
+def meant_verb(typed: str, verbs: Iterable[str]) -> str:
+    """Return what may be meant by a verb that there is not; empty: nothing that is near."""
+    known = [*verbs]
+    for typed_here, meant in meanings("verbs"):
+        if typed.lower() in typed_here and (meant.startswith("-") or meant.replace(",", "").split()[0] in known):
+            return f"Did you mean `shardtool {meant}`?"
+    near = get_close_matches(typed.lower(), known, 2, _NEAR)
+    return f"Did you mean {' or '.join(f'`shardtool {one}`' for one in near)}?" if near else ""
+
+
 def meant_here(option: str, ctx: click.Context) -> str:
     """Return what may be meant by an option that the context's verb does not have; empty: nothing that is near."""
     arguments = [word.strip(".") for one in ctx.command.collect_usage_pieces(ctx) for word in one.split()]
-    own = ctx.command.shown() if isinstance(ctx.command, Verb) else []
-    return meant_option(option, [*own, *arguments], _others(ctx))
+    known = {*arguments, *(ctx.command.shown() if isinstance(ctx.command, Verb) else ())}
+    word = option.lower().replace("_", "-").lstrip("-")
+    if alike := [one for one in known if one.replace("-", "") == word.replace("-", "")]:
+        return f"Did you mean {alike[0]}?"
+    for typed, meant in meanings("options"):
+        if word in typed and known.issuperset(_NAMED.findall(meant)):
+            return f"Did you mean {meant}?" if meant.startswith("-") else meant
+    if verbs := [f"`shardtool {verb}`" for verb, theirs in _others(ctx).items() if option in theirs]:
+        return f"It is an option of {' and '.join([', '.join(verbs[:-1]), verbs[-1]] if verbs[1:] else verbs)}."
+    near = get_close_matches(word, sorted(one[2:] for one in known if one.startswith("--")), 2, _NEAR)
+    return f"Did you mean {' or '.join(f'--{one}' for one in near)}?" if near else ""
 
 
 def _others(ctx: click.Context) -> dict[str, list[str]]:

@@ -11,8 +11,7 @@ import pytest
 
 from shardtool import create
 from shardtool.cli import cli
-from shardtool.cli.help import Verb, said, topics
-from shardtool.cli.suggest import words as guessed
+from shardtool.cli.help import Verb, meanings, said, topics
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -223,11 +222,11 @@ def test_verbs_that_people_guess(word: str, said: str) -> None:
 def test_what_is_suggested_is_there() -> None:
     """Each suggestion names options and verbs that there are, and no word that is one."""
     known = {word for verb in VERBS.values() for word in verb.shown()}
-    for typed_here, meant in guessed("options"):
+    for typed_here, meant in meanings("options"):
         assert {*re.findall(r"--[a-z][a-z-]*", meant)} <= known, meant
         assert typed_here
     verbs = {*cli.list_commands(_CONTEXT)}
-    for typed_here, meant in guessed("verbs"):
+    for typed_here, meant in meanings("verbs"):
         assert not verbs & {*typed_here}
         assert meant.startswith("-") or meant.replace(",", "").split()[0] in verbs, meant
 
