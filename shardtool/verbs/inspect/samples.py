@@ -452,11 +452,6 @@ def _as_text(data: bytes, kind: str, where: str) -> bytes:
     return str(value).encode()
 
 
-# The index of datasets as one table, Parquet or CSV: what all sidecars say, and the shard of each sample.
-#
-# It is written a shard at a time, and appears whole. Columns that a shard lacks are null there.
-
-
 # Where a report goes: one file, written beside its final name and then renamed, never over a dataset's own.
 
 
@@ -487,6 +482,11 @@ def check_report(dataset: StoredDataset, path: str, *, overwrite: bool, ending: 
         raise InvalidRequest(path, "a file of the dataset itself", remedy="Choose another name.")
     begins, holds = _FORMS[ending]
     check_target(path, overwrite=overwrite, begins=begins, holds=holds, cure=flag("overwrite"))
+
+
+# The index of datasets as one table, Parquet or CSV: what all sidecars say, and the shard of each sample.
+#
+# It is written a shard at a time, and appears whole. Columns that a shard lacks are null there.
 
 
 SHARD = "__shard__"
@@ -530,7 +530,7 @@ def write_table(
         with (
             csv.CSVWriter(target, flat) if is_csv else parquet.ParquetWriter(target, schema, compression="zstd")
         ) as writer:
-            for table in _gathered(_tables(datasets, where, schema)):
+            for table in _tables(datasets, where, schema):
                 writer.write_table(_flattened(table, flat) if is_csv else table)
                 rows += table.num_rows
     return rows
@@ -562,9 +562,16 @@ def _schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
 
 
 def _tables(datasets: Sequence[StoredDataset], where: str | None, schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows that are asked for, many at a time."""
+    held: list[pa.Table] = []
     for piece in pieces(datasets, where, metadata=True):
-        yield _table(piece, schema, every=where is None)
+        held.append(_table(piece, schema, every=where is None))
         piece.raise_damage()
+        if sum(one.num_rows for one in held) >= _ROWS:
+            yield pa.concat_tables(held).unify_dictionaries()
+            held = []
+    if held:
+        yield pa.concat_tables(held).unify_dictionaries()
 
 
 def _table(piece: Piece, schema: pa.Schema, *, every: bool) -> pa.Table:
@@ -586,18 +593,6 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, piece: Piece) -> pa.ChunkedA
     except pa.ArrowInvalid as error:
         found = f"column {field.name}: {str(error)[:200]}"
         raise CorruptShard(piece.shard.sidecar, found, expected=f"{field.type}, as elsewhere") from None
-
-
-def _gathered(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield tables of many rows each."""
-    held: list[pa.Table] = []
-    for table in tables:
-        held.append(table)
-        if sum(one.num_rows for one in held) >= _ROWS:
-            yield pa.concat_tables(held).unify_dictionaries()
-            held = []
-    if held:
-        yield pa.concat_tables(held).unify_dictionaries()
 
 
 def _flattened(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow.types as pt
 
-from shardtool.dataset.payload import label_of, numbers_in, seconds_of
+from shardtool.dataset.payload import IMAGE_LIMIT, TEXT_LIMIT, label_of, numbers_in, seconds_of
 from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard
 from shardtool.dataset.shard_index import FieldRow, ShardIndex, ends_of
 from shardtool.errors import CorruptShard, printable
@@ -111,11 +111,9 @@ class OddSamples:
         """Return why each is odd, and the odd ones; of those that are alike none is odd."""
         places = []
         for pair in (("smallest", "largest"), ("widest", "tallest")):
-            ends = [self._ends[why] for why in pair if why in self._ends]
-            if ends and ends[0][0] != -ends[1][0]:
-                places += [
-                    (f"{why}: {said}", number, row) for why, (_, number, row, said) in zip(pair, ends, strict=True)
-                ]
+            ends = [(why, *self._ends[why]) for why in pair if why in self._ends]
+            if ends and ends[0][1] != -ends[1][1]:
+                places += [(f"{why}: {said}", number, row) for why, _, number, row, said in ends]
         odd = []
         for why, number, row in [*places, *self._twins()]:
             with suppress(CorruptShard):
@@ -268,7 +266,6 @@ def _first(pool: list[_Candidate], most: int) -> list[_Candidate]:
 _JSON_ENDINGS = frozenset(("json", "jsn", "geojson"))
 SPLIT = "split"  # the column of a sample's split
 _START = 4096  # bytes that are read of a field that is no image
-_LARGEST_IMAGE = 2**26  # bytes of an image that is read
 _MOST_IMAGES = 3  # of one sample
 _MOST_FIELDS = 40  # of one sample
 _MOST_PLAYERS = 2  # of one sample
@@ -440,7 +437,7 @@ class _SampleReading:
         if label is not None and label.source == "field" and length <= SHORT:
             called, _ = label_of(start, self._kinds.get(name, "bytes"), self._gathered.overview.classes.get(name))
             shown.labels[name] = shorten(called, _SHORT)
-        if len(start) < length and name.rpartition(".")[2].lower() in _JSON_ENDINGS and length <= _LARGEST_IMAGE // 64:
+        if len(start) < length and name.rpartition(".")[2].lower() in _JSON_ENDINGS and length <= TEXT_LIMIT:
             start = bytes(self._file.read(part["offset"], length))
         if self._texts_left > 0:
             text = self._text(shown, name, start, length)
@@ -458,7 +455,7 @@ class _SampleReading:
 
     def _image(self, shown: ShownSample, part: FieldRow) -> None:
         name, length, title = part["name"], part["length"], shorten(part["name"], _SHORT)
-        if length > _LARGEST_IMAGE:
+        if length > IMAGE_LIMIT:
             shown.notes.append(f"{title}: {length:,} bytes, too large to be shown")
             return
         data = bytes(self._file.read(part["offset"], length))
