@@ -48,6 +48,23 @@ def wrong_size(where: str, found: int | None, wanted: int) -> CorruptShard:
     return CorruptShard(where, shown, expected=f"{expected}, as the dataset file says", remedy=LOOK)
 
 
+def check_size(folder: OutputFolder, name: str, size: int, known: Mapping[str, FileFact] | None = None) -> None:
+    """Check that a file is there, and as large as the dataset file says.
+
+    Args:
+        folder: Where it lies.
+        name: Its name.
+        size: Its bytes.
+        known: What is known of the folder's files; None: it is asked for.
+
+    Raises:
+        CorruptShard: It is not.
+    """
+    fact = (folder.facts([name]) if known is None else known).get(name)
+    if fact is None or fact.size != size:
+        raise wrong_size(folder.full_path(name), None if fact is None else fact.size, size)
+
+
 def encode_skipped(skipped: Iterable[Skipped]) -> bytes:
     """Return the bytes of the list of what was left out."""
     rows = [{name: printable(getattr(one, name)) for name in _COLUMNS} for one in skipped]
@@ -349,9 +366,7 @@ def read_listed(folder: OutputFolder, shard: ShardEntry, known: Mapping[str, Fil
     from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_sidecar
 
     where, name = folder.full_path(shard.sidecar), local_name(shard.sidecar)
-    fact = (folder.facts([name]) if known is None else known).get(name)
-    if fact is None or fact.size != shard.sidecar_size:  # a size that is right may be held in memory
-        raise wrong_size(where, None if fact is None else fact.size, shard.sidecar_size)
+    check_size(folder, name, shard.sidecar_size, known)  # one that is right may be held in memory
     try:
         data = folder.read(name)
     except OSError as error:

@@ -639,12 +639,8 @@ def _check_files(
     """Check that the shards of a part are there, by their sizes, and their sidecars, by their checksums and content."""
     dataset, content = record.dataset, list[int | None]()
     for shard in () if dataset is None else dataset.shards:
-        name = local_name(shard.name)
-        fact = existing.get(name)
-        if fact is None or fact.size != shard.size:
-            problem = "no such file" if fact is None else f"{fact.size:,} bytes"
-            raise _not_left(folder.full_path(name), record.part, problem, f"{shard.size:,} bytes")
         try:
+            records.check_size(folder, local_name(shard.name), shard.size, existing)
             index = records.read_listed(folder, shard, existing)
             content.append(index.fingerprint() if dataset is not None and dataset.format == "tar" else None)
         except CorruptShard as error:
