@@ -65,7 +65,14 @@ _UNSAFE = [
 
 
 # Workers take whole files, in this order: the longest first, so that none is left with one at the end.
-_LONG = ("test_training_examples.py", "test_remote_create.py", "test_ray.py", "test_targets.py", "test_remote_read.py")
+_LONG = (
+    "test_training_examples.py",
+    "test_remote_create.py",
+    "test_ray.py",
+    "test_hub.py",
+    "test_targets.py",
+    "test_remote_read.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

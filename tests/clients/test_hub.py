@@ -260,6 +260,15 @@ def test_faults(hub: FaultyProxy, server: Server, tmp_path: Path) -> None:
     assert shardtool.diff(tmp_path / "copy" / "train.json", folder_of(server, "open/main") / "train.json").same
 
 
+def test_a_connection_that_is_lost(hub: FaultyProxy, server: Server) -> None:
+    """A listing that is cut is asked for again; where nothing answers at all, that is said, with the address."""
+    hub.set(Fault("refuse", path="/api/", times=4))
+    well(run(server, "verify", "--quick", "hf://datasets/o/open"))
+    nowhere = run(server, "inspect", "hf://datasets/o/open", "--retry-for", 1, HF_ENDPOINT="http://127.0.0.1:9")
+    said = "hf://datasets/o/open: the server cannot be reached"
+    assert (nowhere.returncode, said in nowhere.stderr) == (7, True), nowhere.stderr
+
+
 def test_another_version(server: Server) -> None:
     """A shard that becomes another one of the same size while it is read is seen; who opens it anew gets that one."""
     copy = folder_of(server, "open/v2")

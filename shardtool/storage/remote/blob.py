@@ -780,6 +780,8 @@ def _spans(offsets: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, in
 
 
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+# What clients of HTTP, and Python, call it where no answer came: httpx, requests, aiohttp.
+_UNREACHED = {"ConnectionError", "TimeoutError", "TransportError", "Timeout", "ClientConnectionError"}
 _A_CALL = 4 * PIECE  # bytes asked for at a time: each of them is a call
 
 
@@ -934,9 +936,12 @@ def _failures(address: str) -> Iterator[None]:
             raise closed(address) from None
         if status in BUSY:
             raise busy(status, _answer_of(error).headers) from None
-        kind = type(error).__name__
-        remedy = "Unset HF_HUB_OFFLINE." if kind == "OfflineModeIsEnabled" else ""
-        raise StoreFailed(where, f"fsspec fails ({kind})", remedy=remedy) from None
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        is_offline = "OfflineModeIsEnabled" in kinds
+        if _UNREACHED.intersection(kinds) and not is_offline:
+            raise PassingFailure("the server cannot be reached") from None
+        remedy = "Unset HF_HUB_OFFLINE." if is_offline else ""
+        raise StoreFailed(where, f"fsspec fails ({kinds[0]})", remedy=remedy) from None
 
 
 def _absent(address: str, error: FileNotFoundError) -> Exception:
