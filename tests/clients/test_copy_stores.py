@@ -266,7 +266,7 @@ def test_what_knows_nothing_of_copies(azurite: Server, packed: Path, monkeypatch
     """A server that fails to copy, as azurite does what large blobs are asked for by, is given up after a while."""
     _use(azurite, monkeypatch)
     monkeypatch.setattr("shardtool.storage.remote.store_copy._SMALL", 1)
-    monkeypatch.setattr("shardtool.storage.remote.store_copy._TRIED_S", 0.3)
+    monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "0.3")
     first, second = azurite.new_prefix(), azurite.new_prefix()
     copy(packed, first)
     assert "500" in copy(first, second).notes[0]

@@ -23,7 +23,7 @@ from shardtool.storage.remote.stores import copy_in_bucket, is_source, signed, s
 _SMALL = 2**28  # bytes of a blob that "Copy Blob From URL" takes at most
 _ANSWER = 65536
 _SLOWEST = 10**7  # bytes a second that are copied, while a store is silent
-_TRIED_S = 30.0  # for which it is asked again: another way is there
+_MORE_S = 30.0  # after a silence, in which it is asked again: no longer, for another way is there
 _CRC = re.compile(rb"<ChecksumCRC32C>([A-Za-z0-9+/]{6}==)</ChecksumCRC32C>")
 
 
@@ -52,7 +52,8 @@ def store_copy(source: str, where: str, size: int, crc: int) -> int | None:
         NotCopied: It has not.
     """
     least, over_s = least_speed()
-    policy = Policy(whole_s=min(retry_for(), _TRIED_S), least=least, over_s=max(over_s, size / _SLOWEST))
+    over_s = max(over_s, size / _SLOWEST)
+    policy = Policy(whole_s=min(retry_for(), over_s + _MORE_S), least=least, over_s=over_s)
     try:
         with under(policy):
             if parse_address(source).scheme != "gs":
