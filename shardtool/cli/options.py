@@ -240,13 +240,14 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
     one, default = facts(kind)[name], kind.__dataclass_fields__[name].default
     old = [f"--{word}" for word in one.old.split("/") if word]
     names, text = [*spellings(kind, name), *old, name], typed_text(one.text)
+    used: Any = {"callback": partial(_use, one), "is_eager": one.use is not None}
     if one.flags:
         found = [
             Option([f"--{flag}", *_SHORT.get(flag, ()), flag], is_flag=True, help=typed_text(said))
             for flag, said in one.flags.items()
         ]
     elif default is False:
-        found = [Option(names, is_flag=True, help=text)]
+        found = [Option(names, is_flag=True, help=text, **used)]
     elif default is True:
         found = [Option(names, flag_value=False, default=True, help=typed_text(one.off))]
     else:
@@ -260,9 +261,8 @@ def _options(kind: type[Any], name: str) -> Iterator[Option]:
             multiple=multiple,
             metavar=one.metavar or ("N" if one.within else "SIZE" if one.form == "size" else None),
             help=f"{text} [default: {typed_text(str(shown))}]" if shown != "" else text,
-            callback=partial(_use, one),
-            is_eager=one.use is not None,
             shell_complete=completed,
+            **used,
         )
         found = [option]
     known = [*facts(kind)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shardtool.request.results import Observer
 
-_USED = ("endpoint", "header", "retry_for", "store_option")  # they change this process, and may hold secrets
+_USED = ("anonymous", "endpoint", "header", "retry_for", "store_option")  # they change this process
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 _PATH = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12).filter(
     lambda text: "pipe:" not in text and "://" not in text and text.strip("/.")

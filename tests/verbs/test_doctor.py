@@ -342,6 +342,13 @@ def test_no_credentials(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["read"].state == "ok"
 
 
+def test_anonymous_on_the_command_line(bucket: _Bucket) -> None:
+    """`--anonymous` has nothing signed, though there are keys."""
+    bucket.objects = {"x/1": b"1"}
+    said = tool("doctor", "s3://b/x", "--read-only", "--anonymous", SHARDTOOL_ENDPOINT=bucket.url)
+    assert "none: requests are not signed" in said.out, said
+
+
 @pytest.mark.slow
 def test_nobody_answers(bucket: _Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server, or a proxy, that is not there is found soon, and named, whatever the environment wants retried."""
