@@ -295,18 +295,15 @@ def verify(names: tuple[str, ...], asked: Callable[[], VerifyOptions], how: _Rep
     from shardtool.cli.text import junit_error, rendered
     from shardtool.verbs.verify.verify import verify as run
 
-    style = "json" if how.as_json else how.style
     dataset = in_files(names)
     try:
         with _terminal(how) as terminal:
             report = run(dataset[0] if len(dataset) == 1 else dataset, asked(), observer=terminal)
     except ShardError as error:
-        if style == "junit":
+        if how.style == "junit" and not how.as_json:
             show(junit_error(" ".join(dataset), error))
         raise
-    LOG.result = report.to_json() if LOG.style else {}
-    if not (how.quiet and style == "text" and report.sound):
-        show(rendered(report, style))
+    _print(how, report.to_json, partial(rendered, report, how.style), always=how.style != "text" or not report.sound)
     return 0 if report.sound else _FOUND if report.readable else _UNREADABLE
 
 

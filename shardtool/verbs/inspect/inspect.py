@@ -19,7 +19,7 @@ from shardtool.request.calls import by_names
 from shardtool.request.options import InspectOptions
 from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
-from shardtool.storage.places import file_stat, for_each, is_url, plain_size
+from shardtool.storage.places import file_fact, for_each
 from shardtool.values import Given, output_text
 from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Overview, Sizes, Spread, by_count
 
@@ -279,11 +279,8 @@ def _missing(opened: StoredDataset) -> Iterator[Problem]:
 
 def _size(path: str) -> int | str:
     """Return the size of a file, or why it has none."""
-    if is_url(path):
-        size = plain_size(path)
-        return "no such object" if size is None else size
     try:
-        return file_stat(path).st_size
+        return file_fact(path).st_size
     except OSError as error:
         return reason(error)
 

@@ -175,12 +175,6 @@ class ImageTally:
         self.modes[fact[2]] += 1
 
 
-def class_names(dataset: StoredDataset) -> dict[str, list[str]]:
-    """Return field to the names of its class numbers, as far as the dataset file has names."""
-    found = dataset.file.classes if dataset.file else {}
-    return {field: names for field, names in found.items() if isinstance(names, list)}
-
-
 def draw(seed: int, number: int, count: int) -> NDArray[np.float64]:
     """Return a random number for each sample of the shard of that number."""
     return np.random.default_rng([seed % 2**64, number]).random(count)
@@ -219,7 +213,7 @@ class Overview:
         self.pixels = (Sizes(), Sizes())
         self.images: dict[str, ImageTally] = {}
         self.kinds = numbers_in(dataset.file.features) if dataset.file else {}
-        self.classes = class_names(dataset)
+        self.classes = dataset.file.classes if dataset.file else {}
         self._looks: list[tuple[float, int, int, FoundSample]] = []
         self._reads_left = _MOST_READS
 

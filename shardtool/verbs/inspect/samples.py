@@ -46,7 +46,7 @@ from shardtool.storage.folders import check_name, target_file
 from shardtool.storage.places import real_path
 from shardtool.storage.staging import Tree, check_target, named_folder, path_problem
 from shardtool.values import Number, output_text, to_bytes
-from shardtool.verbs.inspect.overview import FoundSample, class_names, found_samples, is_plain
+from shardtool.verbs.inspect.overview import FoundSample, found_samples, is_plain
 from shardtool.wording import either, flag, option, typed_name
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _found(dataset: StoredDataset, shard: StoredShard, part: ShardIndex | None, 
     kinds = part.kinds
     if shard.format == "tfrecord" and part.walk is None:
         kinds = numbers_in(dataset.file.features) if dataset.file else _kinds(shard, found.offset, found.size)
-    return replace(found, kinds=kinds, classes=class_names(dataset))
+    return replace(found, kinds=kinds, classes=dataset.file.classes if dataset.file else {})
 
 
 def _kinds(shard: StoredShard, offset: int, size: int) -> dict[str, Number]:
