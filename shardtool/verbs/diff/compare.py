@@ -19,17 +19,7 @@ from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
 from shardtool.table.columns import places_among
 from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text
-from shardtool.verbs.verify.source import (
-    field_ids,
-    has_others,
-    keys_left_out,
-    listed_again,
-    lost_splits,
-    open_again,
-    paired,
-    recorded_run,
-    splits_that_stay,
-)
+from shardtool.verbs.verify.source import SourceAgain, field_ids, has_others, paired, recorded_run
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -128,26 +118,24 @@ def with_source(
     patterns = [(recorded_pattern(one.file) if one.file else None, one.folder) for one in datasets]
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
     try:
-        source = open_again(run, given, outputs)
+        again = SourceAgain(run, datasets, given, outputs)
     except InvalidRequest as error:  # of options that nobody has typed
         made = f"{datasets[0].where} was made by {run.verb} {files[0].made.source}; " if files else ""
         error.remedy = f"{made}B is that source as it is now, or another dataset."
         raise
     stored = _of_datasets(datasets, pool, notes, as_stored=True)
     mine = _without_appended(stored, datasets, notes)
-    splits = splits_that_stay(run, datasets)
-    listed, split = listed_again(run, source, datasets, splits, pool, notes.observer)
-    lost = lost_splits(run, splits)
-    unchecked = [*run.unchecked(), *([f"samples that only the source has: {lost}"] if lost else ())]
-    notes.add(*(f"not compared: {text}" for text in unchecked))
+    listed, split = again.list_samples(pool, notes.observer)
+    lost = again.lost_splits()
+    notes.add(*(f"not compared: {text}" for text in (*run.unchecked(), *filter(None, [lost]))))
     if run.changes:
         notes.add(f"not compared: fields, which {option('resize')} or {option('encode')} changed")
-    keys, unread = keys_left_out(splits or datasets)
+    keys, unread = again.keys_left_out()
     notes.add(*(f"{where}: the list of what was left out cannot be read" for where in unread))
     as_numbers = any(shard.format == "tfrecord" for one in datasets for shard in one.shards)
     left_out = LeftOut(run.made_fields, run.changes, bool(run.choosing or lost), frozenset(keys), as_numbers)
     which = np.array([one.split for one in datasets], np.object_)[split]
-    theirs = Side(listed.entries, which, listed.entries.values.classes, source)
+    theirs = Side(listed.entries, which, listed.entries.values.classes, again.source)
     if mine is not stored:  # the source may have them by now
         there, own = (places_among(theirs.entries.keys, one.entries.keys) >= 0 for one in (stored, mine))
         theirs = theirs.take(np.flatnonzero(own | ~there))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.request.results import Observer
-    from shardtool.source.base import Listing, Source
+    from shardtool.source.base import Listing
     from shardtool.verbs.verify.checks import Subject
 
     Rows = NDArray[np.int64]
@@ -69,15 +69,13 @@ class Comparison:
 
     def __init__(self, subject: Subject, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
-        self.made = recorded_run(subject.file, options)
+        made = recorded_run(subject.file, options)
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
         if subject.file is not None and (pattern := recorded_pattern(subject.file)) is not None:  # the name of all
             outputs.append(replace(pattern, folder=outputs[0].folder))
         with self._words_of_verify():
-            self.source = open_again(self.made, options.source, outputs)
-        self._given = options.source
-        self.findings = subject.findings
-        self._splits = splits_that_stay(self.made, [subject.dataset])
+            self.again = SourceAgain(made, [subject.dataset], options.source, outputs)
+        self.made, self._given, self.findings = made, options.source, subject.findings
 
     def run(self, all_surveys: Surveys, pool: Pool) -> None:
         """Find what differs; `all_surveys`: what lies in each shard that could be read, by its number."""
@@ -86,8 +84,7 @@ class Comparison:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
             return
         with self._words_of_verify():
-            dataset = self.subject.dataset
-            listed, _ = listed_again(made, self.source, [dataset], self._splits, pool, self.observer)
+            listed, _ = self.again.list_samples(pool, self.observer)
         entries = listed.entries
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
@@ -107,8 +104,8 @@ class Comparison:
         if not np.any(place >= 0):
             self._check_no_dataset()
         self.findings.checked.append("the source")
-        if lost := lost_splits(made, self._splits):
-            unchecked.append(f"samples that only the source has: {lost}")
+        if lost := self.again.lost_splits():
+            unchecked.append(lost)
         elif not made.choosing and (self.subject.file is None or self.subject.is_all):
             self._missing(entries, np.concatenate((place, appended)))
         self._extra(surveys, place)
@@ -134,7 +131,7 @@ class Comparison:
         Raises:
             InvalidRequest: The source is such.
         """
-        if not isinstance(self.source, FolderSource) or not isinstance(self._given, str | os.PathLike):
+        if not isinstance(self.again.source, FolderSource) or not isinstance(self._given, str | os.PathLike):
             return
         folder = os.fspath(self._given)
         try:
@@ -178,7 +175,7 @@ class Comparison:
     def _missing(self, entries: Entries, place: Rows) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
-        skipped, unread = keys_left_out(self._splits or [self.subject.dataset])
+        skipped, unread = self.again.keys_left_out()
         if unread:
             self.findings.unchecked.append(f"what was left out: the list of {listing(unread)} cannot be read")
         lacking = [at for at in np.flatnonzero(~there).tolist() if not is_listed(entries.keys[at], skipped)]
@@ -229,7 +226,7 @@ class Comparison:
             self.findings.unchecked.append(f"{counted(int(fetched.sum()), 'file')} of URLs against the web")
         differ = (lengths[mine] != sizes) & ~fetched
         read = np.flatnonzero(~differ & ~fetched & (entries.rows.kind[source] != INLINE))
-        sums[read] = source_sums(self.source, entries, source[read], pool)
+        sums[read] = source_sums(self.again.source, entries, source[read], pool)
         bad = np.flatnonzero(differ | ((sums != crcs[mine]) & ~fetched))
 
         def each() -> Iterator[Finding]:
@@ -460,96 +457,99 @@ def _options(recorded: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
     return found
 
 
-def open_again(run: RecordedRun, source: object, outputs: Sequence[ShardPattern]) -> Source:
-    """Return the source of a run.
+class SourceAgain:
+    """The source of a recorded run, as it is now.
 
     Args:
         run: The run.
-        source: The source as it is now; a list of datasets or folders where there were several.
+        datasets: What it made: one dataset, or some of its splits.
+        given: What the source is; a list of datasets or folders where there were several.
         outputs: The patterns of what was made.
+
+    Attributes:
+        source: The source.
 
     Raises:
         InvalidRequest: There is no such source.
     """
-    if isinstance(run.options, ReshardOptions):
-        for one in source if isinstance(source, (list, tuple)) else [source]:
-            if not isinstance(one, (str, os.PathLike, list, tuple)):
-                found = f"a {type(one).__name__}"
-                raise InvalidRequest(option("source"), found, expected="what it was made from: datasets")
-            for dataset in of_glob(one):
-                find_dataset(dataset)  # before shards are read, where there is none
-    return open_source(source, replace(run.options, on_error="skip"), outputs)
 
+    def __init__(
+        self, run: RecordedRun, datasets: Sequence[StoredDataset], given: Any, outputs: Sequence[ShardPattern]
+    ) -> None:
+        self._run, self._datasets = run, datasets
+        if isinstance(run.options, ReshardOptions):
+            for one in given if isinstance(given, (list, tuple)) else [given]:
+                if not isinstance(one, (str, os.PathLike, list, tuple)):
+                    found = f"a {type(one).__name__}"
+                    raise InvalidRequest(option("source"), found, expected="what it was made from: datasets")
+                for dataset in of_glob(one):
+                    find_dataset(dataset)  # before shards are read, where there is none
+        self.source = open_source(given, replace(run.options, on_error="skip"), outputs)
+        self._stay = self._splits_that_stay()
 
-def listed_again(
-    run: RecordedRun,
-    source: Source,
-    datasets: Sequence[StoredDataset],
-    stay: Sequence[StoredDataset],
-    pool: Pool,
-    observer: Observer,
-) -> tuple[Listing, Rows]:
-    """Return the samples of the source that belong into datasets that a run made, and the dataset of each.
+    def _splits_that_stay(self) -> list[StoredDataset]:
+        """Return all splits, where samples stay in theirs: a larger source would be divided in another way.
 
-    Args:
-        run: The run.
-        source: Its source.
-        datasets: Splits of it; of a run without, it is one.
-        stay: Splits whose samples belong to them, wherever they would go now.
-        pool: Lists the source.
-        observer: Gets progress.
+        That is so of labels that keep their shares, and of all that an append added to.
+        """
+        dividing = self._run.options.of_split()
+        if dividing is None or dividing.reads is None:
+            return []
+        known = {one.split for one in self._datasets}
+        found = [*self._datasets, *(one for one in other_splits(self._datasets[0]) if one.split not in known)]
+        return found if dividing.stratify or any(one.file and one.file.appends for one in found) else []
 
-    Raises:
-        InvalidRequest: The source cannot be listed.
-    """
-    listed = source.choose(source.list_samples(pool, observer), None)
-    listed = each_once(listed, source, run.options, pool, observer, partial(_stored_keys, datasets))
-    entries, dividing, which = listed.entries, run.options.of_split(), np.zeros(len(listed.entries), np.int64)
-    if dividing is not None:
-        from shardtool.select.splits import divide
+    def list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
+        """Return the samples of the source that belong into the datasets, and the place of each one's dataset.
 
-        values = source.labels(listed, dividing.reads[1]) if dividing.reads else None
-        splits = divide(entries.keys, dividing, values)
-        names = dict.fromkeys([*splits.names, *(one.split for one in (*datasets, *stay))])  # the source may lack some
-        numbers = {name: number for number, name in enumerate(names)}
-        for one in stay:
-            place = places_among(_stored_keys([one]), entries.keys)
-            splits.number[place[place >= 0]] = numbers[one.split]
-        places = [splits.samples(numbers[one.split]) for one in datasets]
-        which = np.repeat(np.arange(len(places)), [len(some) for some in places])
-        entries = entries.take(np.concatenate(places))
-    if run.options.portable:
-        from shardtool.select.names import make_portable
+        Raises:
+            InvalidRequest: The source cannot be listed.
+        """
+        options, source, datasets = self._run.options, self.source, self._datasets
+        listed = source.choose(source.list_samples(pool, observer), None)
+        listed = each_once(listed, source, options, pool, observer, partial(_stored_keys, datasets))
+        entries, dividing, which = listed.entries, options.of_split(), np.zeros(len(listed.entries), np.int64)
+        if dividing is not None:
+            from shardtool.select.splits import divide
 
-        entries = make_portable(entries)
-    return replace(listed, entries=entries), which
+            values = source.labels(listed, dividing.reads[1]) if dividing.reads else None
+            splits = divide(entries.keys, dividing, values)
+            there = (one.split for one in (*datasets, *self._stay))
+            numbers = {name: at for at, name in enumerate(dict.fromkeys([*splits.names, *there]))}  # it may lack some
+            for one in self._stay:
+                place = places_among(_stored_keys([one]), entries.keys)
+                splits.number[place[place >= 0]] = numbers[one.split]
+            places = [splits.samples(numbers[one.split]) for one in datasets]
+            which = np.repeat(np.arange(len(places)), [len(some) for some in places])
+            entries = entries.take(np.concatenate(places))
+        if options.portable:
+            from shardtool.select.names import make_portable
 
+            entries = make_portable(entries)
+        return replace(listed, entries=entries), which
 
-def splits_that_stay(run: RecordedRun, datasets: Sequence[StoredDataset]) -> list[StoredDataset]:
-    """Return all splits of a run, where samples stay in theirs: a larger source would be divided in another way.
+    def lost_splits(self) -> str:
+        """Return what is not compared since splits that may have any sample are not there; empty: none is missing."""
+        dividing, there = self._run.options.of_split(), {one.split for one in self._stay}
+        if (
+            dividing is None
+            or dividing.stratify is None
+            or not any(one.file and one.file.appends for one in self._stay)
+        ):
+            return ""
+        lost = [name for name, _ in dividing.shares if name not in there]
+        why = f"they may be in {listing(lost)}, which is not beside, and {option('stratify')} would divide all anew"
+        return f"samples that only the source has: {why}" if lost else ""
 
-    That is so of labels that keep their shares, and of all that an append added to.
-
-    Args:
-        run: The run that made them.
-        datasets: Some of its splits; the others are looked for beside the first.
-    """
-    dividing = run.options.of_split()
-    if dividing is None or dividing.reads is None:
-        return []
-    known = {one.split for one in datasets}
-    found = [*datasets, *(one for one in other_splits(datasets[0]) if one.split not in known)]
-    return found if dividing.stratify or any(one.file and one.file.appends for one in found) else []
-
-
-def lost_splits(run: RecordedRun, found: Sequence[StoredDataset]) -> str:
-    """Return which splits that stay may have any sample of the source, and are not there; empty: none."""
-    dividing, there = run.options.of_split(), {one.split for one in found}
-    if dividing is None or dividing.stratify is None or not any(one.file and one.file.appends for one in found):
-        return ""
-    lost = [name for name, _ in dividing.shares if name not in there]
-    why = f"they may be in {listing(lost)}, which is not beside, and {option('stratify')} would divide all anew"
-    return why if lost else ""
+    def keys_left_out(self) -> tuple[set[str], list[str]]:
+        """Return the keys listed as left out, as listed, and the datasets of which that list cannot be read."""
+        found, unread = set[str](), list[str]()
+        for one in self._stay or self._datasets:
+            try:
+                found |= {row.key for row in skipped_rows(one.file, one.folder)} if one.file else set()
+            except CorruptShard:
+                unread.append(one.where)
+        return found, unread
 
 
 def _stored_keys(datasets: Sequence[StoredDataset]) -> Names:
@@ -561,17 +561,6 @@ def _stored_keys(datasets: Sequence[StoredDataset]) -> Names:
         with suppress(CorruptShard):
             found.append(keys_of(shard.index()))
     return Names.parse(b"".join(found))
-
-
-def keys_left_out(datasets: Sequence[StoredDataset]) -> tuple[set[str], list[str]]:
-    """Return the keys that datasets list as left out, as listed, and of which of them the list cannot be read."""
-    found, unread = set[str](), list[str]()
-    for one in datasets:
-        try:
-            found |= {row.key for row in skipped_rows(one.file, one.folder)} if one.file else set()
-        except CorruptShard:
-            unread.append(one.where)
-    return found, unread
 
 
 def has_others(file: DatasetFile) -> bool:
