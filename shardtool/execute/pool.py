@@ -338,8 +338,7 @@ def look(
     elif needs.output is not None and not os.access(where, os.W_OK | os.X_OK):
         problems.append((f"{where}: no permission to write", "a folder that every node may write to"))
     if needs.function and (problem := _problem(needs.function, surroundings.sources)):
-        expected = "the module of this process"
-        problems.append((f"{needs.function}: {problem}", expected))
+        problems.append((f"{needs.function}: {problem}", "the module of this process"))
     return problems
 
 

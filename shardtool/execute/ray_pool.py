@@ -124,9 +124,7 @@ def _check_answers(address: str | None) -> None:
         InvalidRequest: There is nothing, or it is no address.
     """
     given = address if address not in (None, "auto") else os.environ.get("RAY_ADDRESS", "auto")
-    if given in (None, "", "auto", "local"):
-        if given == "local":
-            raise InvalidRequest(option("address", given), "no cluster", expected="auto, ray://host:port or host:port")
+    if given in (None, "", "auto"):
         return
     scheme, _, place = str(given).rpartition("://")
     host, _, port = place.partition("/")[0].rpartition(":")

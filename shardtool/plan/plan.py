@@ -39,7 +39,7 @@ from shardtool.values import (
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -474,11 +474,8 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
     content = samples.content
     used, codes = _used(np.frombuffer(content.codes, np.uint16))
     names = b"\0".join(content.fields[code] for code in used)
-    digest = blake2b(b"shardtool plan %d" % FORMAT_VERSION, digest_size=16)
-    if shard_format != "tar":
-        digest.update(shard_format.encode())
-    if work:
-        digest.update(f" {work}".encode())
+    what = b"shardtool plan %d" % FORMAT_VERSION
+    what += (shard_format if shard_format != "tar" else "").encode() + (f" {work}" if work else "").encode()
     local = codes.astype(np.uint16).tobytes()
     paths = samples.shown_paths(shown_bytes)  # another signature of a URL makes no other file of it
     paths = paths if paths.strip(b"\0") else b""  # bytes of a table are in no file, as those of a program
@@ -486,8 +483,14 @@ def fingerprint(shard_format: str, samples: ShardSamples, work: str = "") -> str
     kinds = [content.numbers.get(code) or content.lists.get(code) or "" for code in used]
     if any(kinds):
         columns += [" ".join(kinds).encode(), content.whole]
+    return hash_of(what, columns)
+
+
+def hash_of(what: bytes, columns: Iterable[bytes | memoryview]) -> str:
+    """Return a hash of columns, each behind its length, and of what they are."""
+    digest = blake2b(what, digest_size=16)
     for column in columns:
-        digest.update(b"%d:" % len(column))
+        digest.update(b"%d:" % memoryview(column).nbytes)
         digest.update(column)
     return digest.hexdigest()
 

@@ -63,49 +63,41 @@ def write_dataset(
         run = read_run(names, options, pool, notes, begun=begun, dry=False)
         opened = _open_and_list(run, source)
 
-        from shardtool.verbs.create.plans import check_outputs, plan_shards
-        from shardtool.verbs.create.result import (
-            begin_part,
-            check_content,
-            end_part,
-            merge_if_last,
-            publish_dataset,
-            result,
-        )
+        from shardtool.verbs.create import plans, result
         from shardtool.verbs.create.rounds import Packing
         from shardtool.verbs.create.shuffle import arrange_payloads, spool_place
 
-        check_outputs(run)
+        plans.check_outputs(run)
         if not run.outputs:
             _export_missing(run)
-            return result(run)
+            return result.create_result(run)
         is_binary, temporary = run.is_binary, spool_place(run)
         if is_binary:  # workers read binary columns from a file beside the output
             open_publishers(run, temporary, stack)
             _spool(run, opened)
-        plan_shards(run)
+        plans.plan_shards(run)
         if not is_binary:
             open_publishers(run, temporary, stack)
         for output in run.outputs if run.part else ():
-            begin_part(run, output)
+            result.begin_part(run, output)
         arrange_payloads(run)
         for output in run.outputs:
             Packing(run, output).pack()
         if not run.part:
-            check_content(run)
+            result.check_content(run)
         for output in run.outputs:
             output.dataset = (
-                end_part(run, output)
+                result.end_part(run, output)
                 if run.part
-                else publish_dataset(output.totals, output.publisher, run.record(output))
+                else result.publish_dataset(output.totals, output.publisher, run.record(output))
             )
         remove_splits(run)
         for output in run.outputs:
             notes.add(*output.publisher.beside.removal_notes(output.destination.dataset_file, run.exports))
         notes.add(*(f"split {printable(name)} removed" for name in run.gone))
         _export(run)
-    merged = [merge_if_last(output.destination, notes) for output in run.outputs if run.part]
-    return result(run, merged=bool(merged) and all(merged))
+    merged = [result.merge_if_last(output.destination, notes) for output in run.outputs if run.part]
+    return result.create_result(run, merged=bool(merged) and all(merged))
 
 
 def plan_dataset(
@@ -117,18 +109,17 @@ def plan_dataset(
         run = read_run(names, options, pool, notes, begun=begun, dry=True)
         opened = _open_and_list(run, source)
 
-        from shardtool.verbs.create.plans import check_outputs, plan_shards
-        from shardtool.verbs.create.result import dry_result
+        from shardtool.verbs.create import plans, result
 
-        check_outputs(run)
-        plan_shards(run)
+        plans.check_outputs(run)
+        plans.plan_shards(run)
         if run.asked is not None:
             from shardtool.source.plan_file import write_plan
 
             path, overwrite = run.plan_only, "overwrite" in run.options.if_exists
             size = write_plan(path, run.chosen, run.divides, run.asked, by_key=opened.by_key, overwrite=overwrite)
             notes.add(f"the plan is in {path} ({show_size(size)}): {option('plan', path)} goes by it")
-    return dry_result(run)
+    return result.dry_result(run)
 
 
 def start_workers(options: OutputOptions, observer: Observer) -> Pool:

@@ -201,7 +201,7 @@ def _find_changes(run: Run) -> None:
         run.notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
     if run.part is None:  # what the whole run changes, no part knows
         run.gone = tuple(resume.splits_gone(run)) if run.options.if_exists == "resume-overwrite" else ()
-        run.changes = resume.with_shards(changes, run) if run.dry else changes
+        run.changes = resume.with_planned(changes, run) if run.dry else changes
 
 
 def _note_plans(run: Run) -> None:

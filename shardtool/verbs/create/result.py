@@ -12,7 +12,6 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import reduce
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +33,7 @@ from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.interop.indexes import Export, cure, index_name, misreading
 from shardtool.interop.readers import unopenable
 from shardtool.pattern import ShardPattern, sidecar_name
+from shardtool.plan.plan import hash_of
 from shardtool.publish import records
 from shardtool.publish.foreign_indexes import has_own_readme
 from shardtool.publish.publisher import Destination, EndedAppend, Publisher, clean, names_left
@@ -42,6 +42,7 @@ from shardtool.request.results import AppendedPart, CreateResult, DryRun, IndexR
 from shardtool.skipped import Skipped, in_order, reasons
 from shardtool.values import INLINE, URL, counted, local_name, output_text, show_size, to_bytes
 from shardtool.verbs.create.append import joined
+from shardtool.verbs.create.resume import with_shards
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def check_fingerprint(source: str, found: str, wanted: str) -> None:
 # The result.
 
 
-def result(run: Run, *, merged: bool = False) -> CreateResult:
+def create_result(run: Run, *, merged: bool = False) -> CreateResult:
     """Return what a run made; `merged`: whether it was a part, and the dataset file of all is there."""
     for output in run.untouched:
         if output.destination.old is None:
@@ -328,13 +329,8 @@ def _appended(written: Sequence[Output]) -> AppendedPart | None:
 
 def _changes(run: Run, written: Sequence[Output]) -> Changes | None:
     """Return what a run that resumed has changed, now that its shards are known."""
-    kept, removed, total = sum(output.kept for output in written), 0, 0
-    for output in written:
-        there = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
-        removed += len(there.difference(local_name(shard.name) for shard in output.dataset.shards))
-        total += len(output.dataset.shards)
-    counts = {"shards_kept": kept, "shards_written": total - kept, "shards_removed": removed}
-    return None if run.changes is None else replace(run.changes, **counts)
+    shards = [(one, one.kept, [local_name(shard.name) for shard in one.dataset.shards]) for one in written]
+    return None if run.changes is None else with_shards(run.changes, shards)
 
 
 def dry_result(run: Run) -> DryRun:
@@ -373,11 +369,7 @@ def plan_fingerprint(plan: Plan, made: RunRecord) -> str:
         plan: The plan of all parts, with all that it leaves out.
         made: How the dataset is made.
     """
-    digest = blake2b(b"shardtool parts 1", digest_size=16)
-    for one in _plan_bytes(plan, made):
-        digest.update(b"%d:" % memoryview(one).nbytes)
-        digest.update(one)
-    return digest.hexdigest()
+    return hash_of(b"shardtool parts 1", _plan_bytes(plan, made))
 
 
 def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:

@@ -30,7 +30,7 @@ from shardtool.wording import either, option
 from shardtool.write.task import Keep, Todo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from fractions import Fraction
 
     from numpy.typing import NDArray
@@ -238,14 +238,21 @@ def find_changes(run: Run) -> Changes | None:
     return Changes(samples_added=added, samples_removed=removed, samples_before=total)
 
 
-def with_shards(changes: Changes, run: Run) -> Changes:
+def with_planned(changes: Changes, run: Run) -> Changes:
     """Return the same with what would become of shards, as far as sidecars show."""
-    kept = written = removed = 0
+    planned = []
     for output in run.outputs:
         as_planned = sum(_as_planned(run, output, shard) is not None for shard in output.own_shards)
+        planned.append((output, as_planned, [*map(output.shard_name, output.own_shards)]))
+    return with_shards(changes, planned)
+
+
+def with_shards(changes: Changes, shards: Iterable[tuple[Output, int, Sequence[str]]]) -> Changes:
+    """Return the same with what becomes of shards: of each dataset, how many are kept, and the names of all."""
+    kept = written = removed = 0
+    for output, stay, names in shards:
         there = {name for name in output.destination.existing if name.endswith(output.pattern.format)}
-        kept, written = kept + as_planned, written + len(output.own_shards) - as_planned
-        removed += len(there.difference(map(output.shard_name, output.own_shards)))
+        kept, written, removed = kept + stay, written + len(names) - stay, removed + len(there.difference(names))
     return replace(changes, shards_kept=kept, shards_written=written, shards_removed=removed)
 
 
@@ -272,7 +279,7 @@ def refusal(run: Run, changes: Changes, most: Fraction) -> OutputExists | None:
     def refused(output: Output, found: str, expected: str) -> OutputExists:
         overwrite = either(f"choose {option('if_exists', 'resume-overwrite')}", "add --overwrite")
         remedy = f"Nothing was touched. If the source is complete and this is what you want, {overwrite}."
-        remedy = f"{option('if_exists', 'resume')} {with_shards(changes, run)}. {remedy}"
+        remedy = f"{option('if_exists', 'resume')} {with_planned(changes, run)}. {remedy}"
         return OutputExists(output.destination.dataset_file, found, expected=expected, remedy=remedy)
 
     for output in run.outputs:
