@@ -293,20 +293,19 @@ def _read(name: str, path: str) -> str:
         raise InvalidRequest(f"{name}={path}", reason(error), expected="a file of certificates (PEM)") from None
 
 
-def tls() -> ssl.SSLContext | None:
-    """Return how urllib3 is to know servers; None: as it does by itself.
+def tls() -> ssl.SSLContext:
+    """Return how urllib3 is to know servers: by itself, it would load the certificates anew for each connection.
 
     Raises:
         InvalidRequest: A file that the environment names has no certificates, or cannot be read.
     """
-    if not (texts := more_certificates()):
-        return None
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context()
     context.load_default_certs()
     try:
-        context.load_verify_locations(cadata=texts)
+        if texts := more_certificates():
+            context.load_verify_locations(cadata=texts)
     except OSError:  # of ssl
         where = ", ".join(f"{name}={os.environ[name]}" for name in _BUNDLES if os.environ.get(name))
         raise InvalidRequest(where, "no certificates in it", expected="certificates (PEM)") from None

@@ -29,6 +29,7 @@ from shardtool.storage.remote.address import (
     is_hub,
     is_same_server,
     is_web,
+    more_certificates,
     of_proxy,
     parse_address,
     proxy_of,
@@ -72,13 +73,20 @@ _USER_AGENT = "shardtool"
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
+# What all threads of a process have in common is made by one of them: the certificates alone take 75 ms to load.
+_MAKING = threading.Lock()
+os.register_at_fork(before=_MAKING.acquire, after_in_parent=_MAKING.release, after_in_child=_MAKING.release)
+
+
 @functools.lru_cache(maxsize=8)
-def _pool_of(_pid: int, proxy: str | None, _environment: tuple[str | None, ...]) -> urllib3.PoolManager:
+def _pool_of(_pid: int, scheme: str, proxy: str | None, _environment: tuple[str | None, ...]) -> urllib3.PoolManager:
     import urllib3
 
     from shardtool.storage.remote.line import POOLS
 
-    timeout, context = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S), tls()
+    timeout = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S)
+    is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
+    context = None if is_plain and not more_certificates() else tls()  # what the environment names must be some
     options: dict[str, Any] = {"maxsize": MOST_CONNECTIONS, "retries": False, "timeout": timeout}
     if context is not None:
         options["ssl_context"] = context
@@ -97,7 +105,8 @@ def connections_to(url: str) -> urllib3.PoolManager:
         InvalidRequest: urllib3 is not installed, or the environment names no proxy, or no certificates.
     """
     try:
-        return _pool_of(os.getpid(), proxy_of(url), tuple(map(os.environ.get, DECIDING)))
+        with _MAKING:
+            return _pool_of(os.getpid(), urlsplit(url).scheme, proxy_of(url), tuple(map(os.environ.get, DECIDING)))
     except ImportError:
         raise not_installed("urllib3") from None
 
