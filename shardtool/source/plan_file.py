@@ -29,15 +29,7 @@ from shardtool.dataset.parquet_bounds import MAGIC, read_extents, read_footer
 from shardtool.entries.arrow import ended, number_array, numbers, payload, unended
 from shardtool.entries.classes import Classes
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
-from shardtool.errors import (
-    CorruptShard,
-    InvalidRequest,
-    is_out_of_memory,
-    listing,
-    memory_for,
-    printable,
-    reason,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, is_out_of_memory, listing, memory_for, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names, Texts
 from shardtool.request.results import Observer, differing_options

@@ -78,16 +78,17 @@ def write_dataset(
         plans.plan_shards(run)
         if not is_binary:
             open_publishers(run, temporary, stack)
-        for output in run.outputs if run.part else ():
-            result.begin_part(run, output)
+        if run.part is not None:
+            for output in run.outputs:
+                result.begin_part(run, output, run.part)
         arrange_payloads(run)
         for output in run.outputs:
             Packing(run, output).pack()
-        if not run.part:
+        if run.part is None:
             result.check_content(run)
         for output in run.outputs:
             output.dataset = (
-                result.end_part(run, output)
+                result.end_part(run, output, run.part)
                 if run.part
                 else result.publish_dataset(output.totals, output.publisher, run.record(output))
             )

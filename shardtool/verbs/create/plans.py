@@ -60,7 +60,10 @@ def check_outputs(run: Run) -> None:
         for output in run.outputs:
             which = _which(run, output)
             output.which = which[new[which]]
-        run.untouched = [output for output in run.outputs if output.destination.old and not len(_which(run, output))]
+        for output in run.outputs:
+            if (old := output.destination.old) is not None and not len(_which(run, output)):
+                output.dataset = old
+                run.untouched.append(output)
         run.outputs = [output for output in run.outputs if len(_which(run, output))]
     begin_append(run)
 

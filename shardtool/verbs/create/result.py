@@ -19,16 +19,7 @@ import pyarrow as pa
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, features_of, sound_dataset
 from shardtool.entries.arrow import ipc_stream
-from shardtool.errors import (
-    Bug,
-    CorruptShard,
-    InvalidRequest,
-    OutputExists,
-    SampleFailed,
-    listing,
-    memory_for,
-    printable,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, SampleFailed, listing, memory_for, printable
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.interop.indexes import Export, cure, index_name, misreading
 from shardtool.interop.readers import unopenable
@@ -272,10 +263,6 @@ def check_fingerprint(source: str, found: str, wanted: str) -> None:
 
 def create_result(run: Run, *, merged: bool = False) -> CreateResult:
     """Return what a run made; `merged`: whether it was a part, and the dataset file of all is there."""
-    for output in run.untouched:
-        if output.destination.old is None:
-            raise Bug(output.destination.dataset_file, "nothing new for a dataset that is not there")
-        output.dataset = output.destination.old
     written = [*run.untouched, *run.outputs]
     splits = {output.split: _of_split(output) for output in written}
     return CreateResult(
@@ -390,16 +377,13 @@ def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
         yield memoryview(ipc_stream(rows.slice(first, _CHUNK)))
 
 
-def begin_part(run: Run, output: Output) -> None:
+def begin_part(run: Run, output: Output, mine: Part) -> None:
     """Begin a part, under its lock: it has no record until it ends.
 
     Raises:
         InvalidRequest: Parts that have ended are of another plan, and this one does not go on with what is there.
     """
     there, pattern, plans = output.destination, output.pattern, []
-    if there.own is None:
-        raise Bug(pattern.text, "a part of nothing")
-    mine = there.own.part
     for part in [one for one in records.find_parts(pattern, there.folder.names())[0] if one != mine][:_LOOKED_AT]:
         with suppress(CorruptShard):  # a merge names it
             plans.append(_plan_of(records.read_record(there.folder, pattern, part)))
@@ -413,21 +397,19 @@ def begin_part(run: Run, output: Output) -> None:
     output.publisher.begin()
 
 
-def end_part(run: Run, output: Output) -> DatasetFile:
+def end_part(run: Run, output: Output, part: Part) -> DatasetFile:
     """Leave the record of a part, whose shards are published; return what the dataset file is to say of these.
 
     Where that is there and says it already, it stays, unless another part finds that it is to say something else.
     """
     there, planned, made = output.destination, output.plan.shards, run.record(output)
-    if there.own is None:
-        raise Bug(output.pattern.text, "a part of nothing")
-    skipped, shards = in_order(output.totals.skipped), there.own.part.shards(planned)
+    skipped, shards = in_order(output.totals.skipped), part.shards(planned)
     dataset = dataset_of(output.totals, there.pattern, skipped, made)
     if shards:
         dataset = replace(dataset, pattern=output_text(names_left(output.pattern, shards.start).text))
     content = run.listed.digest if len(run.outputs) == 1 else None  # what all parts together must have
     record = PartRecord(
-        part=there.own.part,
+        part=part,
         plan=output.part_plan,
         planned=planned,
         resumed=there.resumes,

@@ -13,14 +13,7 @@ from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, recorded_dots
 from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import Survey, SurveyTask, survey, torn_samples, walked_text
-from shardtool.errors import (
-    CorruptShard,
-    InvalidRequest,
-    OutputExists,
-    listing,
-    printable,
-    reason,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, a_few
 from shardtool.interop.indexes import EXPORTS, wanted_exports
