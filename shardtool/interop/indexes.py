@@ -12,6 +12,7 @@ Source: the tools' own modules, named below; docs/format.md, "Exported indexes".
 
 from __future__ import annotations
 
+import glob
 import json
 import re
 import struct
@@ -434,15 +435,10 @@ def _paths(shards: Sequence[str], names: Collection[str]) -> list[str]:
     first = re.fullmatch(r"(.*?)([0-9]+)(\D*)", shards[0], re.DOTALL)
     if first:
         for middle in ("*", "[0-9]" * len(first[2])):
-            pattern = f"{_plain(first[1])}{middle}{_plain(first[3])}"
+            pattern = f"{glob.escape(first[1])}{middle}{glob.escape(first[3])}"
             if {name for name in names if fnmatchcase(name, pattern)} == wanted:
                 return [_in_yaml(pattern)]
-    return [_in_yaml(_plain(name)) for name in shards]
-
-
-def _plain(name: str) -> str:
-    """Return a name as a pattern that matches nothing else."""
-    return re.sub(r"[\[*?]", r"[\g<0>]", name)
+    return [_in_yaml(glob.escape(name)) for name in shards]
 
 
 def _in_yaml(text: str) -> str:

@@ -426,7 +426,7 @@ class Sizes:
         self._smallest = 2**64
         self._kept: list[NDArray[np.uint64]] = []
         self._held = 0
-        self._buckets: dict[int, int] = {}
+        self._buckets = Counter[int]()
 
     def add(self, values: NDArray[np.uint64]) -> None:
         """Take some more."""
@@ -447,8 +447,7 @@ class Sizes:
         self._kept, self._held = [], 0
         shift = np.maximum(np.frexp(values.astype(np.float64))[1] - _BITS, 0).astype(np.uint64)
         found, counts = np.unique((shift << np.uint64(_BITS + 1)) | (values >> shift), return_counts=True)
-        for bucket, count in zip(found.tolist(), counts.tolist(), strict=True):
-            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
+        self._buckets.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
     def spread(self) -> Spread:
         """Return what is known so far."""

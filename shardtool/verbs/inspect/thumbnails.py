@@ -7,6 +7,7 @@ what cannot be read or decoded becomes a problem of that sample.
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -538,9 +539,7 @@ def dataset_name(dataset: StoredDataset) -> str:
 
 def common_start(names: Sequence[str]) -> str:
     """Return the letters that all names begin with."""
-    first, last = min(names), max(names)
-    same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    return first[:same]
+    return os.path.commonprefix([*names])  # noqa: RUF071 - letter by letter is what is wanted
 
 
 def label_text(one: ShownSample) -> str:
