@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
     from shardtool.verbs.cache.cache import CacheChange, CacheStatus
     from shardtool.verbs.inspect.duplicates import Duplicates
-    from shardtool.verbs.inspect.inspect import ImageSummary, LabelSummary, Summary
+    from shardtool.verbs.inspect.inspect import LabelSummary, Summary
     from shardtool.verbs.inspect.overview import ColumnSummary, Spread
     from shardtool.verbs.inspect.read_speed import ReadSpeed
     from shardtool.verbs.inspect.samples import FieldView, SampleView
@@ -214,20 +214,15 @@ def _images(summary: Summary, room: int) -> list[str]:
     lines: list[str] = []
     known = any(one.source == "columns" for one in summary.images.values())
     for name, one in summary.images.items():
-        lines += _image(name, one, room, brief=known and one.source == "sampled")
-    return lines
-
-
-def _image(name: str, one: ImageSummary, room: int, *, brief: bool) -> list[str]:
-    """Return what is known of images; `brief` where the columns have their sizes."""
-    which = f"{one.images:,} looked at" if one.source == "sampled" else f"all {one.images:,}, by the sidecars' columns"
-    lines = [fit(f"images  {name}: {which}", room)]
-    if one.width.count and not brief:
-        lines.append(f"  width   {' / '.join(_numbers(one.width))}  (smallest / median / largest)")
-        lines.append(f"  height  {' / '.join(_numbers(one.height))}")
-    if one.modes:
-        lines.append(fit("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()), room))
-    lines += [fit(f"  no image: {key}: {wrong}", room) for key, wrong in one.unreadable]
+        sampled = one.source == "sampled"
+        which = f"{one.images:,} looked at" if sampled else f"all {one.images:,}, by the sidecars' columns"
+        lines.append(fit(f"images  {name}: {which}", room))
+        if one.width.count and not (known and sampled):
+            lines.append(f"  width   {' / '.join(_numbers(one.width))}  (smallest / median / largest)")
+            lines.append(f"  height  {' / '.join(_numbers(one.height))}")
+        if one.modes:
+            lines.append(fit("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()), room))
+        lines += [fit(f"  no image: {key}: {wrong}", room) for key, wrong in one.unreadable]
     return lines
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -330,27 +331,25 @@ class Overview:
         pictures = [name for name in self.fields if content_of(name, self.kinds.get(name, "bytes")) == "image"]
         pictures = pictures if images and not told else []
         labels = [name for name, tally in self.fields.items() if tally.unknown and self.rank(name) <= 1]
-        if not pictures and not labels:
+        most = dict.fromkeys(labels, SHORT) | dict.fromkeys(pictures, IMAGE_LIMIT)  # bytes that are read of each
+        if not most:
             return
         looks = [one[-1] for one in sorted(self._looks, key=lambda one: one[1:3])]
         for shard, chosen in groupby(looks, key=lambda one: one.shard):
             try:
                 with open_shard(shard.path) as file:
                     for look in chosen:
-                        self._look_into(look, file, pictures, labels)
+                        self._look_into(look, file, most)
             except CorruptShard as error:
                 self.damage.append(error)
 
-    def _look_into(self, look: FoundSample, file: ShardFile | PackedFile, images: list[str], labels: list[str]) -> None:
-        places = [(one["offset"], one["length"], one["name"]) for one in look.fields]
-        wanted = sorted(place for place in places if place[-1] in images or place[-1] in labels)
-        for offset, length, name in wanted:
-            is_image = name in images
-            far = is_packed(look.shard.path) and offset + length > _NEAR
-            if far or length > (IMAGE_LIMIT if is_image else SHORT):
+    def _look_into(self, look: FoundSample, file: ShardFile | PackedFile, most: Mapping[str, int]) -> None:
+        for one in sorted((one for one in look.fields if one["name"] in most), key=itemgetter("offset")):
+            name, offset, length = one["name"], one["offset"], one["length"]
+            if length > most[name] or (is_packed(look.shard.path) and offset + length > _NEAR):
                 continue
             data = b"".join(payload(file, offset, length, f"{look.shard.path}, field {name!r} of {look.key}"))
-            if is_image:
+            if most[name] == IMAGE_LIMIT:
                 self.images.setdefault(name, ImageTally()).add(look.key, data)
             else:
                 label = label_of(data, self.kinds.get(name, "bytes"), self.classes.get(name))
