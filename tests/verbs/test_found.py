@@ -159,6 +159,20 @@ def test_new_samples_of_which_none_is_chosen(images: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_an_append_of_another_condition(images: Path, tmp_path: Path) -> None:
+    """It takes what the first condition did not take; once more, and no shard is added."""
+    asked: dict[str, Any] = {"probe": True, "on_duplicate": "first", "if_exists": "append"}
+    first = _pack(images, tmp_path, probe=True, where=WIDE)
+    with pytest.raises(OutputExists, match="adds samples that were chosen"):
+        _pack(images, tmp_path, if_exists="update", probe=True, where="width >= 9")
+    second = _pack(images, tmp_path, **asked, where="width >= 9")
+    wide = {key for key, one in _columns(tmp_path).items() if one["width"] >= 9}
+    assert second.samples == len(wide) > first.samples
+    again = _pack(images, tmp_path, **asked, where="width >= 9")
+    assert (again.samples, again.shards) == (second.samples, second.shards)
+    assert sound(tmp_path / "out.json")
+
+
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """Killed at any instant, the next run ends with the bytes of one that was not."""
     source = write_tree(tmp_path / "in", {f"{n:04}.png": _image(5 + n % 40, 20) for n in range(1200)})

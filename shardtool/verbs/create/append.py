@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from shardtool.plan.plan import Plan
     from shardtool.request.options import CreateOptions, ReshardOptions
     from shardtool.request.results import RunRecord
+    from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder
-    from shardtool.verbs.create.run import Run
+    from shardtool.verbs.create.run import Output, Run
 
 
 _SHOWN = 5  # keys in a message
@@ -372,7 +373,7 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
         if run.transform is None:  # else the sizes and fields in shards say nothing
             now = _marks(entries.rows.code, entries.rows.size, entries.first, free)
             changed[mine[now[mine] != np.concatenate(marks)[packed]]] = True
-    rows = [one for destination in destinations if destination.old for one in destination.listed_skipped()]
+    rows = [one for output in run.outputs for one in _stay_out(run, output)]
     left_out, failed = {one.key for one in rows}, {one.key for one in failures(rows)}
     for at in np.flatnonzero(~there).tolist() if left_out else ():
         key = printable(to_text(entries.keys[at]))
@@ -380,6 +381,15 @@ def new_samples(run: Run) -> NDArray[np.bool_]:
     _note_others(run, (there, listed, changed, lost), gone=len(place) - len(packed))
     new: NDArray[np.bool_] = ~(there | listed)
     return new
+
+
+def _stay_out(run: Run, output: Output) -> list[Skipped]:
+    """Return what a dataset lists as left out, without what another condition did not take: this one may."""
+    if (old := output.destination.old) is None:
+        return []
+    now, runs = run.record(output), (old.made, *old.made.appended)
+    judged = run.updates or any((one.source, one.choosing) == (now.source, now.choosing) for one in runs)
+    return [one for one in output.destination.listed_skipped() if judged or one.code != "not-chosen"]
 
 
 def _note_others(run: Run, which: Sequence[NDArray[np.bool_]], *, gone: int) -> None:
