@@ -28,7 +28,7 @@ import aiohttp
 from yarl import URL
 
 from shardtool.errors import OutputFailed, is_out_of_memory
-from shardtool.fetch import DIRECTIVES, FetchFailed, FetchProgress, host_of, shown_url
+from shardtool.fetch import DIRECTIVES, FetchFailed, FetchOptions, FetchProgress, host_of, shown_url
 from shardtool.skipped import SkipCode, http_code
 from shardtool.storage.remote.retry import BUSY, SLICE_S, RequestAgain, retry_after, tell
 from shardtool.values import show_size
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
-
-    from shardtool.fetch import FetchOptions
 
 
 # The limits that fetches of one worker share: how many at once, how many of a host, how many bytes are held.

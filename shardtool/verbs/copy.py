@@ -23,7 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from shardtool.dataset.dataset_file import read_dataset, shard_names
+from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, given_datasets, recorded_pattern
 from shardtool.errors import (  # fmt: skip
     CorruptShard,
@@ -35,7 +35,7 @@ from shardtool.errors import (  # fmt: skip
     reason,
     without_secrets,
 )
-from shardtool.pattern import DATASET_SUFFIX, is_shard_name, parse_pattern
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.publisher import check_space
 from shardtool.publish.records import LOOK, skipped_bytes, wrong_size
@@ -61,18 +61,14 @@ from shardtool.storage.places import (
 )
 from shardtool.storage.remote.retry import RequestStopped, until
 from shardtool.storage.remote.store_copy import NotCopied
-from shardtool.storage.staging import check_facts
-from shardtool.values import counted, local_name, show_size
+from shardtool.storage.staging import DurableFile, FileFact, check_facts
+from shardtool.values import Given, Trust, counted, local_name, show_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-    from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
-    from shardtool.storage.staging import DurableFile, FileFact
-    from shardtool.values import Given, Trust
 
     Staged = tuple[list[DurableFile], list[DurableFile]]  # of a shard, and of its sidecar
 

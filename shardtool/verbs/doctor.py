@@ -31,16 +31,14 @@ from shardtool.storage.remote.address import STORES, parse_address, shown, web_h
 from shardtool.storage.remote.blob import FirstAnswer, drop, first_answer, get
 from shardtool.storage.remote.lock import check_conditional
 from shardtool.storage.remote.retry import OF_KEYS, SET_CLOCK, PassingFailure, RequestStopped, retried, writing
-from shardtool.storage.remote.stores import credentials_kind, delete, put, signed
+from shardtool.storage.remote.stores import BucketEntry, credentials_kind, delete, put, signed
 from shardtool.storage.shared import take_lock
 from shardtool.storage.staging import Folder, KeptFiles
-from shardtool.values import counted, given_names, show_size
+from shardtool.values import Given, counted, given_names, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardtool.storage.remote.stores import BucketEntry
-    from shardtool.values import Given
 
 Found = TypeVar("Found")
 

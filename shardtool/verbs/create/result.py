@@ -24,7 +24,7 @@ from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.interop.indexes import Export, cure, index_name, misreading
 from shardtool.interop.readers import unopenable
 from shardtool.pattern import ShardPattern, sidecar_name
-from shardtool.plan.plan import hash_of
+from shardtool.plan.plan import Plan, hash_of
 from shardtool.publish import records
 from shardtool.publish.foreign_indexes import has_own_readme
 from shardtool.publish.publisher import Destination, EndedAppend, Publisher, clean, names_left
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.names import Texts
-    from shardtool.plan.plan import Plan
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes, Notes, Observer, RunRecord
     from shardtool.request.texts import Part

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.dataset import sidecar
-from shardtool.dataset.shard_index import MadeFact, ShardFact, types_of, with_shard
+from shardtool.dataset.shard_index import MadeFact, ShardFact, ShardIndex, types_of, with_shard
 from shardtool.entries.arrow import number_array, with_column, with_found, without_numbers
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
 from shardtool.fetch import shown_bytes
-from shardtool.interop.readers import READERS, misread_keys
+from shardtool.interop.readers import READERS, NameProblem, misread_keys
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import shard_samples
 from shardtool.publish.publisher import EndedAppend
-from shardtool.skipped import failures, reasons
+from shardtool.skipped import Skipped, failures, reasons
 from shardtool.source.base import files_at_once, none_taken
 from shardtool.values import counted, output_text, source_name, to_text
 from shardtool.verbs.create.append import existing_keys
 from shardtool.verbs.create.plans import work_of
 from shardtool.verbs.create.result import check_same
 from shardtool.verbs.create.resume import ShardPlan, decide, is_newer, mtime_of, mtime_of_shard, new_sizes
-from shardtool.verbs.create.run import Totals
+from shardtool.verbs.create.run import Output, Run, Totals
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.task import ShardResult, ShardTask, TransformWork
@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.shard_index import ShardIndex
-    from shardtool.interop.readers import NameProblem
-    from shardtool.skipped import Skipped
     from shardtool.transform import Transform
-    from shardtool.verbs.create.run import Output, Run
 
 
 _FEW = 100  # samples of a shard, of which a share says little
