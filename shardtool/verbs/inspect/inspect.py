@@ -6,6 +6,7 @@ without a sidecar are walked.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ _OF_ALL = ("dataset", "format", "samples", "size", "field_bytes", "skipped", "co
 _SCOPE = ("samples", "shards", "walked")
 _MOST_CLASSES = 1000  # values of what is not called a label
 _NAME = 32  # characters of the name of a class, on average
+_NAMED = 10  # unreadable images that are named
 _MOST = 2**62  # what a file of another tool may say
 
 
@@ -301,15 +303,21 @@ def shown(path: str) -> str:
 
 def _of_shards(datasets: Iterable[Shards]) -> tuple[Spread, Spread]:
     """Return the sizes of the shards of datasets, and how many samples they hold."""
-    sizes, counts = Sizes(), Sizes()
+    sizes, counts = list[int](), list[int]()
     for dataset, known in datasets:
         if (file := dataset.file) is None:
-            held, samples = [size for one in dataset.shards if (size := one.size()) is not None], [*known.values()]
+            sizes += [size for one in dataset.shards if (size := one.size()) is not None]
+            counts += known.values()
         else:
-            held, samples = ([min(getattr(one, name), _MOST) for one in file.shards] for name in ("size", "samples"))
-        sizes.add(np.array(held, np.uint64))
-        counts.add(np.array(samples, np.uint64))
-    return sizes.spread(), counts.spread()
+            sizes += [min(one.size, _MOST) for one in file.shards]
+            counts += [min(one.samples, _MOST) for one in file.shards]
+    return _spread(sizes), _spread(counts)
+
+
+def _spread(values: Iterable[int]) -> Spread:
+    sizes = Sizes()
+    sizes.add(np.array([*values], np.uint64))
+    return sizes.spread()
 
 
 def together(datasets: Sequence[tuple[Shards, Summary]]) -> Summary:
@@ -354,10 +362,12 @@ def _images(overview: Overview) -> dict[str, ImageSummary]:
     found = {}
     if width.count and height.count:
         found["width, height"] = ImageSummary("columns", width.count, width, height, _values(overview, "mode"))
-    for name, tally in overview.images.items():
-        width, height = tally.width.spread(), tally.height.spread()
-        modes = dict(sorted(tally.modes.items(), key=lambda one: (-one[1], one[0])))
-        found[name] = ImageSummary("sampled", tally.images, width, height, modes, tuple(tally.unreadable))
+    for name, looks in overview.images.items():
+        facts = [fact for _, fact in looks if not isinstance(fact, str)]
+        width, height = _spread(wide for wide, _, _ in facts), _spread(tall for _, tall, _ in facts)
+        modes = dict(sorted(Counter(mode for *_, mode in facts).items(), key=lambda one: (-one[1], one[0])))
+        wrong = tuple((key, fact) for key, fact in looks if isinstance(fact, str))[:_NAMED]
+        found[name] = ImageSummary("sampled", len(looks), width, height, modes, wrong)
     return found
 
 

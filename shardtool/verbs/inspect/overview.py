@@ -42,7 +42,6 @@ _MOST_FIELDS = 1000  # names; more is no dataset of fields
 SHORT = 64  # bytes of a payload that may be a label
 _NEAR = 2**26  # bytes of a compressed shard that are decompressed to look into it
 _MOST_READS = 20_000  # label payloads that are read because no index has their checksums
-_NAMED = 10  # unreadable images that are named
 _OWN = ("__key__", "__offset__", "__size__", FIELDS)
 NO_LABELS = ("split", "mode", "width", "height")
 
@@ -154,28 +153,6 @@ class FieldTally:
                 self.places[group] = (shard, int(payloads.offsets[at]))
 
 
-class ImageTally:
-    """Images that were looked into."""
-
-    def __init__(self) -> None:
-        self.width, self.height = Sizes(), Sizes()
-        self.modes: Counter[str] = Counter()
-        self.unreadable: list[tuple[str, str]] = []
-        self.images = 0
-
-    def add(self, key: str, data: bytes) -> None:
-        """Look at an image."""
-        self.images += 1
-        fact = image_fact(data)
-        if isinstance(fact, str):
-            if len(self.unreadable) < _NAMED:
-                self.unreadable.append((key, fact))
-            return
-        self.width.add(np.array([fact[0]], np.uint64))
-        self.height.add(np.array([fact[1]], np.uint64))
-        self.modes[fact[2]] += 1
-
-
 def draw(seed: int, number: int, count: int) -> NDArray[np.float64]:
     """Return a random number for each sample of the shard of that number."""
     return np.random.default_rng([seed % 2**64, number]).random(count)
@@ -195,6 +172,7 @@ class Overview:
         sample_sizes: Payload bytes of a sample.
         torn: Shards with more samples than keys.
         pixels: The values of the columns width and height.
+        images: Field to the images that were looked into: the key, and what each is, or what is wrong with it.
 
     Raises:
         InvalidRequest: The dataset has no shards.
@@ -212,7 +190,7 @@ class Overview:
         self.fields: dict[str, FieldTally] = {}
         self.columns: dict[str, Column] = {}
         self.pixels = (Sizes(), Sizes())
-        self.images: dict[str, ImageTally] = {}
+        self.images: dict[str, list[tuple[str, tuple[int, int, str] | str]]] = {}
         self.kinds = numbers_in(dataset.file.features) if dataset.file else {}
         self.classes = dataset.file.classes if dataset.file else {}
         self._looks: list[tuple[float, int, int, FoundSample]] = []
@@ -350,7 +328,7 @@ class Overview:
                 continue
             data = b"".join(payload(file, offset, length, f"{look.shard.path}, field {name!r} of {look.key}"))
             if most[name] == IMAGE_LIMIT:
-                self.images.setdefault(name, ImageTally()).add(look.key, data)
+                self.images.setdefault(name, []).append((look.key, image_fact(data)))
             else:
                 label = label_of(data, self.kinds.get(name, "bytes"), self.classes.get(name))
                 self.fields[name].labels[label] += 1
