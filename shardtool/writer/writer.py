@@ -66,10 +66,16 @@ def find_done(output: Output) -> DatasetFile | None:
     if pattern.dataset_file not in existing:
         return None
     found = output.journal.read()
-    if found is not None and found[0].get("replaces") is True:
+    if found is not None:
+        _check_added(output, found[0])
+    return check_old(folder, pattern, existing, folder.read(pattern.dataset_file))
+
+
+def _check_added(output: Output, asked: Mapping[str, object]) -> None:
+    """Refuse to go on after a writer that was to replace a dataset: what is there may be of both."""
+    if asked.get("replaces") is True:
         problem = f"a writer that was to replace this dataset ({flag('overwrite')}) did not end"
         raise InvalidRequest(output.destination.dataset_file, problem, remedy=f"Run it again with {flag('overwrite')}.")
-    return check_old(folder, pattern, existing, folder.read(pattern.dataset_file))
 
 
 def take_back(output: Output, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
@@ -121,6 +127,7 @@ def _noted(output: Output) -> list[JournalEntry] | None:
             raise OutputExists(output.pattern.text, found, expected=output.journal.name, remedy=remedy)
         return None
     asked, noted = journal
+    _check_added(output, asked)
     if asked != output.journal.asked:
         named = [f"{name}={value!r}" for name, value in asked.items() if name not in ("version", "replaces")]
         problem = f"a writer that was asked for something else: {', '.join(named)}"

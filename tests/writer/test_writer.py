@@ -507,6 +507,19 @@ def test_overwrite_keeps_the_old_dataset_until_the_end(tmp_path: Path) -> None:
     )
 
 
+def test_an_overwrite_that_was_killed_is_not_resumed(tmp_path: Path) -> None:
+    """To resume it is refused with its reason, though nothing else was asked for: what is there may be of both."""
+    pattern = tmp_path / "out-{000000..}.tar"
+    writer = ShardWriter(pattern, overwrite=True, max_count=1)
+    for sample, _ in _BYTES[:3]:
+        writer.write(sample)
+    journal = (tmp_path / ".out.writer").read_bytes()
+    writer.abandon()
+    (tmp_path / ".out.writer").write_bytes(journal)  # as a kill leaves it
+    with pytest.raises(InvalidRequest, match=r"was to replace .*Run it again with overwrite=True"):
+        ShardWriter(pattern, resume=True, max_count=1)
+
+
 def test_two_writers_on_one_pattern(tmp_path: Path) -> None:
     """While one writer is open, a second one is refused; it may come after."""
     pattern = tmp_path / "out-{000000..}.tar"
