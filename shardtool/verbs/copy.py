@@ -62,7 +62,7 @@ from shardtool.storage.places import (
 from shardtool.storage.remote.retry import RequestStopped, until
 from shardtool.storage.remote.store_copy import NotCopied
 from shardtool.storage.staging import DurableFile, FileFact, check_facts
-from shardtool.values import Given, Trust, counted, local_name, show_size
+from shardtool.values import BLOCK, Given, Trust, counted, local_name, show_size
 from shardtool.wording import flag
 
 if TYPE_CHECKING:
@@ -632,6 +632,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 _TICK_S = 0.2  # between two looks at how many bytes there are
 _LOOK_S, _GAIN = 1.0, 1.2
+_SILENT_S = 10  # between two blocks of a thread: S3 gives a connection up on which nothing came for 20 s
 
 
 class Meter:
@@ -702,6 +703,12 @@ class Pace:
         self._before, self._began, self._moved, self._ended = self._moved / passed_s, now, 0, 0
 
 
+def _fed_by(limit: int | None) -> int | None:
+    """Return how many threads get a block in time under a limit of bytes a second; None: as many as gain something."""
+    fed = _MOST_THREADS if limit is None else limit * _SILENT_S // BLOCK
+    return None if fed >= _MOST_THREADS else min(max(fed, 1), _THREADS)
+
+
 def side_by_side(
     work: Callable[[Task, Meter], Result], tasks: Iterable[Task], options: CopyOptions, observer: Observer
 ) -> Iterator[tuple[Task, Result]]:
@@ -717,8 +724,8 @@ def side_by_side(
     """
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-    pace, left = Pace(options.workers), iter(tasks)
-    meter = Meter(None if options.limit is None else rate("limit", options.limit))
+    limit = None if options.limit is None else rate("limit", options.limit)
+    pace, left, meter = Pace(options.workers or _fed_by(limit)), iter(tasks), Meter(limit)
 
     def carry_out(task: Task) -> Result:
         with until(meter.stopped):

@@ -94,6 +94,23 @@ def test_more_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {task: task for task in range(40)}
 
 
+@pytest.mark.parametrize(("limit", "most"), [("50KB/s", 1), ("250KB/s", 2), ("1MB/s", 4)])
+def test_no_thread_is_silent_for_long(limit: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more run under a limit than get a block every ten seconds: stores give up connections that are silent."""
+    monkeypatch.setattr("shardtool.verbs.copy._LOOK_S", 0.01)
+    running: set[int] = set()
+    seen: list[int] = []
+
+    def work(task: int, _: Meter) -> None:
+        running.add(task)
+        seen.append(len(running))
+        time.sleep(0.03)
+        running.remove(task)
+
+    list(side_by_side(work, range(12), CopyOptions(limit=limit), Observer()))
+    assert max(seen) == most
+
+
 def test_an_error_ends_all() -> None:
     """What one task raises comes out of the loop; the others end at their next block, and no thread is left."""
     ended = threading.Event()
