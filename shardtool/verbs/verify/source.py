@@ -89,10 +89,10 @@ class Comparison:
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
             return
-        self._add_unchecked()
+        unchecked += made.unchecked()
+        surveys = self._first_shards(all_surveys)
         if made.added:
             unchecked.append(f"fields that the source does not have: {option('add')} put them beside")
-        surveys = self._first_shards(all_surveys)
         if not surveys:
             return
         place = places_among(_keys(surveys), entries.keys)
@@ -147,20 +147,14 @@ class Comparison:
         made = f", as its dataset file says: {file.made.verb} {file.made.source}" if file and file.made.source else ""
         return f"{option('source')} takes what the dataset was made from{made}"
 
-    def _add_unchecked(self) -> None:
-        """Say what is not compared."""
-        unchecked, file = self.findings.unchecked, self.subject.file
-        unchecked += self.made.unchecked()
+    def _first_shards(self, surveys: Surveys) -> Surveys:
+        """Return, in order, the shards that hold samples of the source; of those that were appended, say so."""
+        file, found = self.subject.file, sorted(surveys)
         if file is not None and has_others(file):
             before, later = file.appends[0], counted(len(file.shards) - file.appends[0], "shard")
             what = f"{option('source')} is compared with the first {counted(before, 'shard')}"
-            unchecked.append(f"the source of {later} that samples were appended in: {what}")
-
-    def _first_shards(self, surveys: Surveys) -> Surveys:
-        """Return, in order, the shards that hold samples of the source: not those that were appended."""
-        file, found = self.subject.file, sorted(surveys)
-        if file is not None and has_others(file):
-            names = {one.name for one in file.shards[: file.appends[0]]}
+            self.findings.unchecked.append(f"the source of {later} that samples were appended in: {what}")
+            names = {one.name for one in file.shards[:before]}
             found = [number for number in found if self.subject.cases[number].name in names]
         return {number: surveys[number] for number in found}
 
