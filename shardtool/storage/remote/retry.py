@@ -381,6 +381,7 @@ def _said_to_wait(where: str) -> Iterator[None]:
 
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)
+_SILENT = "RequestTimeout"  # of S3, with the status 400: we were silent for too long
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
@@ -575,7 +576,7 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
         expected = "" if code in OF_KEYS else f"permission for {method}"
         refused = AccessRefused(where, found, expected=expected, remedy=OF_KEYS.get(code, _CHECK))
         return closed(address) if is_hub(address) else refused
-    if status in BUSY:
+    if status in BUSY or code == _SILENT:
         return busy(status, headers)
     elsewhere = code in _ELSEWHERE or str(status).startswith("3")  # a request to a store is signed for one server
     remedy = _wrong_place(body, headers.get("x-amz-bucket-region", "")) if elsewhere else ""

@@ -23,6 +23,7 @@ def _said(status: int, code: str = "") -> Exception:
         (400, "AuthorizationHeaderMalformed", StoreFailed, "Is it the region"),
         (400, "", StoreFailed, "answers 400"),
         (503, "SlowDown", PassingFailure, "503"),
+        (400, "RequestTimeout", PassingFailure, "400"),
         (404, "NoSuchBucket", FileNotFoundError, "no such object"),
         (412, "PreconditionFailed", FileExistsError, "changed meanwhile"),
     ],
