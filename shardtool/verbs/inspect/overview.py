@@ -121,7 +121,7 @@ class FieldTally:
     Attributes:
         sizes: Bytes of the payloads.
         groups: Length and checksum, as one number, to how often they are there; of no use where `unknown` is true.
-        places: The same to the shard and offset of one such payload.
+        places: The same to the number of a shard and the offset there of one such payload.
         unknown: Some payloads have no checksum in the index.
         labels: Name and number, as the payloads that were looked into have them, to how often.
     """
@@ -129,12 +129,12 @@ class FieldTally:
     def __init__(self) -> None:
         self.sizes = Sizes()
         self.groups = ValueCounts[int]()
-        self.places: dict[int, tuple[StoredShard, int]] = {}
+        self.places: dict[int, tuple[int, int]] = {}
         self.unknown = False
         self.labels: Counter[tuple[str, int | float | None]] = Counter()
 
-    def add(self, shard: StoredShard, payloads: Payloads) -> None:
-        """Take the field's payloads in one shard."""
+    def add(self, number: int, payloads: Payloads) -> None:
+        """Take the field's payloads in the shard of that number."""
         self.sizes.add(payloads.lengths)
         if payloads.crcs is None:
             self.unknown = True
@@ -148,9 +148,8 @@ class FieldTally:
         if self.groups.values is None:
             self.places = {}
             return
-        for group, at in zip(found.tolist(), first.tolist(), strict=True):
-            if group not in self.places:
-                self.places[group] = (shard, int(payloads.offsets[at]))
+        for group, offset in zip(found.tolist(), payloads.offsets[first].tolist(), strict=True):
+            self.places.setdefault(group, (number, offset))
 
 
 def draw(seed: int, number: int, count: int) -> NDArray[np.float64]:
@@ -232,7 +231,7 @@ class Overview:
         self._add_columns(part)
         fields = self._payloads(shard, part) if len(part) else {}
         for name, found in fields.items():
-            self.fields.setdefault(name, FieldTally()).add(shard, found)
+            self.fields.setdefault(name, FieldTally()).add(shard.number, found)
         if len(part):
             self._choose(shard, part)
         self.observer.listed(len(part))
@@ -340,13 +339,9 @@ class Overview:
         """
         tally = self.fields[name]
         kind, classes = self.kinds.get(name, "bytes"), self.classes.get(name)
-
-        def place_of(group: int) -> tuple[int, int]:
-            return tally.places[group][0].number, tally.places[group][1]
-
         found = (tally.groups.values or {}).items()
-        groups, names = sorted(found, key=lambda one: (-one[1], place_of(one[0])))[:most], {}
-        in_order = sorted((*place_of(group), group) for group, _ in groups)
+        groups, names = sorted(found, key=lambda one: (-one[1], tally.places[one[0]]))[:most], {}
+        in_order = sorted((*tally.places[group], group) for group, _ in groups)
         for number, places in groupby(in_order, key=lambda place: place[0]):
             path = self.dataset.shards[number].path
             with suppress(CorruptShard), open_shard(path) as file:
