@@ -10,13 +10,11 @@ import json
 import math
 import os
 import sys
-from bisect import bisect_right
 from codecs import getincrementaldecoder
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -254,8 +252,8 @@ def _in_its_range(datasets: Sequence[StoredDataset], key: str) -> FoundSample | 
     listed = file.shards
     if any(one.last_key >= after.first_key for one, after in pairwise(listed)):
         return None
-    at = bisect_right(listed, key, key=attrgetter("first_key")) - 1
-    if at < 0 or key > listed[at].last_key:
+    at = next((at for at, one in enumerate(listed) if one.first_key <= key <= one.last_key), None)
+    if at is None:
         return None
     try:
         part = shards[at].index()
