@@ -102,7 +102,7 @@ class TransformPacker(Packer):
         self._numbers: dict[bytes, Number] = of_names
         self._records, self._sources = ShardRecords(self.write), array("q")
         self._found: list[tuple[object, ...]] = []
-        self._consumed = self._dropped = self._reported_skips = 0
+        self._looked_at = self._consumed = self._dropped = self._reported_skips = 0
         self._fetcher: Fetcher | None = None
         self._urls: dict[int, int] = {}  # the rows of URLs, and the place of each among them
         if work.transform.fetch is not None:
@@ -110,7 +110,7 @@ class TransformPacker(Packer):
             self._urls = {row: place for place, row in enumerate(rows)}
             self._fetcher = fetcher(work.transform.fetch)
             urls = [to_text(self._path(b"", row)) for row in rows]
-            self._fetcher.begin(urls, len(self.keys), lambda: self.report_progress(self._consumed))
+            self._fetcher.begin(urls, len(self.keys), lambda: self.report_progress(self._looked_at))
 
     def close(self) -> None:
         """Close what was opened for reading, and give up what was fetched in vain."""
@@ -153,6 +153,7 @@ class TransformPacker(Packer):
         """Yield all samples in order; where a condition decides which are taken, some are read ahead of the others."""
         end, block, size, where = 0, list[ReadSample](), 0, self._work.transform.where
         for place, count in enumerate(self.counts):
+            self._looked_at = place
             sample = self._read(place, range(end, end + count))
             end += count
             if where is None:
@@ -160,6 +161,7 @@ class TransformPacker(Packer):
                 continue
             block.append(sample)
             size += sum(map(len, sample.fields.values()))
+            self.report_progress(place + 1)  # what only waits for others is no stall
             if len(block) == _JUDGED or size > _JUDGED_BYTES or end == len(self.codes):
                 yield from self._judged(block, where)
                 block, size = [], 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, ReshardOptions, create, dry_run, reshard, verify
+from shardtool.request.results import Observer
 from shardtool.transform.image import exif
 from shardtool.write.transformed import fetchers
 from tests.faults.helpers import start
@@ -205,6 +206,23 @@ def test_files_of_the_web(web: WebServer, tmp_path: Path) -> None:
     before, asked_for = read_tree(tmp_path / "out"), dict(web.asked)
     _pack(source, tmp_path / "out", if_exists="resume", **asked)
     assert (read_tree(tmp_path / "out"), dict(web.asked)) == (before, asked_for)
+
+
+def test_progress_of_samples_that_wait_to_be_judged(web: WebServer, tmp_path: Path) -> None:
+    """They count as they come: a slow host is no stall."""
+    source, counted = tmp_path / "in.csv", list[tuple[float, int]]()
+    source.write_text("u\n" + "".join(f"{web.url(f'later/{n}')}\n" for n in range(40)))
+
+    class Watch(Observer):
+        def advance(self, samples: int, size: int, shards: int) -> None:  # noqa: ARG002
+            if samples:
+                counted.append((time.monotonic(), samples))
+
+    asked: dict[str, Any] = {"urls": {"jpg": "u"}, "allow_private": True, "per_host": 1, "hash": "md5"}
+    options = CreateOptions(workers=1, where="md5 != ''", **asked)
+    create(source, f"{tmp_path}/out/{STEM}.tar", options, observer=Watch())
+    assert sum(samples for _, samples in counted) == 40
+    assert counted[-1][0] - counted[0][0] > 0.3
 
 
 def test_parts_of_urls(web: WebServer, tmp_path: Path) -> None:
