@@ -478,9 +478,11 @@ def _in(folder: str) -> tuple[list[str], list[str]]:
 
     Raises:
         OSError: It cannot be listed.
+        AccessRefused: A store lets us list it, and not read.
     """
     names = sorted(list_folder(folder), key=natural)
-    files = [name for name in names if name.endswith(DATASET_SUFFIX) and is_dataset_file(join(folder, name))]
+    named = [name for name in names if name.endswith(DATASET_SUFFIX)]
+    files = [name for name in named if is_dataset_file(join(folder, name), listed=True)]
     names = [name for name in names if not name.startswith(".")]
     series: dict[tuple[str, int], list[str]] = {}
     for name in names:
@@ -614,9 +616,13 @@ def check_below(path: str, folders: set[str]) -> None:
             raise CorruptShard(path, found, expected=expected, remedy="Nothing was read from there.")
 
 
-def is_dataset_file(path: str) -> bool:
-    """Tell whether a file is a dataset file of ours, damaged or not."""
-    return _dataset_bytes(path) is not None
+def is_dataset_file(path: str, *, listed: bool = False) -> bool:
+    """Tell whether a file is a dataset file of ours, damaged or not; one that was `listed` must be readable.
+
+    Raises:
+        AccessRefused: That one is not.
+    """
+    return _dataset_bytes(path, listed=listed) is not None
 
 
 def listed_by(path: str) -> set[str]:
@@ -624,11 +630,13 @@ def listed_by(path: str) -> set[str]:
     return {*(shard_names(_dataset_bytes(path) or b"") or ())}
 
 
-def _dataset_bytes(path: str) -> bytes | None:
+def _dataset_bytes(path: str, *, listed: bool = False) -> bytes | None:
     """Return the bytes of a dataset file of ours, damaged or not; None: there is none."""
     try:
         data = read_small(path) if is_url(path) or os.path.isfile(path) else b""
-    except (OSError, AccessRefused):  # the latter is said of what is not there, where we may not list
+    except (OSError, AccessRefused) as error:  # the latter is said of what is not there, where we may not list
+        if listed and isinstance(error, AccessRefused):
+            raise
         return None
     return data if shard_names(data) is not None else None
 

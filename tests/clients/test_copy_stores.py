@@ -76,6 +76,15 @@ def _dataset(folder: Path, files: dict[str, bytes] = FILES, **how: object) -> Pa
     return folder
 
 
+def test_what_may_be_listed_and_not_read(moto: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where we may list and not read, that is said, and not that there is no dataset file."""
+    _use(moto, monkeypatch)
+    copy(packed, at := moto.new_prefix())
+    monkeypatch.setenv("SHARDTOOL_ANONYMOUS", "true")
+    with pytest.raises(AccessRefused, match=r"out\.json: the server answers 403"):
+        copy(at, f"{at}/copy")
+
+
 def _stored(prefix: str) -> dict[str, bytes]:
     folder = open_folder(prefix)
     return {name: folder.read(name) for name in sorted(folder.names()) if not name.startswith(".")}
