@@ -14,7 +14,7 @@ import os
 import posixpath
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -30,8 +30,6 @@ from shardtool.values import Kind, Number, ValueType, agreed_type, local_name, n
 from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from shardtool.dataset.shard_index import ShardFact, ShardTally
 
     Json = Mapping[str, object]

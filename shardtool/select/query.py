@@ -17,7 +17,7 @@ import ast
 import operator
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import reduce
@@ -36,7 +36,6 @@ from shardtool.values import counted
 from shardtool.wording import call, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import tzinfo
 
     from numpy.typing import NDArray

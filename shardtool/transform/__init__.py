@@ -9,7 +9,7 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache
@@ -25,8 +25,6 @@ from shardtool.values import FIELD_LIMIT, field_problem, name_problem, to_text
 from shardtool.wording import option, typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from shardtool.fetch import FetchOptions
     from shardtool.skipped import SkipCode
     from shardtool.transform.image import ImageFact, ImageOptions
