@@ -30,6 +30,7 @@ WEB = ("http", "https")
 SCHEMES = (*STORES, *WEB)
 MEANT = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "wasb": "az", "wasbs": "az"}  # by others
 EXTRAS = {"hf": "pip install 'shardtool[hf]'"}  # that have what reads a scheme
+SOURCE, FROM = "SHARDTOOL_SOURCE_", "source="  # before a source's variable, and before its server in an address
 _OF_THIS_MACHINE = ("file", "local", "data")
 _AFTER_HOST = re.compile("[/?#]")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
@@ -84,6 +85,11 @@ def is_web(text: str) -> bool:
 def is_hub(text: str) -> bool:
     """Tell whether a text is of a dataset's repository at Hugging Face: its files have addresses of the web."""
     return text[:14].lower() == "hf://datasets/"
+
+
+def is_source(address: str) -> bool:
+    """Tell whether an address is one of `stores.as_source`."""
+    return parse_address(address).host.startswith(FROM)
 
 
 def parse_address(text: str) -> Address:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed, printable
-from shardtool.storage.remote.address import is_hub, parse_address, proxy_of, shown
+from shardtool.storage.remote.address import SOURCE, is_hub, is_source, parse_address, proxy_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -445,7 +445,7 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
         if _KEYS_ASKED.search(str(error)):
             found = "no credentials in the environment, and this machine gives none"
             raise AccessRefused(where, found, expected="those of the cloud's own tools", remedy=_CHECK) from None
-        raise _generic(where, str(error), lists=lists) from None
+        raise _generic(address, str(error), lists=lists) from None
     except (theirs.BaseError, ValueError, TypeError):
         raise InvalidRequest(where, "no valid address or settings of a store") from None
 
@@ -458,8 +458,9 @@ def _refused(where: str, said: str, body: bytes, *, lists: bool) -> AccessRefuse
     return AccessRefused(where, said, remedy=OF_KEYS.get(code, _CHECK))
 
 
-def _generic(where: str, message: str, *, lists: bool) -> PassingFailure | StoreFailed:
+def _generic(address: str, message: str, *, lists: bool) -> PassingFailure | StoreFailed:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
+    where = shown(address)
     found, body = _STATUS.search(message), message.encode()
     code = code_in(body)
     if found or code == "AccessDenied":  # of objects that one request removes, each has a code, and none a status
@@ -472,7 +473,7 @@ def _generic(where: str, message: str, *, lists: bool) -> PassingFailure | Store
             return _refused(where, f"the store answers {status}", body, lists=lists)
         said = f"the store answers {status} {code}".rstrip()
         what = "there is no such bucket" if status == HTTPStatus.NOT_FOUND else said
-        return StoreFailed(where, what, remedy=_wrong_place(body))
+        return StoreFailed(where, what, remedy=_wrong_place(address, body))
     found = _SERVER.search(message)
     if why := _NO_TRUST.search(message):
         return _untrusted(where, found[1] if found else "the store", why[1])
@@ -579,7 +580,7 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
     if status in BUSY or code == _SILENT:
         return busy(status, headers)
     elsewhere = code in _ELSEWHERE or str(status).startswith("3")  # a request to a store is signed for one server
-    remedy = _wrong_place(body, headers.get("x-amz-bucket-region", "")) if elsewhere else ""
+    remedy = _wrong_place(address, body, headers.get("x-amz-bucket-region", "")) if elsewhere else ""
     remedy = _PROXIES if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else remedy
     return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
 
@@ -598,11 +599,12 @@ def busy(status: int, headers: Mapping[str, str]) -> PassingFailure:
     return PassingFailure(f"the server answers {status}", retry_after(wait), answered=True)
 
 
-def _wrong_place(body: bytes, region: str = "") -> str:
+def _wrong_place(address: str, body: bytes, region: str = "") -> str:
     """Return the cure of an answer that the bucket lies elsewhere: its region, where the store says that."""
     found = _REGION.search(body)
     region = found[1].decode() if found else region
-    return f"Set AWS_REGION={printable(region)}, where the bucket lies." if region else WRONG_PLACE
+    name = f"{SOURCE * is_source(address)}AWS_REGION"
+    return f"Set {name}={printable(region)}, where the bucket lies." if region else WRONG_PLACE
 
 
 def _expired(where: str, status: int, code: str) -> AccessRefused:

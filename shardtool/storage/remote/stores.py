@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.address import DECIDING, STORES, WEB, is_web, more_certificates, parse_address, shown
+from shardtool.storage.remote.address import (
+    DECIDING,
+    FROM,
+    SOURCE,
+    STORES,
+    WEB,
+    is_web,
+    more_certificates,
+    parse_address,
+    shown,
+)
 from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retried, store_failures
 from shardtool.storage.remote.signing import SIGNED_FOR, AwsKeys, azure_server, signed_headers, signed_with_key
 from shardtool.storage.remote.store_options import DECIDING as STORE_OPTIONS
@@ -34,7 +44,6 @@ _SKIPPED = {"s3": "AWS_SKIP_SIGNATURE", "gs": "GOOGLE_SKIP_SIGNATURE", "az": "AZ
 _AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
          "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 
-_SOURCE, _FROM = "SHARDTOOL_SOURCE_", "source="  # put before a variable, and before the server in an address
 _SERVER = (ENDPOINT, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _REGION = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _PAIR = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")  # the third is not always there
@@ -102,31 +111,27 @@ def as_source(address: str, endpoint: str | None) -> str:
     Raises:
         InvalidRequest: The server is none, or for no address of S3; or a variable is not known, or makes half a key.
     """
-    own = [name.removeprefix(_SOURCE) for name in os.environ if name.startswith(_SOURCE) and os.environ[name]]
+    own = [name.removeprefix(SOURCE) for name in os.environ if name.startswith(SOURCE) and os.environ[name]]
     if unknown := {*own}.difference(_OWN, ("ENDPOINT",)):
-        expected = f"{_SOURCE} before ENDPOINT, {', '.join(_OWN)}"
-        raise InvalidRequest(_SOURCE + min(unknown), "a variable that a source has not", expected=expected)
+        expected = f"{SOURCE} before ENDPOINT, {', '.join(_OWN)}"
+        raise InvalidRequest(SOURCE + min(unknown), "a variable that a source has not", expected=expected)
     if {*own}.intersection(_PAIR) and not {*own}.issuperset(_PAIR[:2]):
-        expected = " and ".join(_SOURCE + name for name in _PAIR[:2])
-        raise InvalidRequest(f"keys of {_SOURCE}*", "half a pair", expected=expected)
-    if server := endpoint or os.environ.get(f"{_SOURCE}ENDPOINT", ""):
+        expected = " and ".join(SOURCE + name for name in _PAIR[:2])
+        raise InvalidRequest(f"keys of {SOURCE}*", "half a pair", expected=expected)
+    if server := endpoint or os.environ.get(f"{SOURCE}ENDPOINT", ""):
         _check_endpoint(server, server)
     if endpoint and not address.startswith("s3://"):
         found, expected = "not in S3, whose server was given", f"s3://, or no {option('source_endpoint')}"
         raise InvalidRequest(shown(address), found, expected=expected)
     is_own = address.startswith("s3://") and (server or own)
-    return f"s3://{_FROM}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
-
-
-def is_source(address: str) -> bool:
-    """Tell whether an address is one of `as_source`."""
-    return parse_address(address).host.startswith(_FROM)
+    return f"s3://{FROM}{quote(server, '')}@{address[len('s3://') :]}" if is_own else address
 
 
 def _environment_of(server: str) -> dict[str, str]:
     """Return what says how S3 is reached, and by whom, where `as_source` is read, whose server may be known."""
-    own = {name: value for name in _OWN if (value := os.environ.get(_SOURCE + name))}
-    others = {*_SERVER, *((*_IDENTITY, *_REGION, ANONYMOUS) if {*own}.intersection(_IDENTITY) else ())}
+    own = {name: value for name in _OWN if (value := os.environ.get(SOURCE + name))}
+    others = {*_SERVER, *(_REGION if {*own}.intersection(_REGION) else ())}
+    others |= {*_IDENTITY, *_REGION, ANONYMOUS} if {*own}.intersection(_IDENTITY) else set()
     kept = {name: os.environ[name] for name in _DECIDING if name in os.environ and name not in others}
     return {**kept, **own, ENDPOINT: server}
 
@@ -142,8 +147,8 @@ def store_of(address: str) -> tuple[Any, str | None]:
         where, expected = f"{at.scheme}://{at.host}", f"{'://, '.join(STORES)}:// or a folder"
         raise InvalidRequest(where, "a place that is only read", expected=expected)
     who, _, bucket = at.host.rpartition("@")
-    if who.startswith(_FROM):
-        return _made(at.scheme, bucket, tuple(_environment_of(unquote(who[len(_FROM) :])).items()), from_source=True)
+    if who.startswith(FROM):
+        return _made(at.scheme, bucket, tuple(_environment_of(unquote(who[len(FROM) :])).items()), from_source=True)
     return _made(at.scheme, at.host, tuple((name, os.environ[name]) for name in _DECIDING if name in os.environ))
 
 

@@ -55,6 +55,18 @@ def test_what_obstore_says(said: str, kind: type[Exception]) -> None:
         raise GenericError(said)
 
 
+@pytest.mark.parametrize(("at", "name"), [("b", "Set AWS_REGION"), ("source=@b", "Set SHARDTOOL_SOURCE_AWS_REGION")])
+def test_a_bucket_of_another_region(at: str, name: str) -> None:
+    """The cure names the variable that says it: a source has its own."""
+    from obstore.exceptions import GenericError
+
+    error = refusal(f"s3://{at}/k", "GET", 301, {"x-amz-bucket-region": "eu-1"})
+    assert f"{name}=eu-1, where the bucket lies" in str(error)
+    body = "<Error><Code>PermanentRedirect</Code><Region>eu-1</Region></Error>"
+    with pytest.raises(StoreFailed, match=f"{name}=eu-1"), store_failures(f"s3://{at}/k"):
+        raise GenericError(f"Server returned non-2xx status code: 301 Moved Permanently: {body}")
+
+
 def test_writing() -> None:
     """What is missing where something is written is the bucket, and it is named."""
     with pytest.raises(OutputFailed, match="no such bucket: bucket"), writing("s3://bucket/key"):

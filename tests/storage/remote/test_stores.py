@@ -8,8 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, without_secrets
-from shardtool.storage.remote.address import join, shown
-from shardtool.storage.remote.stores import as_source, endpoint_of_all, is_source, signed, store_of, use_endpoint
+from shardtool.storage.remote.address import is_source, join, shown
+from shardtool.storage.remote.stores import as_source, endpoint_of_all, signed, store_of, use_endpoint
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,8 @@ def test_a_source_of_another_server(elsewhere: pytest.MonkeyPatch) -> None:
     source = as_source("s3://b/k", "http://127.0.0.1:8")
     assert _asked(source) == ("127.0.0.1:8/b/k", "OURS", "eu-here-1")
     assert _asked("s3://b/k") == ("127.0.0.1:9/b/k", "OURS", "eu-here-1")
+    elsewhere.setenv("SHARDTOOL_SOURCE_AWS_DEFAULT_REGION", "eu-there-1")
+    assert _asked(source) == ("127.0.0.1:8/b/k", "OURS", "eu-there-1")
     elsewhere.setenv("SHARDTOOL_SOURCE_ENDPOINT", "http://127.0.0.1:8")
     assert as_source("s3://b/k", None) == source
     assert is_source(source)
