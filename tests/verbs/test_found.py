@@ -297,6 +297,25 @@ def test_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*.json"))
 
 
+@pytest.mark.parametrize("end", ["tar", "tfrecord"])
+def test_an_update_with_a_split_of_which_no_sample_is_chosen(end: str, tmp_path: Path) -> None:
+    """It lists these samples, and goes on: what is chosen later comes to that split."""
+    source = write_tree(tmp_path / "in", {"a/c/1.png": _image(9, 9)})
+    options = CreateOptions(
+        workers=1, probe=True, where="width > 8", split_by="folder", label_from_folder=True, if_exists="update"
+    )
+    names, file = f"{tmp_path}/out/{{split}}-{STEM}.{end}", tmp_path / "out" / "b-out.json"
+    with pytest.raises(InvalidRequest, match="no sample of the split b"):
+        create(write_tree(tmp_path / "other", {"b/c/1.png": _image(5, 5)}), names, options)
+    create(source, names, options)
+    for number, width in enumerate((5, 6, 9)):
+        write_tree(source, {f"b/{number % 2}/{number}.png": _image(width, 9)})
+        create(source, names, options)
+    assert [(one["key"], one["code"]) for one in skipped(file)] == [("b/0/0", "not-chosen"), ("b/1/1", "not-chosen")]
+    assert [one.key for shard in sound(file) for one in shard] == ["b/0/2"]
+    assert verify(file, source=source).sound
+
+
 def test_sizes_before_a_change(images: Path, probed: Path, tmp_path: Path) -> None:
     """Of images that are resized, a query can name the sizes before; then both are columns."""
     asked: dict[str, Any] = {"probe": True, "resize": (9, 9), "resize_mode": "crop"}

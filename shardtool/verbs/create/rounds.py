@@ -105,7 +105,8 @@ class Packing:
             raise Bug(self.output.pattern.text, found)
         totals.shards.sort(key=lambda shard: self._numbers[shard.name])
         self._check_shape()
-        chose = self.destination.appends and not failures(totals.skipped) and not self.output.dropped
+        grows = any(one.destination.old for one in (*self.run.outputs, *self.run.untouched))  # maybe by a new split
+        chose = grows and not failures(totals.skipped) and not self.output.dropped
         if self.destination.own is None and not totals.samples and not chose:
             self.publisher.take_back([self.output.pattern.shard(number) for number in self._numbers.values()])
             raise self._none_packed()
