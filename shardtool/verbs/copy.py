@@ -559,8 +559,9 @@ class _Carrier:
         parts = ((goal.below, pair.shard, state.shard), (goal.folder, pair.sidecar, state.sidecar))
         for staged, (folder, original, is_right) in zip(found, parts, strict=True):
             if not is_right:
+                inside = is_right is None or not self._grows  # else what is there may be right, and the source wrong
                 try:
-                    made = self._made_inside(folder, original, meter)
+                    made = self._made_inside(folder, original, meter) if inside else None
                     staged.append(made or checked_copy(folder, original, meter.took, keep_time=True))
                 except (OSError, CorruptShard) as error:
                     raise_if_machines(error, original.path)

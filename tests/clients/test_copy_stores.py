@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,6 +75,21 @@ def _dataset(folder: Path, files: dict[str, bytes] = FILES, **how: object) -> Pa
     options = CreateOptions(max_count=3, workers=1, **how)  # type: ignore[arg-type]
     create(write_tree(folder.parent / f"{folder.name}-in", files), f"{folder}/out-{{000..}}.tar", options)
     return folder
+
+
+def test_a_damaged_source_takes_nothing_away(server: Server, packed: Path) -> None:
+    """A shard that is right at the destination stays so, where the source's has the same size and other bytes."""
+    source, copied = server.new_prefix(), server.new_prefix()
+    copy(packed, source)
+    copy(source, copied)
+    name = shards(packed)[1].name
+    folder = open_folder(source)
+    data = bytearray(folder.read(name))
+    data[700] ^= 1
+    folder.publish(folder.stage_whole(name, bytes(data)))
+    with suppress(CorruptShard):  # none where no store says an MD5 by which the two differ
+        copy(source, copied)
+    assert verify(copied, VerifyOptions(workers=1)).sound
 
 
 def test_what_may_be_listed_and_not_read(moto: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
