@@ -429,7 +429,7 @@ def _speed(size: int, seconds: float) -> str:
 
 def written_text(result: CreateResult) -> str:
     """Return what is printed of a finished run."""
-    if result.appended and not result.appended.samples:
+    if result.appended and not result.appended.shards:
         return printable(f"nothing new: {result.dataset_file} stays as it is, {_held(result.samples, result.shards)}")
     new = result.appended or result
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""

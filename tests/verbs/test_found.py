@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, ReshardOptions, create, dry_run, reshard, verify
+from shardtool.cli.text import written_text
 from shardtool.request.results import Observer
 from shardtool.transform.image import exif
 from shardtool.write.transformed import fetchers
@@ -152,11 +153,13 @@ def test_new_samples_of_which_none_is_chosen(images: Path, tmp_path: Path) -> No
     write_tree(source, {"c/1.png": _image(6, 6), "c/2.png": _image(9, 9)})
     second = _pack(source, tmp_path / "out", if_exists="update", **asked)
     assert (second.samples, second.skipped) == (first.samples, first.skipped + 2)
+    assert written_text(second).startswith("0 samples in 1 shard appended")
     write_tree(source, {"c/3.png": _image(30, 30)})
     third = _pack(source, tmp_path / "out", if_exists="update", **asked)
     assert (third.samples, third.skipped) == (first.samples + 1, first.skipped + 2)
     assert verify(tmp_path / "out" / "out.json", source=source).sound
-    assert not _pack(source, tmp_path / "out", if_exists="update", **asked).notes
+    last = _pack(source, tmp_path / "out", if_exists="update", **asked)
+    assert (last.notes, written_text(last).partition(":")[0]) == ((), "nothing new")
 
 
 @pytest.mark.slow
