@@ -97,6 +97,8 @@ def _asked(scheme: str, keys: Iterable[str] = tuple(_OPTIONS)) -> dict[str, str]
     said, given = {}, _parsed(os.environ.get(STORE_OPTIONS, ""))
     for key in keys if scheme == "s3" else ():
         if key not in given and (value := os.environ.get(_OPTIONS[key].variable, "")):
+            if key == _PAYER and value.lower() == "false":
+                continue
             is_payer = key == _PAYER and value.lower() in ("true", "requester")
             said[key] = _checked(_OPTIONS[key].variable, key, "requester" if is_payer else value)
     found = {**said, **{key: value for key, value in given.items() if key in keys}}

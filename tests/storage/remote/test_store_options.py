@@ -117,3 +117,12 @@ def test_who_pays_for_reading_may_be_of_another_store() -> None:
     use_store_options(["request-payer=requester"])
     for address in ("gs://b/p", "az://c/p"):
         assert "requester" not in object_headers(address).values()
+
+
+def test_who_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable may say no, as it may to other tools; what it cannot mean is refused."""
+    monkeypatch.setenv("AWS_REQUEST_PAYER", "false")
+    assert client_config("s3") == {}
+    monkeypatch.setenv("AWS_REQUEST_PAYER", "perhaps")
+    with pytest.raises(InvalidRequest, match=r"AWS_REQUEST_PAYER: .*expected requester"):
+        client_config("s3")
