@@ -276,6 +276,14 @@ def test_a_wrong_condition_is_refused_before_anything_is_read(
     assert not list(tmp_path.iterdir())
 
 
+def test_equal_counts_are_refused_before_anything_is_read(images: Path, tmp_path: Path) -> None:
+    """How many samples there are shows too late for shards of equally many; no shard is written in vain."""
+    options = CreateOptions(workers=1, probe=True, where="width > 3", equal_count=True, max_count=2)
+    with pytest.raises(InvalidRequest, match=r"equal_count.*which shows only when samples are read"):
+        create(images, f"{tmp_path}/{STEM}.tar", options)
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_path_of_the_machine_is_listed(tmp_path: Path) -> None:
     """Of several folders, a sample that falls out is listed by its path as the folders are called."""
     folders = [write_tree(tmp_path / name, {f"a.{end}": _image(5, 5)}) for name, end in (("x", "png"), ("y", "jpg"))]

@@ -215,9 +215,10 @@ def _condition(run: Run, later: Condition, transform: Transform) -> Condition:
     from shardtool.entries.arrow import with_found
     from shardtool.select.query import matching
 
-    if run.plan_only:
-        found = f"used with {option('where')} {later.query}, which shows only when samples are read"
-        raise InvalidRequest(option("plan_only"), found, expected="samples that a plan can know")
+    for name in ("plan_only", "equal_count"):
+        if getattr(run.options, name, None):
+            found = f"used with {option('where')} {later.query}, which shows only when samples are read"
+            raise InvalidRequest(option(name), found, expected="samples that a plan can know")
     columns, classes = run.entries.metadata, run.listed.all_classes
     columns = with_found(None if columns is None else columns.slice(0, 0), transform.found, [])
     names = [] if columns is None else columns.column_names
