@@ -22,7 +22,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.format.sizes import Payloads, sample_sizes
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
-from shardtool.request.results import RunRecord
+from shardtool.request.run_record import RunRecord
 from shardtool.values import ShardContent
 
 _FIELD, _LEAST, _SIZES = "dat", 200, 4096  # bytes of payloads: _LEAST to _LEAST + _SIZES - 1

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # isort: off
         ReshardOptions as ReshardOptions,
         VerifyOptions as VerifyOptions,
     )
+    from shardtool.request.observer import Observer as Observer
     from shardtool.request.results import (
         CopyResult as CopyResult,
         CreateResult as CreateResult,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:  # isort: off
         ExportResult as ExportResult,
         ExtractResult as ExtractResult,
         IndexResult as IndexResult,
-        Observer as Observer,
         RemoveResult as RemoveResult,
         SplitResult as SplitResult,
     )
@@ -89,10 +89,10 @@ _NAMES = {  # by module
         "CopyOptions", "CreateOptions", "DiffOptions", "DoctorOptions", "ExportOptions", "ExtractOptions",
         "IndexOptions", "InspectOptions", "RemoveOptions", "ReshardOptions", "VerifyOptions",
     ),
+    "request.observer": ("Observer",),
     "request.results": (
         "Check", "CopyResult", "CreateResult", "DiffResult", "DoctorResult", "DryRun", "ExportResult",
-        "ExtractResult", "IndexResult",
-        "Observer", "RemoveResult", "SplitResult",
+        "ExtractResult", "IndexResult", "RemoveResult", "SplitResult",
     ),
     "storage.places": ("use_anonymous", "use_endpoint", "use_store_options"),
     "values": ("__version__",),

@@ -10,7 +10,7 @@ import numpy as np
 from shardtool import CreateOptions
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans
 from shardtool.names import Names
-from shardtool.request.results import Observer
+from shardtool.request.observer import Observer
 from shardtool.values import FILE
 
 if TYPE_CHECKING:

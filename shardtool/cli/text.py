@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.cli.output import encodable, json_text, show
 from shardtool.errors import ShardError, listing, printable, without_secrets
-from shardtool.request.results import RunRecord, command_line
+from shardtool.request.run_record import RunRecord, command_line
 from shardtool.storage.places import is_url, is_web
 from shardtool.values import counted, show_size
 from shardtool.wording import typed_words

@@ -24,7 +24,7 @@ from shardtool.entries.classes import EXPECTED, SHOWN, Classes, is_text
 from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
-from shardtool.request.results import RunRecord
+from shardtool.request.run_record import RunRecord
 from shardtool.storage.places import read_small
 from shardtool.values import Kind, Number, ValueType, agreed_type, local_name, numbers_among, source_text, to_bytes
 from shardtool.wording import made_again, option

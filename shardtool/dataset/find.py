@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
-    from shardtool.request.results import RunRecord
+    from shardtool.request.run_record import RunRecord
 
 Value = TypeVar("Value")
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shardtool.execute.pool import Progress, Result
+    from shardtool.request.observer import Observer
     from shardtool.request.options import WorkerOptions
-    from shardtool.request.results import Observer
     from shardtool.values import StartMethod
 
 _SILENT_S = 10.0  # after which a worker that reports nothing is named

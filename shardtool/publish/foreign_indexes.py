@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import Export, FolderIndex
-    from shardtool.request.results import Notes
+    from shardtool.request.observer import Notes
     from shardtool.storage.staging import DurableFile
 
 

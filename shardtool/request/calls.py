@@ -12,7 +12,7 @@ from shardtool.request.settings import Settings, check_names, texts_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shardtool.request.results import Observer
+    from shardtool.request.observer import Observer
 
 _A_contra = TypeVar("_A_contra", contravariant=True)
 _B_contra = TypeVar("_B_contra", contravariant=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_
 
 from shardtool.errors import InvalidRequest
 from shardtool.request import texts
-from shardtool.request.results import Observer  # noqa: TC001 - `kinds` evaluates annotations
+from shardtool.request.observer import Observer  # noqa: TC001 - `kinds` evaluates annotations
 from shardtool.values import parse_size
 from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, flag, option, typed_option
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
-    from shardtool.request.results import Observer
+    from shardtool.request.observer import Observer
     from shardtool.transform import Condition
 
     Rows = NDArray[np.int64]

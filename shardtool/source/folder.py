@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.request.results import Observer
+    from shardtool.request.observer import Observer
     from shardtool.select.names import Groups, KeyPattern
     from shardtool.source.folder_samples import ObjectTree
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.execute.pool import Pool
-    from shardtool.request.results import Observer
+    from shardtool.request.observer import Observer
     from shardtool.skipped import Skipped
     from shardtool.storage.remote.stores import BucketEntry
 

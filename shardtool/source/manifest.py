@@ -86,8 +86,8 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
+    from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
-    from shardtool.request.results import Observer
     from shardtool.values import Dots, ValueType
 
     Problem = tuple[SkipCode, str]

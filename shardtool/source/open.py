@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
-    from shardtool.request.results import Observer
+    from shardtool.request.observer import Observer
     from shardtool.source.base import Listing, Source
 
 

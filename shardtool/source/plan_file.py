@@ -32,7 +32,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import CorruptShard, InvalidRequest, is_out_of_memory, listing, memory_for, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names, Texts
-from shardtool.request.results import Observer, differing_options
+from shardtool.request.run_record import differing_options
 from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.execute.pool import Pool
+    from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
 
 

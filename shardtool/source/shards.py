@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
+    from shardtool.request.observer import Observer
     from shardtool.request.options import ReshardOptions
-    from shardtool.request.results import Observer
     from shardtool.values import Given, Number, ValueType
 
 # The shard source: datasets become `Entries`, in the order in which they are given.

@@ -17,7 +17,7 @@ from shardtool.execute.local import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import encode_number
-from shardtool.request.results import Observer
+from shardtool.request.observer import Observer
 from shardtool.source.base import FILES_A_TASK, Files, Source, Spans, files_at_once, payload_tasks
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source
 from shardtool.storage.places import together

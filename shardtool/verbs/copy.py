@@ -40,8 +40,9 @@ from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_l
 from shardtool.publish.publisher import check_space
 from shardtool.publish.records import LOOK, skipped_bytes, wrong_size
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CopyOptions
-from shardtool.request.results import CopiedDataset, CopyResult, Notes, Observer
+from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.settings import given_options
 from shardtool.request.texts import rate
 from shardtool.storage.folders import Original, check_there, checked_copy, copy_inside, md5_there, open_folder

@@ -21,7 +21,7 @@ from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, ShardE
 from shardtool.pattern import is_shard_name
 from shardtool.request.calls import by_names
 from shardtool.request.options import DoctorOptions
-from shardtool.request.results import Check, DoctorResult, Observer
+from shardtool.request.results import Check, DoctorResult
 from shardtool.request.settings import given_options
 from shardtool.storage import places
 from shardtool.storage.folders import open_folder
@@ -38,6 +38,8 @@ from shardtool.values import Given, counted, given_names, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from shardtool.request.observer import Observer
 
 
 Found = TypeVar("Found")

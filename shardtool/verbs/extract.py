@@ -24,8 +24,9 @@ from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, 
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, Pool
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExtractOptions, ReshardOptions
-from shardtool.request.results import ExtractResult, Notes, Observer
+from shardtool.request.results import ExtractResult
 from shardtool.request.settings import given_options
 from shardtool.storage.staging import Folder, IfThere, Tree, are_plain, named_folder, path_problem
 from shardtool.values import Given, is_utf8, source_text, to_text

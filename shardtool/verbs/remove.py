@@ -42,8 +42,10 @@ from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, repla
 from shardtool.publish.publisher import Destination, check_space, clean
 from shardtool.publish.records import encode_skipped, merged, skipped_rows, wrong_size
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import RemoveOptions
-from shardtool.request.results import Notes, Observer, RemovedFrom, RemoveResult, RunRecord
+from shardtool.request.results import RemovedFrom, RemoveResult
+from shardtool.request.run_record import RunRecord
 from shardtool.request.settings import given_options
 from shardtool.skipped import Skipped, key_mark, without_keys
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url

@@ -42,8 +42,9 @@ from shardtool.publish.records import (
     read_skipped,
 )
 from shardtool.publish.records import find_parts as find_records
+from shardtool.request.observer import Observer
 from shardtool.request.options import CreateOptions, readers_of
-from shardtool.request.results import IndexResult, Observer, RunRecord
+from shardtool.request.run_record import RunRecord
 from shardtool.request.settings import Settings, check_names, described, like, setting
 from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.staging import Folder
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.dataset.dataset_file import DatasetFile
+    from shardtool.request.results import IndexResult
     from shardtool.skipped import Skipped
 
 

@@ -23,7 +23,7 @@ from shardtool.pattern import check_written, parse_pattern, sidecar_name
 from shardtool.plan.order import NO_LIMIT
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, rounded_note
 from shardtool.publish.publisher import check_old
-from shardtool.request.results import Notes, Observer
+from shardtool.request.observer import Notes, Observer
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
 from shardtool.storage.open_file import file_crc

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardtool import CorruptShard, CreateOptions, create
 from shardtool.dataset.dataset_file import DatasetFile, Feature, ShardEntry, read_dataset
-from shardtool.request.results import RunRecord
+from shardtool.request.run_record import RunRecord
 from tests.helpers import read_tree, shards, tool
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ from tests.stored import contents, skipped, sound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shardtool.request.results import RunRecord
+    from shardtool.request.run_record import RunRecord
 
 # Forked workers start ten times faster, and never touch what the threads of this process may hold.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")

@@ -15,7 +15,7 @@ from shardtool import CreateOptions, InvalidRequest, ReshardOptions
 from shardtool.cli import cli
 from shardtool.cli.help import Option
 from shardtool.cli.options import typed_value
-from shardtool.request.results import RunRecord, command_line, differing_options
+from shardtool.request.run_record import RunRecord, command_line, differing_options
 from shardtool.request.settings import facts, spellings
 from shardtool.wording import FAMILIES, command_line_words
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardtool.request.results import RunRecord
+from shardtool.request.run_record import RunRecord
 
 _RUN = {"verb": "create", "news": [1], "source": "in", "split": "a", "options": {"dots": "last"}, "tool": "shardtool 1"}
 

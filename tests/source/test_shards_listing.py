@@ -29,8 +29,8 @@ from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.execute.local import LocalPool
 from shardtool.execute.pool import Pool
 from shardtool.pattern import sidecar_name
+from shardtool.request.observer import Observer
 from shardtool.request.options import ReshardOptions
-from shardtool.request.results import Observer
 from shardtool.source.number_text import NumberField, TextTask, float_text, int_text, read_texts
 from shardtool.source.shards import list_datasets
 from shardtool.values import INLINE, SPAN, to_bytes
@@ -357,7 +357,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
         "from shardtool.execute.local import LocalPool\n"
         "pool = LocalPool(2)\n"
         "from shardtool.source.shards import list_datasets\n"
-        "from shardtool.request.results import Observer\n"
+        "from shardtool.request.observer import Observer\n"
         f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
         "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
         "print(len(found.entries), sorted(found.entries.values.numbers), found.compressed, 'pandas' in sys.modules)\n"

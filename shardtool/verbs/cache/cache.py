@@ -23,7 +23,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
 from shardtool.plan.order import NO_LIMIT
-from shardtool.request.results import Observer, Result
+from shardtool.request.results import Result
 from shardtool.request.settings import check_choice
 from shardtool.storage.folders import Original, checked_copy
 from shardtool.storage.places import plain_size
@@ -54,6 +54,7 @@ from shardtool.wording import option
 from shardtool.writer.samples import Columns, OpenShard, SampleEncoder, SampleRefused
 
 if TYPE_CHECKING:
+    from shardtool.request.observer import Observer
     from shardtool.verbs.cache.folder import CacheContents, Counts, Resident
 
 

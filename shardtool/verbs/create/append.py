@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.plan.plan import Plan
     from shardtool.request.options import CreateOptions, ReshardOptions
-    from shardtool.request.results import RunRecord
+    from shardtool.request.run_record import RunRecord
     from shardtool.skipped import Skipped
     from shardtool.storage.folders import OutputFolder
     from shardtool.verbs.create.run import Output, Run

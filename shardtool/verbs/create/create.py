@@ -13,8 +13,8 @@ from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, 
 from shardtool.execute.local import start_pool
 from shardtool.execute.pool import Needs, Pool, folders_of
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
-from shardtool.request.results import CreateResult, DryRun, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.source.open import each_once, open_source
 from shardtool.values import SPAN, Datasets, Dots, SpanFile, show_size
@@ -32,6 +32,7 @@ from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from shardtool.names import Names
+    from shardtool.request.results import CreateResult, DryRun
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
     from shardtool.transform import Condition, Transform

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.names import Texts
+    from shardtool.request.observer import Notes, Observer
     from shardtool.request.options import OutputOptions
-    from shardtool.request.results import Changes, Notes, Observer, RunRecord
+    from shardtool.request.results import Changes
+    from shardtool.request.run_record import RunRecord
     from shardtool.request.texts import Part
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import FileFact

@@ -21,7 +21,8 @@ from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import Plan, fingerprint, shard_samples
-from shardtool.request.results import Changes, RunRecord, differing_options
+from shardtool.request.results import Changes
+from shardtool.request.run_record import RunRecord, differing_options
 from shardtool.skipped import failures
 from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes

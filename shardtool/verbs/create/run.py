@@ -27,7 +27,7 @@ from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
 from shardtool.publish.records import PartShare, check_divided_alike
 from shardtool.request.options import CreateOptions, ReshardOptions
-from shardtool.request.results import Changes, Notes, RunRecord
+from shardtool.request.run_record import RunRecord
 from shardtool.request.texts import Part, SplitOptions, parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import is_url, read_small, real_path
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardFact, ShardTally
     from shardtool.entries.entries import Entries, FieldValues
     from shardtool.plan.plan import Plan
+    from shardtool.request.observer import Notes
+    from shardtool.request.results import Changes
     from shardtool.skipped import Skipped
     from shardtool.source.base import Listing
     from shardtool.source.plan_file import PlanRequest

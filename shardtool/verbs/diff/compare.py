@@ -13,7 +13,7 @@ from shardtool.dataset.find import StoredDataset, recorded_pattern
 from shardtool.dataset.walk import walked_text
 from shardtool.entries.arrow import number_array, plain
 from shardtool.errors import InvalidRequest
-from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample, Notes
+from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
 from shardtool.skipped import is_listed
 from shardtool.source.shards import list_datasets
 from shardtool.source.sums import inline_sums, source_sums
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.names import Names
+    from shardtool.request.observer import Notes
     from shardtool.request.options import DiffOptions
     from shardtool.source.base import Source
 

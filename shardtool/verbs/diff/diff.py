@@ -9,18 +9,21 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import EXPECTED, find_dataset, given_datasets, open_dataset
 from shardtool.errors import InvalidRequest, listing, without_secrets
 from shardtool.execute.local import start_pool
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import DiffOptions
-from shardtool.request.results import DiffResult, Notes, Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.places import is_url
 from shardtool.table.kinds import archive_in, is_table
 from shardtool.values import Given, given_names, output_text
+
+if TYPE_CHECKING:
+    from shardtool.request.results import DiffResult
 
 
 @by_names(DiffOptions)

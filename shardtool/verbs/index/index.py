@@ -21,8 +21,10 @@ from shardtool.pattern import DATASET_SUFFIX, KNOWN, ShardPattern, is_shard_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.publish.records import LOOK
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExportOptions, IndexOptions
-from shardtool.request.results import ExportResult, IndexResult, Notes, Observer, RunRecord
+from shardtool.request.results import ExportResult, IndexResult
+from shardtool.request.run_record import RunRecord
 from shardtool.request.settings import given_options
 from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
@@ -245,7 +247,7 @@ def _check_replaced(path: str, found: str, lost: str, *, overwrite: bool) -> Non
     """Refuse to replace a dataset file that was read and found wrong, unless the user asked for that."""
     if not overwrite:
         expected = "the dataset file of these shards"
-        remedy = f"{flag('overwrite')} replaces it; {lost} is lost then."
+        remedy = f"`index` with {flag('overwrite')} replaces it; {lost} is lost then."  # `verify --repair` asks it, too
         raise OutputExists(path, found, expected=expected, remedy=remedy)
 
 

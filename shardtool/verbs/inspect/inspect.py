@@ -17,8 +17,8 @@ from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, listing, printable, reason, without_secrets
 from shardtool.pattern import SIDECAR_SUFFIX
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Observer
 from shardtool.request.options import InspectOptions
-from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
 from shardtool.storage.places import file_fact, for_each
 from shardtool.values import Given, output_text

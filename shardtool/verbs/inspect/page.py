@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from shardtool.dataset.find import StoredDataset, natural
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.request.results import command_line
+from shardtool.request.run_record import command_line
 from shardtool.storage.folders import write_target
 from shardtool.storage.places import base_name, file_stat
 from shardtool.values import counted, output_text, show_size

@@ -26,8 +26,8 @@ from shardtool.errors import CorruptShard, listing, without_secrets
 from shardtool.execute.local import cores, start_pool
 from shardtool.execute.pool import Needs, Pool, a_few
 from shardtool.request.calls import by_names
+from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
-from shardtool.request.results import Observer
 from shardtool.request.settings import given_options
 from shardtool.request.texts import share
 from shardtool.storage.places import for_each, stored_crc

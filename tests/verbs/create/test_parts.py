@@ -33,7 +33,7 @@ from shardtool import (
 from shardtool.fingerprint import crc32c
 from shardtool.publish.publisher import Destination
 from shardtool.publish.records import PartShare, find_parts, read_record
-from shardtool.request.results import RunRecord
+from shardtool.request.run_record import RunRecord
 from shardtool.request.texts import Part, parse_part
 from shardtool.storage.folders import open_folder
 from shardtool.verbs.create import result as parts
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.pattern import ShardPattern
-    from shardtool.request.results import CreateResult, Notes
+    from shardtool.request.observer import Notes
+    from shardtool.request.results import CreateResult
 
 _OPTIONS = CreateOptions(workers=1, max_count=2, label_from_folder=True, on_error="skip")
 _PARTS = 3

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import create
+from shardtool.request.observer import Observer
 from shardtool.request.options import CreateOptions
-from shardtool.request.results import Observer
 from shardtool.source import base
 from shardtool.source.base import opening_s, reads_at_once
 from shardtool.storage import open_file as reading

@@ -1,0 +1,144 @@
+"""What a dataset file records of a run: the verb, the source's name, the options, and what was appended since."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardtool.wording import FAMILIES, option, speaks_command_line, typed_words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardtool.values import Dots
+
+_OF_SHARDS = ("max_size", "max_count", "equal_count", "shards_multiple_of", "oversize", "shuffle", "shards", "place")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run of a verb as a dataset file records it, or an append: plain data, never executed or opened.
+
+    Attributes:
+        document: The JSON object, checked by `read_dataset`. It goes into a dataset file as it is, with names that
+            this program does not know.
+    """
+
+    document: Mapping[str, object]
+
+    @property
+    def verb(self) -> str:
+        """`create`, `reshard` or `index`; empty: not recorded."""
+        return self._text("verb")
+
+    @property
+    def source(self) -> str:
+        """The name of the source, or the names of several after commas; empty: not recorded."""
+        return self._text("source")
+
+    @property
+    def split(self) -> str:
+        """The split that the run made; empty: it made no splits."""
+        return self._text("split")
+
+    @property
+    def tool(self) -> str:
+        """The program and its version; empty: not recorded."""
+        return self._text("tool")
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The options that were given."""
+        found = self.document.get("options")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def choosing(self) -> dict[str, object]:
+        """The options that choose samples and make their fields: not those of shards, and of keys that are there."""
+        others = {*_OF_SHARDS, "on_duplicate", *(() if "split" in self.options else ("seed",))}
+        return {name: value for name, value in self.options.items() if name not in others}
+
+    @property
+    def removed(self) -> int:
+        """How many samples `remove` has taken out since."""
+        found = self.document.get("removed")
+        return found if type(found) is int else 0
+
+    @property
+    def dots(self) -> Dots:
+        """The dot at which keys end in the names of a tar's members."""
+        return "last" if self.options.get("dots") == "last" else "first"
+
+    @property
+    def appended(self) -> tuple[RunRecord, ...]:
+        """The runs that appended samples since."""
+        runs = self.document.get("appended")
+        return tuple(map(RunRecord, runs)) if isinstance(runs, list) else ()
+
+    def as_append_to(self, first: RunRecord) -> RunRecord:
+        """Return the record of this run among `appended` of the first: alike for all splits of one run."""
+        skipped = "split" if self.split == first.split else ""
+        return RunRecord({name: value for name, value in self.document.items() if name != skipped})
+
+    def with_append(self, run: RunRecord) -> RunRecord:
+        """Return this record with one more append."""
+        runs = [one.document for one in (*self.appended, run.as_append_to(self))]
+        return RunRecord({**self.document, "appended": runs})
+
+    def is_new_of(self, first: RunRecord) -> bool:
+        """Tell whether this append packed what was new in the source of the first run, chosen and named alike."""
+        only_new = self.options.get("on_duplicate") == "first"
+        alike = (self.source, self.choosing) == (first.source, first.choosing)
+        return only_new and alike and self.verb == first.verb and self.verb in ("create", "reshard")
+
+    def is_split_with(self, other: RunRecord) -> bool:
+        """Tell whether the same run made both, for two splits; what became of one of them since is no matter."""
+        mine, theirs = ({**one.document, "split": "", "appended": [], "removed": 0} for one in (self, other))
+        return mine == theirs and self.split != other.split and bool(self.split and other.split)
+
+    def _text(self, name: str) -> str:
+        found = self.document.get(name)
+        return found if isinstance(found, str) else ""
+
+
+# What a recorded run was asked for, as a command line: for people who want to do it again.
+
+
+_NOT_IN_QUOTES = re.compile(r'["\\$`]|!(?![= ])')
+
+
+def command_line(run: RunRecord) -> str:
+    """Return what was asked for, without the output."""
+    is_reshard = run.verb == "reshard"
+    words = [run.verb or "?", *(run.source.split(", ") if is_reshard else filter(None, [run.source]))]
+    options = {**run.options}
+    if options.pop("descending", False):
+        options["sort_by"] = f"-{options.get('sort_by', '')}"
+    for name, value in options.items():
+        if not (is_reshard and name == "dots"):  # found in the source, not asked for
+            words += typed_words(name, value)
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    """Return a word as a shell takes it."""
+    return f'"{word}"' if "'" in word and not _NOT_IN_QUOTES.search(word) else shlex.quote(word)
+
+
+# How two runs differ, for messages.
+
+
+def differing_options(then: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Return the options in which two runs differ, with what each was given."""
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    called = {name: name if name == "format" else option(name) for name in names}  # the shards say it
+    return [f"{called[name]} {_given(name, then.get(name))} then, {_given(name, now.get(name))} now" for name in names]
+
+
+def _given(name: str, value: object) -> str:
+    if isinstance(value, list) and name in FAMILIES and speaks_command_line():
+        return typed_words(name, value)[-1][:80]
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "not given" if value is None else "given" if value is True else text[:80]
