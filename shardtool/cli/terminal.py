@@ -47,7 +47,6 @@ class PlainProgress:
         self._thread: Thread | None = None
         self._total: int | None = None
         self._label, self._unit, self._done, self._shards, self._begun = "", "", 0, "", 0.0
-        self._again = asked_again()  # by what was done before
 
     def begin(self, label: str, total: int | None, unit: str = "B") -> None:
         """Tell of something else from now on.
@@ -99,7 +98,7 @@ class PlainProgress:
                     return
 
     def _text(self) -> str:
-        done, total, again = self._done, self._total, asked_again() - self._again
+        done, total, again = self._done, self._total, asked_again()
         retries = f", {again:,} retries" if again else ""
         if time.monotonic() - self.stall[0] < _LATELY_S:
             retries += f", waiting for {self.stall[1]}"

@@ -177,6 +177,7 @@ def test_an_append_of_another_condition(images: Path, tmp_path: Path) -> None:
     assert sound(tmp_path / "out.json")
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """Killed at any instant, the next run ends with the bytes of one that was not."""
     source = write_tree(tmp_path / "in", {f"{n:04}.png": _image(5 + n % 40, 20) for n in range(1200)})
