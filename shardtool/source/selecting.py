@@ -18,8 +18,8 @@ from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.names import Names
 from shardtool.request.texts import pairs
 from shardtool.skipped import SkipCode, Skipped, key_mark
-from shardtool.source import base
-from shardtool.source.base import FILES_A_TASK, LONG_TEXT, TASKS, Listing, Scalars, check_skipped
+from shardtool.source.base import TASKS, Listing, check_skipped, none_taken
+from shardtool.source.payloads import FILES_A_TASK, LONG_TEXT, Scalars, payload_tasks, read_scalars, scalars_of
 from shardtool.storage.places import read_small
 from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
 from shardtool.wording import option
@@ -99,7 +99,7 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
         asked = with_names(table_of(listed), pairs("values", options.values))
         taken, later = matching_so_far(asked, query, options.found, listed.all_classes)
         if not len(taken):
-            raise base.none_taken(query)
+            raise none_taken(query)
         listed = replace(listed, entries=listed.entries.take(taken), later=later)
     values = pairs("values", options.values)
     if not (values or options.classes):
@@ -256,12 +256,12 @@ def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
 def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> tuple[Scalars, Rows, dict[int, Skipped]]:
     """Return what workers find in a field's payloads, the row of each, and the samples whose payload is not read."""
     entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
-    tasks = base.payload_tasks(entries, rows, most=min(len(rows) // TASKS + 1, FILES_A_TASK))
-    done = dict(pool.map(base.read_scalars, [(field, task) for _, task in tasks]))
+    tasks = payload_tasks(entries, rows, most=min(len(rows) // TASKS + 1, FILES_A_TASK))
+    done = dict(pool.map(read_scalars, [(field, task) for _, task in tasks]))
     parts = [which for which, _ in tasks]
     if len(inline):
         texts = entries.values.inline[field].gather(entries.owners(rows[inline])).split(b"\0")[:-1]
-        done[len(parts)] = base.scalars_of(field, texts)
+        done[len(parts)] = scalars_of(field, texts)
         parts.append(inline)
     kinds, long, failed = dict[str, Counter[str]](), Counter[str](), dict[int, Skipped]()
     for number, which in enumerate(parts):

@@ -25,7 +25,7 @@ from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.select.fields import check_count
 from shardtool.skipped import Skipped
-from shardtool.source.number_text import NumberField, Texts, TextTask, read_texts
+from shardtool.source.payloads import NumberField, Texts, TextTask, read_texts
 from shardtool.storage.open_file import open_file
 from shardtool.storage.places import file_fact, is_url
 from shardtool.values import FIELD_LIMIT, Kind, Number, SpanFile, counted, to_bytes

@@ -18,7 +18,7 @@ from shardtool.dataset.payload import content_of, is_label
 from shardtool.entries.arrow import number_array
 from shardtool.errors import printable
 from shardtool.skipped import Skipped, same_as
-from shardtool.source.sums import source_digests
+from shardtool.source.payloads import source_digests
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, to_text
 

@@ -24,7 +24,8 @@ from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import shard_samples
 from shardtool.publish.publisher import EndedAppend
 from shardtool.skipped import Skipped, failures, reasons
-from shardtool.source.base import files_at_once, none_taken
+from shardtool.source.base import none_taken
+from shardtool.source.payloads import files_at_once
 from shardtool.values import counted, output_text, source_name, to_text
 from shardtool.verbs.create.append import existing_keys
 from shardtool.verbs.create.plans import work_of

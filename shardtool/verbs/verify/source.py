@@ -28,7 +28,7 @@ from shardtool.request.texts import pairs
 from shardtool.skipped import is_listed
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import each_once, open_source
-from shardtool.source.sums import inline_sums, source_sums
+from shardtool.source.payloads import inline_sums, source_sums
 from shardtool.storage.places import base_name, join
 from shardtool.table.columns import places_among
 from shardtool.values import INLINE, URL, counted, output_text, to_bytes

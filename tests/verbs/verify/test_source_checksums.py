@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 from shardtool import create
 from shardtool.fingerprint import crc32c
 from shardtool.request.options import CreateOptions
-from shardtool.source import base
-from shardtool.source import sums as source_side
-from shardtool.source.base import Files
-from shardtool.source.sums import sum_task
+from shardtool.source import payloads as source_side
+from shardtool.source.payloads import Files, sum_task
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shardtool.source.base import Spans
+    from shardtool.source.payloads import Spans
 
 READS = 4
 
@@ -58,7 +56,7 @@ def test_verify_reads_several_files_at_a_time(tmp_path: Path, monkeypatch: pytes
         asked.append(task)
         return sum_task(task)
 
-    monkeypatch.setattr(base, "opening_s", lambda _: 1.0)
+    monkeypatch.setattr(source_side, "opening_s", lambda _: 1.0)
     monkeypatch.setattr(source_side, "sum_task", noted)
     (source / "107.txt").write_bytes(b"x" * 6000)
     ran = typed("verify", tmp_path / "out.json", "--source", source, "--workers", "1")
