@@ -28,12 +28,13 @@ from shardtool.storage.folders import write_target
 from shardtool.storage.places import base_name, file_stat
 from shardtool.values import counted, output_text, show_size
 from shardtool.verbs.inspect.inspect import FieldSummary, LabelSummary, together
-from shardtool.verbs.inspect.media import MediaRoom, Thumbnail
 from shardtool.verbs.inspect.samples import check_report
 from shardtool.verbs.inspect.thumbnails import (
     SPLIT,
     Budget,
     ChosenSamples,
+    MediaRoom,
+    Thumbnail,
     common_start,
     dataset_name,
     gather,

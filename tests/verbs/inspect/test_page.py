@@ -28,7 +28,7 @@ from shardtool.cli.text import summary_text
 from shardtool.dataset.find import open_dataset
 from shardtool.errors import InvalidRequest, OutputExists
 from shardtool.values import show_size
-from shardtool.verbs.inspect import media
+from shardtool.verbs.inspect import thumbnails
 from shardtool.verbs.inspect.page import script_json, write_page
 from tests.helpers import PHOTOS, typed, write_tree
 from tests.transform.test_image import DEPTHS
@@ -296,7 +296,7 @@ def test_damaged_shard_is_told(photos: Path, tmp_path: Path) -> None:
 
 def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise that no codec makes smaller, long texts and many labels do not take the page beyond 5 MB."""
-    monkeypatch.setattr(media, "_small", lru_cache(media._small))  # noqa: SLF001 - of three pictures
+    monkeypatch.setattr(thumbnails, "_small", lru_cache(thumbnails._small))  # noqa: SLF001 - of three pictures
     pictures = [noise(seed, 230) for seed in range(3)]
     samples = {
         f"{at:04}": {"png": pictures[at % 3], "txt": "日".encode() * 5_000, "cls": b"%d" % at} for at in range(200)
@@ -547,7 +547,7 @@ def test_deep_json_is_not_laid_out_beyond_what_is_shown(tmp_path: Path) -> None:
 @given(data=st.binary(max_size=60), head=st.sampled_from([b"RIFF....WAVE", b"fLaC", b"\x1a\x45\xdf\xa3webm", b"...."]))
 def test_any_audio_is_cut(data: bytes, head: bytes) -> None:
     """Whatever is cut keeps its length, and a WAV says how much there is of it."""
-    cut = media.cut_to(head + data)
+    cut = thumbnails.cut_to(head + data)
     assert len(cut) == len(head + data)
     at = cut.find(b"data", 12)
     if cut[:4] == b"RIFF" and 0 <= at <= len(cut) - 8:
@@ -605,5 +605,5 @@ def test_counts_out_of_range(tmp_path: Path, samples: int) -> None:
 @pytest.mark.parametrize("name", DEPTHS)
 def test_a_picture_of_any_depth(name: str) -> None:
     """An image whose values no rule turns into colours is shown from its least to its greatest, and none is clipped."""
-    found = media.thumbnail(DEPTHS[name][0], "m.tif", 64)
+    found = thumbnails.thumbnail(DEPTHS[name][0], "m.tif", 64)
     assert len(set(Image.open(io.BytesIO(found.data)).convert("L").tobytes())) > 1
