@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shardtool.execute import local
-from shardtool.write.spans import BUFFER_SIZE
+from shardtool.write.packer import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.own_worker import OwnWorker
 from tests.servers.fixtures import http_files, proxies, use

@@ -31,7 +31,7 @@ from shardtool.request.settings import given_options
 from shardtool.storage.staging import Folder, IfThere, Tree, are_plain, named_folder, path_problem
 from shardtool.values import Given, is_utf8, source_text, to_text
 from shardtool.wording import flag, option
-from shardtool.write.task import ShardTask
+from shardtool.write.packer import ShardTask
 from shardtool.write.unpack import UnpackTask, unpack_samples
 
 if TYPE_CHECKING:

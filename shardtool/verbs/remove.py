@@ -52,7 +52,7 @@ from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
 from shardtool.values import SPAN, Given, counted, given_names, local_name
 from shardtool.wording import call, option
-from shardtool.write.task import ShardTask, digest
+from shardtool.write.packer import ShardTask, digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

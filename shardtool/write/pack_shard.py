@@ -18,8 +18,20 @@ from shardtool.format import tfrecord
 from shardtool.format.tar import BLOCK, PADDING, TRAILER, header, put_header
 from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, file_crc
 from shardtool.values import FILE, INLINE, SPAN
-from shardtool.write.packer import Packer, StartAgain, changed, no_report, unreadable
-from shardtool.write.task import Keep, ShardResult, ShardTask, SourceFailed, digest, numbers, split_names
+from shardtool.write.packer import (
+    Keep,
+    Packer,
+    ShardResult,
+    ShardTask,
+    SourceFailed,
+    StartAgain,
+    changed,
+    digest,
+    no_report,
+    numbers,
+    split_names,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.fingerprint import crc32c
 from shardtool.storage.open_file import PARTS
 from shardtool.storage.staging import Spool, SpoolFile
-from shardtool.write.packer import unreadable
-from shardtool.write.spans import GAP, arena, buffer, open_span_file
-from shardtool.write.task import SourceFailed, numbers
+from shardtool.write.packer import GAP, SourceFailed, arena, buffer, numbers, open_span_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

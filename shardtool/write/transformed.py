@@ -20,8 +20,20 @@ from shardtool.skipped import CHOSEN, Skipped, failures
 from shardtool.transform import BadSample, ChangedSample, Condition, transformer
 from shardtool.values import SPAN, URL, Number, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
-from shardtool.write.packer import Field, Packer, ShardRecords, encode_record, no_report, unreadable
-from shardtool.write.task import ShardResult, ShardTask, SourceFailed, TransformedSamples, TransformWork, digest
+from shardtool.write.packer import (
+    Field,
+    Packer,
+    ShardRecords,
+    ShardResult,
+    ShardTask,
+    SourceFailed,
+    TransformedSamples,
+    TransformWork,
+    digest,
+    encode_record,
+    no_report,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -21,9 +21,7 @@ from shardtool.errors import CorruptShard, SampleFailed, printable
 from shardtool.fingerprint import crc32c
 from shardtool.storage.staging import IfThere, Tree
 from shardtool.values import INLINE, to_text
-from shardtool.write.packer import Packer, no_report, unreadable
-from shardtool.write.spans import BUFFER_SIZE
-from shardtool.write.task import ShardTask, SourceFailed
+from shardtool.write.packer import BUFFER_SIZE, Packer, ShardTask, SourceFailed, no_report, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

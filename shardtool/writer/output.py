@@ -66,7 +66,7 @@ from shardtool.verbs.create.append import existing_keys
 from shardtool.verbs.create.result import check_all_ended, joined_parts, merge_parts, merge_result, publish_dataset
 from shardtool.verbs.create.run import OutputNames, Totals
 from shardtool.wording import flag, option
-from shardtool.write.task import digest
+from shardtool.write.packer import digest
 from shardtool.writer.samples import Columns, OpenShard, SampleEncoder
 
 if TYPE_CHECKING:

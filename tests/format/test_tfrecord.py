@@ -31,8 +31,7 @@ from shardtool.plan.plan import Plan, make_plan, shard_samples
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile
 from shardtool.write.pack_shard import TFRecordPacker
-from shardtool.write.spans import BUFFER_SIZE
-from shardtool.write.task import ShardTask
+from shardtool.write.packer import BUFFER_SIZE, ShardTask
 from tests import tfrecords
 from tests.made import flat_entries
 from tests.tfrecords import BYTES, FLOAT, INT64

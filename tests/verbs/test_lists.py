@@ -27,7 +27,7 @@ from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.source.shards import list_datasets
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.task import ShardTask
+from shardtool.write.packer import ShardTask
 from tests import tfrecords
 from tests.helpers import read_tree, shards, sidecar
 from tests.made import changed

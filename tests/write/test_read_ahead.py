@@ -16,16 +16,14 @@ from shardtool.plan.plan import make_plan, shard_samples
 from shardtool.storage.open_file import READ_PLAIN
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.packer import PlannedFile, ReadAhead, no_report
-from shardtool.write.spans import BUFFER_SIZE
-from shardtool.write.task import ShardTask
+from shardtool.write.packer import BUFFER_SIZE, PlannedFile, ReadAhead, ShardTask, no_report
 from tests.made import flat_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shardtool.write.task import ShardResult
+    from shardtool.write.packer import ShardResult
 
 SAMPLES = 40
 LARGE = 20  # its place; it does not fit the buffer, and its first file is read ahead, its second is not

@@ -27,7 +27,7 @@ from shardtool.verbs.create import result, resume
 from shardtool.verbs.create.append import append_notes, begin_append, check_appended, class_notes, new_samples
 from shardtool.verbs.create.run import Output, Run, check_source_stays
 from shardtool.wording import flag, option
-from shardtool.write.task import ShardTask, TransformWork
+from shardtool.write.packer import ShardTask, TransformWork
 from shardtool.write.transformed import measure_samples
 
 if TYPE_CHECKING:

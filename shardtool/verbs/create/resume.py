@@ -28,7 +28,7 @@ from shardtool.storage.places import identity
 from shardtool.table.columns import among, hashes
 from shardtool.values import SPAN, ShardSamples, counted, local_name, output_text
 from shardtool.wording import either, option
-from shardtool.write.task import Keep, Todo
+from shardtool.write.packer import Keep, Todo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -34,7 +34,7 @@ from shardtool.verbs.create.resume import ShardPlan, decide, is_newer, mtime_of,
 from shardtool.verbs.create.run import Output, Run, Totals
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.task import ShardResult, ShardTask, TransformWork
+from shardtool.write.packer import ShardResult, ShardTask, TransformWork
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

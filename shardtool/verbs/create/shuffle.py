@@ -30,9 +30,8 @@ from shardtool.storage.staging import Folder, Spool, local_folder, spool_remedy
 from shardtool.values import SPAN, OnError, ReadMethod, SpanFile, counted, parse_size, show_size, show_time, to_text
 from shardtool.verbs.create.resume import new_sizes
 from shardtool.wording import option
+from shardtool.write.packer import BUFFER_SIZE, GAP, OPEN_FILES, SourceFailed, open_span_file
 from shardtool.write.scatter import LEAST, ROW_SHARE, ScatterResult, ScatterTask, scatter_rows
-from shardtool.write.spans import BUFFER_SIZE, GAP, OPEN_FILES, open_span_file
-from shardtool.write.task import SourceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -35,8 +35,7 @@ from shardtool.values import INLINE, SPAN, SpanFile, show_time
 from shardtool.verbs.create import shuffle
 from shardtool.verbs.create.shuffle import Cost, SpoolRoom, choose_method, gathering_pays, scatter
 from shardtool.write.pack_shard import pack_shard
-from shardtool.write.spans import SpanReader
-from shardtool.write.task import ShardTask
+from shardtool.write.packer import ShardTask, SpanReader
 from tests.helpers import flip
 from tests.made import changed, flat_entries
 
