@@ -31,7 +31,7 @@ from shardtool.format.tfrecord import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
 from shardtool.format.zip_read import _MOST_A_BYTE as ZIP_READ_MOST_A_BYTE
 from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
 from shardtool.publish.foreign_indexes import LIST_LIMIT as BESIDE_LIST_LIMIT
-from shardtool.read.files import _MOST_OPEN as FILES_MOST_OPEN
+from shardtool.read.fetch import _MOST_OPEN as FETCH_MOST_OPEN
 from shardtool.request.options import MOST_WORKERS
 from shardtool.source.archive import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
 from shardtool.source.archive import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
@@ -87,7 +87,7 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
     "what `inspect`": (f"{payload.IMAGE_LIMIT // _MB} MiB", f"{payload.TEXT_LIMIT // _MB} MiB",
                        f"{payload.MOST_LEVELS} levels"),
     "address space": (f"{_LEAST_ROOM // 10**6} MB",),
-    "files that a reader": (f"{FILES_MOST_OPEN},",),
+    "files that a reader": (f"{FETCH_MOST_OPEN},",),
     "numbers of a request": (f"{MOST_WORKERS:,}",),
 }  # fmt: skip
 _NAMES = ["CreateOptions", "create", "dry_run", "InvalidRequest"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from shardtool.read.files import Numbers
+    from shardtool.read.catalog import Numbers
     from shardtool.read.samples import Sample, Samples
 
     Pieces = tuple[Numbers, Numbers, Numbers, Numbers]

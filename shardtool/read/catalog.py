@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow.dataset as pads
+    from numpy.typing import NDArray
 
-    from shardtool.read.files import Numbers
+    Numbers = NDArray[np.int64]
 
 
 _THREADS = 4  # that walk shards: more than one where a disk is far away

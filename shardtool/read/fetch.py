@@ -1,34 +1,146 @@
-"""Samples by their numbers, in any order: read by shard, in file order, and given back in the order asked for."""
+"""Samples by their numbers, in any order: read by shard, in file order, and given back in the order asked for.
+
+Not more shards are open than a process can spare: they are given back when others are wanted.
+"""
 
 from __future__ import annotations
 
+import resource
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.read.catalog import Catalog, IndexStore
-from shardtool.read.files import CopyingCache, OpenFiles
-from shardtool.read.samples import LATE, OpenShard, Sample, Samples, ShardRows, each_sample, number_reader
+from shardtool.read.samples import (
+    LATE,
+    OpenFile,
+    OpenShard,
+    Sample,
+    Samples,
+    ShardCache,
+    ShardRows,
+    each_sample,
+    number_reader,
+)
 from shardtool.storage.places import called
 from shardtool.storage.shared import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from shardtool.read.files import Numbers, ReadOptions
+    from shardtool.dataset.find import StoredShard
+    from shardtool.read.catalog import Numbers
     from shardtool.read.order import MixedSamples
+    from shardtool.read.samples import ReadOptions
 
 _MOST_REASONS = 1000
 _READS_ELSEWHERE = 4
 _FREED = 2**24
+_MOST_OPEN = 256
+_SHARE = 4  # of the descriptors that a process may have, shards take one in so many
 _FEW = 50  # samples of a shard up to which reading each alone costs less than arithmetic on columns (measured)
+
+
+@runtime_checkable
+class CopyingCache(ShardCache, Protocol):
+    """A cache whose shards have a source, from which they are copied."""
+
+    def expect(self, shard: StoredShard) -> None:
+        """Copy a shard that is read soon, where there is room."""
+
+    def drop(self, shard: StoredShard) -> None:
+        """Remove the copy of a shard, which was found damaged and is held no more."""
+
+
+@runtime_checkable
+class TakenShards(ShardCache, Protocol):
+    """The paths of shards that a growing cache holds, for as long as something refers to this."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the paths."""
+        ...
+
+
+@runtime_checkable
+class GrowingCache(Protocol):
+    """A cache into which samplers write."""
+
+    def refresh(self) -> TakenShards:
+        """Return the shards that are finished by now."""
+        ...
+
+
+class OpenFiles:
+    """The open shards of a catalog; safe in threads.
+
+    Args:
+        cache: Where shards are copied to before they are read.
+        given_back: Called when shards are no longer kept: who keeps some at hand lets them go.
+
+    Attributes:
+        most: How many are kept open.
+    """
+
+    def __init__(self, cache: ShardCache | None, given_back: Callable[[], None] = lambda: None) -> None:
+        self._cache, self._open, self._given_back = cache, OrderedDict[str, OpenFile](), given_back
+        self._renewed = set[str]()
+        self.most = _most_open()
+        self._lock = ForkLock()
+
+    def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
+        """Return a shard, opened now or before.
+
+        Args:
+            shard: Which one.
+            size: Bytes that it must have; None: not known.
+
+        Raises:
+            CorruptShard: It cannot be opened, or has another size.
+            OutputFailed: There is no room to unpack it.
+        """
+        with self._lock:
+            found = self._open.get(shard.path)
+            if found is not None:
+                self._open.move_to_end(shard.path)
+                return found
+        found = OpenFile(shard, self._cache, size)
+        with self._lock:
+            found = self._open.setdefault(shard.path, found)
+            while len(self._open) > self.most:
+                self._open.popitem(last=False)
+                self._given_back()
+        return found
+
+    def renew(self, shard: StoredShard, file: OpenFile) -> bool:
+        """Drop the copy of a shard in the cache, which was found damaged; return whether to read the shard again.
+
+        A shard is copied again once: what is damaged then has a damaged source.
+        """
+        with self._lock:
+            if not file.copied or not isinstance(self._cache, CopyingCache):
+                return False
+            if shard.path in self._renewed:
+                return self._open.get(shard.path) is not file  # another thread has dropped it meanwhile
+            self._renewed.add(shard.path)
+            if self._open.get(shard.path) is file:
+                del self._open[shard.path]
+            self._given_back()
+            file.let_go()
+            self._cache.drop(shard)
+            return True
+
+
+def _most_open() -> int:
+    """Return how many shards may be open."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if most == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, most // _SHARE))
 
 
 class SkippedSamples:

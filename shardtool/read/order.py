@@ -27,8 +27,7 @@ from shardtool.request.settings import check_choice, check_least
 from shardtool.values import counted
 
 if TYPE_CHECKING:
-    from shardtool.read.catalog import Catalog
-    from shardtool.read.files import Numbers
+    from shardtool.read.catalog import Catalog, Numbers
 
 Shuffle = bool | Literal["full"]
 _ROUND_BYTES = 2**25

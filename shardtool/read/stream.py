@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from shardtool.read.bundles import AnyOrder, AnyReader, AnySamples
-    from shardtool.read.files import Numbers
+    from shardtool.read.catalog import Numbers
     from shardtool.read.order import Ends, Shuffle, Views
 
 

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.read import catalog as index_module
 from shardtool.read import fetch as fetch_module
-from shardtool.read import files as files_module
 from shardtool.read.catalog import open_catalog
 from shardtool.read.fetch import Fetcher
-from shardtool.read.files import ReadOptions
+from shardtool.read.samples import ReadOptions
 from shardtool.storage import shared as shared_blocks
 from tests.helpers import flip, shards, typed
 from tests.read.made_data import SAMPLES, Made, make, numbers, write_examples
@@ -205,7 +204,7 @@ def test_single_reads_hold_what_the_stores_hold(own: Made, monkeypatch: pytest.M
     """Reading one by one keeps no shard open, and no index at hand, that the stores have given back."""
     if not shared:
         monkeypatch.setattr(shared_blocks, "_made", lambda: None)
-    for module, name, value in ((index_module, "_ROOM", 1), (files_module, "_MOST_OPEN", 1)):
+    for module, name, value in ((index_module, "_ROOM", 1), (fetch_module, "_MOST_OPEN", 1)):
         with monkeypatch.context() as limited:
             limited.setattr(module, name, value)
             fetcher = own.fetcher()

@@ -13,7 +13,8 @@ import pytest
 from shardtool.dataset.find import StoredShard
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.read.dataset import open as open_data
-from shardtool.read.files import OpenFile, OpenFiles
+from shardtool.read.fetch import OpenFiles
+from shardtool.read.samples import OpenFile
 from tests.read.made_data import make
 
 

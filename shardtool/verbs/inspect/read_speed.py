@@ -19,7 +19,7 @@ from shardtool.read.catalog import open_catalog
 from shardtool.read.chain import Decode
 from shardtool.read.dataset import Dataset
 from shardtool.read.fetch import Fetcher
-from shardtool.read.files import ReadOptions
+from shardtool.read.samples import ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
