@@ -46,7 +46,7 @@ from shardtool.storage.remote.retry import POLICY
 from shardtool.table import columns as limits
 from shardtool.transform import image
 from shardtool.values import NAME_LIMIT
-from shardtool.verbs.verify import worker
+from shardtool.verbs.verify import checks
 from shardtool.verbs.verify.findings import MOST as FINDINGS_MOST
 
 _KB, _MB, _GB = 2**10, 2**20, 2**30
@@ -81,8 +81,8 @@ _BOUNDS = {  # what a row of `docs/security.md` begins with: the bounds that it 
     "the listing": (f"{ARCHIVE_KEPT_ALWAYS // _MB} MiB", f"{ARCHIVE_KEPT_A_PACKED_BYTE} bytes for each"),
     "a member of a zip": (f"{ZIP_READ_MOST_A_BYTE:,}", f"{ZIP_READ_SLACK // _KB} KiB"),
     "an image that a reader": (f"{image.MAX_PIXELS // 10**6} million", f"{image.MAX_BYTES // _GB} GiB"),
-    "the file of": (f"{worker.IMAGE_LIMIT // 10**6} MB",),
-    "JSON that `verify": (f"{worker.JSON_LIMIT // 10**6} MB",),
+    "the file of": (f"{checks.IMAGE_LIMIT // 10**6} MB",),
+    "JSON that `verify": (f"{checks.JSON_LIMIT // 10**6} MB",),
     "an image that `create`": (f"{image.MAX_PIXELS // 10**6} million",),
     "what `inspect`": (f"{payload.IMAGE_LIMIT // _MB} MiB", f"{payload.TEXT_LIMIT // _MB} MiB",
                        f"{payload.MOST_LEVELS} levels"),

@@ -17,7 +17,7 @@ from shardtool.dataset.walk import Survey, SurveyTask, survey
 from shardtool.errors import OutputFailed
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.format import tar, tfrecord
-from shardtool.verbs.verify.worker import Task, examine
+from shardtool.verbs.verify.checks import Task, examine
 from tests import tfrecords
 from tests.helpers import members, shards, write_tree
 

@@ -22,8 +22,7 @@ from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
 from shardtool.fingerprint import crc32c
 from shardtool.verbs.verify import checks as shardchecks
-from shardtool.verbs.verify.checks import ShardCase
-from shardtool.verbs.verify.worker import Task, examine
+from shardtool.verbs.verify.checks import ShardCase, Task, examine
 from shardtool.wording import command_line_words
 from tests.helpers import flip, identity, shards, typed, write_tree
 

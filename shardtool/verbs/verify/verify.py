@@ -33,9 +33,8 @@ from shardtool.request.texts import share
 from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import SPLIT_NAMES, Given, counted, output_text, show_size
 from shardtool.verbs.verify import checks
-from shardtool.verbs.verify.checks import ShardCase, Subject, open_subject, read_stored, sample_at
+from shardtool.verbs.verify.checks import ShardCase, ShardExamination, Subject, open_subject, read_stored, sample_at
 from shardtool.verbs.verify.findings import MOST, Finding, Findings, Report, finding_of
-from shardtool.verbs.verify.worker import HASH_SIZE, IMAGE_LIMIT, JSON_LIMIT, ShardExamination, Task, examine
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -194,11 +193,11 @@ def _examine_all(
     ahead.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
     tasks = (
-        Task(case.path, case.name, case.shard.dots, options.decode, classes, contents)
+        checks.Task(case.path, case.name, case.shard.dots, options.decode, classes, contents)
         for case in (subject.cases[number] for number in there)
     )
     surveys = dict[int, Survey]()
-    for place, examined in pool.map(examine, tasks):
+    for place, examined in pool.map(checks.examine, tasks):
         ahead.join()
         number, found = there[place], examined.survey
         case = subject.cases[number]
@@ -212,7 +211,7 @@ def _examine_all(
             case.examined = ShardExamination(short)
             if options.source is not None or options.target:
                 surveys[number] = found
-        samples = len(examined.hashes) // HASH_SIZE
+        samples = len(examined.hashes) // checks.HASH_SIZE
         observer.advance(samples, case.size or 0, 1)
         observer.shard(case.name, "read", samples, case.size or 0)
     ahead.join()
@@ -261,8 +260,8 @@ def _report(subject: Subject, options: VerifyOptions) -> Report:
     if sums.odd:
         unchecked.append(f"{counted(sums.odd, 'member')} of tar shards that are no part of a sample")
     if sums.undecoded:
-        images = f"images over {show_size(IMAGE_LIMIT)}, or over 1 GiB once decoded,"
-        limits = f"{images} and JSON over {show_size(JSON_LIMIT)}"
+        images = f"images over {show_size(checks.IMAGE_LIMIT)}, or over 1 GiB once decoded,"
+        limits = f"{images} and JSON over {show_size(checks.JSON_LIMIT)}"
         unchecked.append(f"{counted(sums.undecoded, 'payload')} that {flag('decode')} leaves out: {limits}")
     size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.survey is not None]
     if sums.partial:

@@ -20,16 +20,16 @@ from shardtool.format import tar
 from shardtool.read.chain import Decode
 from shardtool.transform.image import pixels
 from shardtool.values import IMAGE_ENDINGS
-from shardtool.verbs.verify import worker
+from shardtool.verbs.verify import checks
+from shardtool.verbs.verify.checks import IMAGE_LIMIT, JSON_LIMIT, Task, examine
 from shardtool.verbs.verify.findings import KINDS
-from shardtool.verbs.verify.worker import IMAGE_LIMIT, JSON_LIMIT, Task, examine
 from tests import tfrecords
 from tests.transform.test_image import DEPTHS, chunk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.verbs.verify.worker import ShardExamination
+    from shardtool.verbs.verify.checks import ShardExamination
 
 _FORMATS = {  # ending to what Pillow writes for it
     "jpg": "JPEG", "jpeg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP",
@@ -96,7 +96,7 @@ def test_an_image_that_is_cut(form: str, data: st.DataObject) -> None:
     """An image that is cut anywhere is damage for verify, and an error in a reader."""
     image = _made(form)
     image = image[: data.draw(st.integers(0, len(image) - 1 - _CUT[form][1]))]
-    assert worker._image(image)  # noqa: SLF001
+    assert checks._image(image)  # noqa: SLF001
     with pytest.raises(SampleFailed):
         Decode(())({"__key__": "k", "png": image})
 
