@@ -17,12 +17,9 @@ from shardtool.table.kinds import archive_in, is_table
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from shardtool.execute.pool import Pool
-    from shardtool.names import Names
-    from shardtool.request.observer import Observer
-    from shardtool.source.base import Listing, Source
+    from shardtool.source.base import Source
 
 
 def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: Sequence[ShardPattern]) -> Source:
@@ -45,34 +42,6 @@ def open_source(source: Any, options: CreateOptions | ReshardOptions, outputs: S
 
         return PlannedSource(os.fspath(options.plan), asked_of(source, options, outputs[0].format))
     return _open_listed(source, options, outputs)
-
-
-def each_once(
-    listed: Listing,
-    source: Source,
-    options: CreateOptions | ReshardOptions,
-    pool: Pool,
-    observer: Observer,
-    taken: Callable[[], Names | None],
-) -> Listing:
-    """Return the chosen samples of a source, where that is asked for without twins; a plan has none already.
-
-    Args:
-        listed: The samples.
-        source: The source.
-        options: What is asked for.
-        pool: Reads payloads.
-        observer: Gets progress.
-        taken: Returns the keys of samples that a dataset has already, which stay.
-
-    Raises:
-        CorruptShard: A shard of the source cannot be read.
-    """
-    if not options.drop_duplicates or getattr(options, "plan", None) is not None:
-        return listed
-    from shardtool.source.twins import without_twins
-
-    return without_twins(listed, source, pool, observer, taken())
 
 
 def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPattern]) -> Source:

@@ -1,4 +1,4 @@
-"""The fields, columns and samples that are asked for, found in one order for a folder and for datasets."""
+"""The fields, columns and samples that are asked for, found in one order for a folder and for datasets; and twins."""
 
 from __future__ import annotations
 
@@ -7,29 +7,45 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from shardtool.dataset.payload import content_of, is_label
+from shardtool.entries import arrow
+from shardtool.entries.arrow import number_array
 from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.names import Names
 from shardtool.request.texts import pairs
-from shardtool.skipped import SkipCode, Skipped, key_mark
-from shardtool.source.base import TASKS, Listing, check_skipped, none_taken
-from shardtool.source.payloads import FILES_A_TASK, LONG_TEXT, Scalars, payload_tasks, read_scalars, scalars_of
+from shardtool.select.names import column_of, share_of, sort_order
+from shardtool.select.names import table_of as table_of_shards
+from shardtool.skipped import SkipCode, Skipped, key_mark, same_as
+from shardtool.source.base import TASKS, Listing, Source, check_skipped, none_taken
+from shardtool.source.payloads import (
+    FILES_A_TASK,
+    LONG_TEXT,
+    Scalars,
+    payload_tasks,
+    read_scalars,
+    scalars_of,
+    source_digests,
+)
 from shardtool.storage.places import read_small
+from shardtool.table.columns import among, check_names, check_sidecar_names, hashes, no_such, places_among
 from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
+    from shardtool.request.observer import Observer
     from shardtool.request.options import SelectingOptions
 
     Rows = NDArray[np.int64]
@@ -68,16 +84,14 @@ def _with_labels(
     before: Sequence[str], entries: Entries, renames: Mapping[str, str], kept: Sequence[str]
 ) -> tuple[Entries, tuple[str, ...]]:
     """Return samples with the columns of number fields under the new names, too, and those whose fields are gone."""
-    from shardtool.entries.arrow import is_number, with_columns
-
     columns = entries.metadata
     if columns is None:
         return entries, ()
-    labels = [one.name for one in columns.schema if one.name in before and is_number(one.type)]
+    labels = [one.name for one in columns.schema if one.name in before and arrow.is_number(one.type)]
     moved = {renames[name]: columns.column(name) for name in labels if name in renames}
     moved = {name: values for name, values in moved.items() if name in renames or name not in columns.column_names}
     gone = tuple(name for name in labels if name not in (*entries.fields, *kept))
-    return replace(entries, metadata=with_columns(columns, moved)), gone
+    return replace(entries, metadata=arrow.with_columns(columns, moved)), gone
 
 
 def chosen(listed: Listing, options: SelectingOptions) -> Listing:
@@ -105,14 +119,13 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     if not (values or options.classes):
         return listed
     from shardtool.dataset.dataset_file import open_classes
-    from shardtool.entries.arrow import with_column
     from shardtool.select.join import set_fields
     from shardtool.table.values import numbers_kept
 
     known, columns, entries = open_classes(options.classes_from), table_of(listed).column, listed.entries
     asked = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
     for name, numbers in numbers_kept(columns, names, values, asked, known):
-        entries = replace(entries, metadata=with_column(entries.metadata, name, numbers))
+        entries = replace(entries, metadata=arrow.with_column(entries.metadata, name, numbers))
     entries, notes = set_fields(entries, values, options.classes, known, names)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
 
@@ -133,8 +146,6 @@ def in_order(listed: Listing, options: SelectingOptions) -> Listing:
     """
     if (name := options.sort_by) is None:
         return listed
-    from shardtool.select.names import column_of, sort_order
-
     column = column_of(table_of(listed), name, option("sort_by"))
     order = sort_order(column, name, descending=options.descending)
     return replace(listed, entries=listed.entries.take(order))
@@ -148,8 +159,6 @@ def sampled(listed: Listing, options: SelectingOptions) -> Listing:
     """
     if options.sample is None:
         return listed
-    from shardtool.select.names import share_of
-
     samples, notes = share_of(listed.entries.keys, options.sample)
     return replace(listed, entries=listed.entries.take(samples), notes=(*listed.notes, *notes))
 
@@ -164,9 +173,7 @@ def first_of(listed: Listing, options: SelectingOptions) -> Listing:
 def table_of(listed: Listing) -> pa.Table:
     """Return what a query sees of samples."""
     if listed.shards:
-        from shardtool.select.names import table_of
-
-        return table_of(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
+        return table_of_shards(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
     from shardtool.source import folder_samples
 
     return folder_samples.table_of(listed.entries)
@@ -186,8 +193,6 @@ def places_of_keys(keys: Names, given: object, gone: Collection[str] = ()) -> Ro
     Raises:
         InvalidRequest: There is no such file, it has no key, or one that no sample has.
     """
-    from shardtool.table.columns import places_among
-
     wanted = Names.of(dict.fromkeys(_given_keys(given)))
     if not len(wanted):
         raise InvalidRequest(option("keys_from"), "no key", expected="a key a line")
@@ -236,8 +241,6 @@ def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
     code = entries.fields.index(field) if field in entries.fields else len(entries.fields)
     rows = np.flatnonzero(entries.rows.code == code)
     if not len(rows):
-        from shardtool.table.columns import no_such
-
         raise no_such("field", option("columns_from"), field, entries.fields)
     if entries.spans is not None and not entries.spans.files:
         problem = "an archive that can only be read in sequence"
@@ -298,7 +301,6 @@ def _path(listed: Listing, row: int) -> str:
 def _with_table(entries: Entries, field: str, found: Scalars, rows: Rows) -> tuple[Entries, list[str]]:
     """Return the samples with the columns that lines of JSON are, one for each of `rows`, and notes."""
     from shardtool.select.join import with_columns
-    from shardtool.table.columns import check_names, check_sidecar_names
     from shardtool.table.open import MemoryTable, read_columns, read_json_lines
 
     where, lines = f"field {field!r}", found.lines
@@ -332,3 +334,192 @@ def _as_text(line: bytes, names: Collection[str]) -> bytes:
         if name in names and value is not None and not isinstance(value, str):
             found[name] = json.dumps(value)
     return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+
+
+# Twins: samples that hold the same, under whatever keys.
+#
+# What a sample holds are its images, audio, video and arrays; where it has none of these, its texts; then other bytes;
+# then JSON. Labels and numbers are said of it, and are no part of that. Lengths and, where they are known, checksums
+# find samples that may be twins; a digest of their bytes says which are.
+
+
+# The first of these that a sample has is what it holds.
+_RANKS = {"image": 0, "audio": 0, "video": 0, "array": 0, "text": 1, "bytes": 2, "pickle": 2, "json": 3}
+_JSON, _NEVER = 3, 4
+_MIXED = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9], np.uint64)  # odd numbers
+
+
+class Twins(NamedTuple):
+    """The groups of samples that hold the same.
+
+    Attributes:
+        groups: The samples of each, two or more, in the order of their keys, but those that are there already come
+            first; groups in the order of their first ones.
+        sizes: Bytes of what each sample of a group holds.
+        fields: The fields that samples hold.
+        differ: Sample to the labels and other fields that the first one of its group has with other values.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    fields: tuple[str, ...]
+    differ: dict[int, tuple[str, ...]]
+
+
+def find_twins(
+    entries: Entries, source: Source | None, pool: Pool, observer: Observer, there: NDArray[np.bool_] | None = None
+) -> Twins:
+    """Return which samples hold the same.
+
+    Args:
+        entries: The samples.
+        source: What they come from; of shards, None.
+        pool: Reads payloads: of those samples that may be twins.
+        observer: Gets progress.
+        there: Whether each sample comes before those that are not; None: none does.
+
+    Raises:
+        CorruptShard: A shard cannot be read.
+    """
+    held, ranks = _held(entries)
+    fields = tuple(entries.fields[code] for code in np.unique(entries.rows.code[held]).tolist())
+    owners = entries.owners(held)
+    alike = np.isin(owners, _candidates(entries, held, owners))
+    digests = source_digests(source, entries, held[alike], pool, observer)
+    groups = _groups(owners[alike], digests, ranks)
+
+    def place(sample: int) -> tuple[bool, bytes, int]:
+        return there is None or not there[sample], entries.keys[sample], sample
+
+    several = sorted((tuple(sorted(group, key=place)) for group in groups), key=lambda group: place(group[0]))
+    sizes = np.bincount(owners, entries.rows.size[held], len(entries))
+    of_groups = tuple(int(sizes[group[0]]) for group in several)
+    return Twins(tuple(several), of_groups, fields, dict(_differing(entries, several, held, source, pool)))
+
+
+def _held(entries: Entries) -> tuple[Rows, NDArray[np.uint8]]:
+    """Return the rows that are what their samples hold, and of what rank that is, for each sample."""
+    values = entries.values
+    ranks = np.full(len(entries.fields), _NEVER, np.uint8)
+    for code, name in enumerate(entries.fields):
+        if not (is_label(name) or name in values.numbers or name in values.lists or name in values.classes):
+            ranks[code] = _RANKS.get(content_of(name), _NEVER)
+    of_rows, owners = ranks[entries.rows.code], np.repeat(np.arange(len(entries)), entries.counts())
+    of_samples = np.full(len(entries), _NEVER, np.uint8)
+    np.minimum.at(of_samples, owners, of_rows)
+    return np.flatnonzero((of_rows < _NEVER) & (of_rows == of_samples[owners])), of_samples
+
+
+def _candidates(entries: Entries, held: Rows, owners: Rows) -> Rows:
+    """Return the samples that hold as many payloads as another one, of these lengths and checksums."""
+    if not len(held):
+        return held
+    crcs = np.full(len(held), -1, np.int64)
+    if entries.spans is not None and np.all(entries.rows.kind[held] == SPAN):
+        crcs = entries.spans.expected[held]
+    crcs = crcs if crcs.min() >= 0 else np.zeros_like(crcs)  # some unknown: lengths alone
+    mixed = (entries.rows.size[held].astype(np.uint64) * _MIXED[0]) ^ (crcs.astype(np.uint64) * _MIXED[1])
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIXED[2]
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    sums, samples = np.add.reduceat(mixed, starts), owners[starts]
+    order = np.argsort(sums, kind="stable")
+    same = sums[order][1:] == sums[order][:-1]
+    return np.asarray(np.sort(samples[order[np.append(same, False) | np.append(False, same)]]))
+
+
+def _groups(owners: Rows, digests: NDArray[np.bytes_], ranks: NDArray[np.uint8]) -> list[list[int]]:
+    """Return the samples whose payloads, in any order, have the same digests; not those that cannot be read.
+
+    Args:
+        owners: The sample of each payload, ascending.
+        digests: The digest of each; empty where it cannot be had.
+        ranks: What payloads are, for each sample.
+    """
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    ends, found, samples = np.append(starts[1:], len(owners)), digests[starts], owners[starts]
+    for at in np.flatnonzero(ends - starts > 1).tolist():
+        own = np.sort(digests[starts[at] : ends[at]])
+        found[at] = blake2b(own.tobytes(), digest_size=found.itemsize).digest() if np.all(own != b"") else b""
+    samples, found = samples[found != b""], found[found != b""]
+    order = np.lexsort((found, ranks[samples]))
+    samples, found = samples[order], found[order]
+    same = (found[1:] == found[:-1]) & (ranks[samples[1:]] == ranks[samples[:-1]])
+    starts = np.flatnonzero(np.append(True, ~same))[: len(samples)]
+    ends = np.append(starts[1:], len(samples))
+    several = ends - starts > 1
+    return [samples[start:end].tolist() for start, end in zip(starts[several], ends[several], strict=True)]
+
+
+def _differing(
+    entries: Entries, groups: list[tuple[int, ...]], held: Rows, source: Source | None, pool: Pool
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield samples that have other values than the first one of their group, but for JSON, and the names of these."""
+    samples = np.array(sorted(sample for group in groups for sample in group), np.int64)
+    if not len(samples):
+        return
+    others = np.setdiff1d(entries.rows_of(samples), held, assume_unique=True)
+    names = [entries.fields[code] for code in entries.rows.code[others].tolist()]
+    said: dict[int, dict[str, object]] = {sample: {} for sample in samples.tolist()}
+    digests = source_digests(source, entries, others, pool).tolist()
+    for sample, name, digest in zip(entries.owners(others).tolist(), names, digests, strict=True):
+        if _RANKS.get(content_of(name)) != _JSON:
+            said[sample][name] = digest
+    table = entries.metadata if entries.metadata is not None else pa.table({})
+    for name in filter(is_label, table.column_names):
+        values = table.column(name).take(number_array(samples)).to_pylist()
+        for sample, value in zip(samples.tolist(), values, strict=True):
+            if value is not None:
+                said[sample].setdefault(name, value)
+    for group in groups:
+        first = said[group[0]]
+        for sample in group[1:]:
+            here = said[sample]
+            unlike = sorted(name for name in first.keys() & here.keys() if first[name] != here[name])
+            if unlike:
+                yield sample, tuple(unlike)
+
+
+def each_once(
+    listed: Listing,
+    source: Source,
+    options: SelectingOptions,
+    pool: Pool,
+    observer: Observer,
+    taken: Callable[[], Names | None],
+) -> Listing:
+    """Return the samples, where that is asked for without those that hold the same as one whose key comes first.
+
+    These are left out by name. A plan has none already.
+
+    Args:
+        listed: The samples.
+        source: What they come from.
+        options: What is asked for.
+        pool: Reads payloads.
+        observer: Gets progress.
+        taken: Returns the keys of samples that a dataset has already: these stay, and come first.
+
+    Raises:
+        CorruptShard: A shard of the source cannot be read.
+    """
+    if not options.drop_duplicates or getattr(options, "plan", None) is not None:
+        return listed
+    entries, there = listed.entries, np.zeros(len(listed.entries), np.bool_)
+    if (known := taken()) is not None:
+        there = among(hashes(entries.keys), np.sort(hashes(known)))
+    twins = find_twins(entries, source, pool, observer, there)
+    skipped = {
+        sample: _left_out(entries, sample, group[0], twins.differ.get(sample, ()))
+        for group in twins.groups
+        for sample in group[1:]
+        if not there[sample]
+    }
+    if not skipped:
+        return listed
+    lost = sorted(skipped)
+    rows = tuple(skipped[sample] for sample in lost)
+    return replace(listed, entries=entries.without(lost), skipped=listed.skipped + rows, digest=None)
+
+
+def _left_out(entries: Entries, sample: int, first: int, differ: tuple[str, ...]) -> Skipped:
+    return Skipped(to_text(entries.keys[sample]), "", "twin", same_as(printable(entries.keys[first]), differ))

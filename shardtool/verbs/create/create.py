@@ -16,7 +16,7 @@ from shardtool.request.calls import by_names
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
 from shardtool.request.settings import given_options
-from shardtool.source.open import each_once, open_source
+from shardtool.source.open import open_source
 from shardtool.values import SPAN, Datasets, Dots, SpanFile, show_size
 from shardtool.verbs.create.run import (
     check_other_place,
@@ -176,6 +176,8 @@ def _list_samples(run: Run, source: Source) -> None:
     """
     run.listed = source.list_samples(run.pool, run.notes.observer)
     run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys and not run.updates else None)
+    from shardtool.source.selecting import each_once
+
     run.listed = each_once(
         run.listed, source, run.options, run.pool, run.notes.observer, lambda: _taken_keys(run) if run.updates else None
     )

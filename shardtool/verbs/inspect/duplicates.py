@@ -89,8 +89,8 @@ def duplicates(dataset: Given, *, observer: Observer | None = None) -> Duplicate
     """
     observer = observer or Observer()
     with start_pool(WorkerOptions()) as pool:  # forked before anything heavy is imported
+        from shardtool.source.selecting import find_twins
         from shardtool.source.shards import list_datasets
-        from shardtool.source.twins import find_twins
 
         opened = [open_dataset(one) for one in given_datasets(dataset)]
         alike = len({shard.format for one in opened for shard in one.shards}) == 1
