@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from shardtool.execute import local
+from shardtool.execute import pool as pools
 from shardtool.write.packer import BUFFER_SIZE
 from tests.helpers import PHOTOS, memory_root, write_tree
 from tests.own_worker import OwnWorker
@@ -58,9 +58,9 @@ def few_workers() -> Iterator[None]:
     worker processes names their start method, or asks for two.
     """
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(local, "_may_fork", lambda: True)
+        patched.setattr(pools, "_may_fork", lambda: True)
         patched.setattr("os.sched_getaffinity", lambda _pid: {0}, raising=False)
-        patched.setattr("shardtool.execute.local.LocalPool", OwnWorker)
+        patched.setattr("shardtool.execute.LocalPool", OwnWorker)
         yield
 
 

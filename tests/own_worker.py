@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from shardtool.execute.local import LocalPool
-from shardtool.execute.pool import reported, what_of
+from shardtool.execute.pool import LocalPool, reported, what_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -18,7 +18,7 @@ import pytest
 import shardtool
 from shardtool import CreateOptions, SampleFailed, create
 from shardtool.errors import OutOfMemory, is_out_of_memory, memory_for
-from shardtool.execute.local import LocalPool
+from shardtool.execute.pool import LocalPool
 from shardtool.write.packer import unreadable
 from tests.helpers import write_tree
 
@@ -80,7 +80,7 @@ def _swallowing(path: Path) -> Iterator[int]:
 @pytest.mark.slow
 def test_nothing_swallows_a_lack_of_memory() -> None:
     """No `except` or `suppress` of the package takes a MemoryError, pyarrow's too, for damage or a bad request."""
-    edge = {"cli/__init__.py", "execute/local.py"}  # turn it into an exit code; end a forked child
+    edge = {"cli/__init__.py", "execute/pool.py"}  # turn it into an exit code; end a forked child
     found = {}
     for path in sorted(_PACKAGE.rglob("*.py")):
         name = path.relative_to(_PACKAGE).as_posix()

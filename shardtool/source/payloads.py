@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard, payload
 from shardtool.errors import CorruptShard, StoreFailed, is_out_of_memory, reason
-from shardtool.execute.local import cores
+from shardtool.execute.pool import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import INT64_LIMIT, encode_number, numbers_of

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from shardtool.errors import SampleFailed, listing
-from shardtool.execute.local import cores
+from shardtool.execute.pool import cores
 from shardtool.read.bundles import Batches
 from shardtool.read.chain import Batch, Lists, Stages, check_lists
 from shardtool.request.settings import check_least

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable, reason
-from shardtool.execute.local import start_pool
+from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, Pool
 from shardtool.request.calls import by_names
 from shardtool.request.observer import Notes, Observer

@@ -35,7 +35,7 @@ from shardtool.errors import (
     printable,
     reason,
 )
-from shardtool.execute.local import start_pool
+from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, Pool
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacing_name, sidecar_name

@@ -20,7 +20,7 @@ import shardtool
 from shardtool import CreateOptions, create
 from shardtool.cli.commands import VERBS
 from shardtool.errors import Bug, CorruptShard, Interrupted, ShardError, is_out_of_memory
-from shardtool.execute.local import LocalPool
+from shardtool.execute.pool import LocalPool
 from shardtool.table.open import readable
 from tests import warm
 from tests.helpers import typed, write_tree

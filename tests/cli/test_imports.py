@@ -84,7 +84,7 @@ def test_nothing_heavy_is_there_when_workers_are_forked() -> None:
     code = "import importlib, sys; importlib.import_module(sys.argv[1]); print(*sorted(sys.modules))"
     for module, heavy in [
         *((f"shardtool.verbs.{verb}", _READERS) for verb in verbs),
-        ("shardtool.execute.local", _NET),
+        ("shardtool.execute.pool", _NET),
     ]:
         words = [sys.executable, "-c", code, module]
         ran = subprocess.run(words, text=True, capture_output=True, check=True, env=ENVIRONMENT)

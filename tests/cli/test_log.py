@@ -16,7 +16,7 @@ import pytest
 
 from shardtool.cli import terminal
 from shardtool.cli.output import LOG, json_text
-from shardtool.execute import local
+from shardtool.execute import pool as pools
 from shardtool.storage.remote.retry import RequestAgain, hear, tell, warn
 from tests.helpers import typed
 
@@ -115,9 +115,9 @@ def _quiet_task(seconds: float, _report: Callable[[int], object]) -> None:
 def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that reports nothing for a while is what the run waits for, until it does."""
     monkeypatch.setattr(terminal, "PERIOD_S", 0.1)
-    monkeypatch.setattr(local, "_SILENT_S", 0.05)
+    monkeypatch.setattr(pools, "_SILENT_S", 0.05)
     with (
-        local.LocalPool(1, "spawn") as pool,
+        pools.LocalPool(1, "spawn") as pool,
         _logged() as logged,
         closing(terminal.Terminal(quiet=False, verbose=False)) as shown,
     ):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import shardtool
 from shardtool import CorruptShard, InvalidRequest, SampleFailed
-from shardtool.execute import local
+from shardtool.execute import pool as pools
 from shardtool.read.chain import Decode
 from shardtool.torch import MapDataset, Prefetcher, StreamDataset, loader
 from tests.clients.packed import PHOTOS
@@ -121,7 +121,7 @@ def test_a_stream_of_the_dataset(dataset: Any) -> None:
 
 def test_threads_are_the_cores_of_the_container(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many threads decode as this process may use cores, where a container has a quota of them, too."""
-    monkeypatch.setattr(local, "open", lambda *_, **__: io.StringIO("100000 100000\n"), raising=False)
+    monkeypatch.setattr(pools, "open", lambda *_, **__: io.StringIO("100000 100000\n"), raising=False)
     passed = iter(loader(dataset, 8))
     next(passed)
     assert sum(one.name.startswith("shardtool-decode") for one in threading.enumerate()) == 1

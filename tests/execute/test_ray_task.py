@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool.errors import Bug, SampleFailed
-from shardtool.execute.local import LocalPool
-from shardtool.execute.pool import Needs, Surroundings, TaskCounts, look, see, serve
+from shardtool.execute.pool import LocalPool, Needs, Surroundings, TaskCounts, look, see, serve
 from shardtool.storage.remote.store_options import object_headers
 from shardtool.storage.staging import Folder
 

@@ -14,8 +14,8 @@ import pytest
 
 import shardtool
 from shardtool.errors import InvalidRequest, SampleFailed
-from shardtool.execute.local import LocalPool, send, start_pool
-from shardtool.execute.pool import Needs, Pool, a_few, folders_of
+from shardtool.execute import start_pool
+from shardtool.execute.pool import LocalPool, Needs, Pool, a_few, folders_of, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -26,8 +26,7 @@ from shardtool import CreateOptions, IndexOptions, create, index
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.shard_file import PackedFile
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
-from shardtool.execute.local import LocalPool
-from shardtool.execute.pool import Pool
+from shardtool.execute.pool import LocalPool, Pool
 from shardtool.pattern import sidecar_name
 from shardtool.request.observer import Observer
 from shardtool.request.options import ReshardOptions
@@ -354,7 +353,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar.gz", [(f"{at}", [("txt", b"%d" % at)]) for at in range(50)], "w:gz")
     code = (
         "import sys\n"
-        "from shardtool.execute.local import LocalPool\n"
+        "from shardtool.execute.pool import LocalPool\n"
         "pool = LocalPool(2)\n"
         "from shardtool.source.shards import list_datasets\n"
         "from shardtool.request.observer import Observer\n"

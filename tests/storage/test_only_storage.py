@@ -20,10 +20,9 @@ _ALLOWED = {
     "source/scan.py": {"os.lstat", "os.open", "os.readlink", "os.scandir", "os.stat"},
     # A few files of a planned listing are looked at.
     "source/plan_file.py": {"os.stat"},
-    # What the kernel says of processors and threads lies in files of its own; stdout is pointed at the null device.
-    "execute/local.py": {"open", "os.listdir", "os.open"},
-    # What a node of a cluster has, compared with what the parent's machine has.
-    "execute/pool.py": {"os.access", "os.stat"},
+    # What the kernel says of processors and threads lies in files of its own; stdout is pointed at the null device; and
+    # what a node of a cluster has is compared with what the parent's machine has.
+    "execute/pool.py": {"open", "os.access", "os.listdir", "os.open", "os.stat"},
     # Standard streams are pointed at the null device.
     "cli/__init__.py": {"os.open"},
     # What a command gives, and prints, is kept in a temporary file, which goes with the run.

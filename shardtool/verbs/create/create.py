@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
-from shardtool.execute.local import start_pool
+from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, Pool, folders_of
 from shardtool.request.calls import by_names
 from shardtool.request.observer import Notes, Observer

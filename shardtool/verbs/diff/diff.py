@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import EXPECTED, find_dataset, given_datasets, open_dataset
 from shardtool.errors import InvalidRequest, listing, without_secrets
-from shardtool.execute.local import start_pool
+from shardtool.execute import start_pool
 from shardtool.request.calls import by_names
 from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import DiffOptions

@@ -14,7 +14,7 @@ from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, 
 from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import Survey, SurveyTask, survey, torn_samples, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
-from shardtool.execute.local import start_pool
+from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, a_few
 from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, ShardPattern, is_shard_name, parse_pattern, sidecar_name

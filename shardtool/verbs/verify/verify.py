@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from shardtool.dataset.find import StoredDataset, given_datasets
 from shardtool.dataset.walk import Survey
 from shardtool.errors import CorruptShard, listing, without_secrets
-from shardtool.execute.local import cores, start_pool
-from shardtool.execute.pool import Needs, Pool, a_few
+from shardtool.execute import start_pool
+from shardtool.execute.pool import Needs, Pool, a_few, cores
 from shardtool.request.calls import by_names
 from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
-from shardtool.execute.local import LocalPool
+from shardtool.execute.pool import LocalPool
 from shardtool.fingerprint import crc32c
 from shardtool.names import Names
 from shardtool.pattern import parse_pattern
