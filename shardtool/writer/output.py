@@ -67,7 +67,6 @@ from shardtool.verbs.create.result import check_all_ended, joined_parts, merge_p
 from shardtool.verbs.create.run import OutputNames, Totals
 from shardtool.wording import flag, option
 from shardtool.write.packer import digest
-from shardtool.writer.samples import Columns, OpenShard, SampleEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.request.results import IndexResult
     from shardtool.skipped import Skipped
+    from shardtool.writer.samples import Columns, OpenShard, SampleEncoder
 
 
 class Keywords(TypedDict, total=False):
@@ -287,10 +287,9 @@ class Output:
     Args:
         pattern: The names of its shards.
         options: What was asked for.
-        made: How it is made, as far as it is known.
+        columns: The metadata so far, which grows.
 
     Attributes:
-        columns: The metadata so far.
         totals: What the published shards hold.
         rounded: How many floats of each field were rounded.
         misreadings: What readers would get wrong about them.
@@ -299,10 +298,10 @@ class Output:
         OutputExists: Something is there that the options do not allow to touch, or another writer has it.
     """
 
-    def __init__(self, pattern: ShardPattern, options: WriterOptions) -> None:
-        self.pattern, self.options = pattern, options
+    def __init__(self, pattern: ShardPattern, options: WriterOptions, columns: Columns) -> None:
+        self.pattern, self.options, self.columns = pattern, options, columns
         self.folder = open_folder(pattern.folder)
-        self.columns, self.totals, self.misreadings = Columns(), Totals(FieldValues()), Misreadings()
+        self.totals, self.misreadings = Totals(FieldValues()), Misreadings()
         self.rounded: Counter[str] = Counter()
         asked = {"pattern": output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
         self.journal = Journal(self.folder, pattern.base, asked)

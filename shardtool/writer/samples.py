@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+from abc import abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from hashlib import blake2b
 from io import BytesIO
+from itertools import chain
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.sidecar import index_of
-from shardtool.errors import InvalidRequest, OutputFailed, listing, printable
+from shardtool.errors import InvalidRequest, OutputFailed, listing, memory_for, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
 from shardtool.format.sizes import NUMBERS, TRAILER_SIZE
@@ -48,15 +52,17 @@ from shardtool.values import (
     name_problem,
     numbers_among,
     to_bytes,
+    to_text,
 )
 from shardtool.wording import option
 from shardtool.write.packer import Field, ShardRecords, encode_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
     from PIL.Image import Image
+    from typing_extensions import Self
 
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.skipped import SkipCode
@@ -65,6 +71,7 @@ if TYPE_CHECKING:
     from shardtool.write.packer import Parts
 
     Row = Mapping[str, object]
+    EncodedValue = tuple[bytes, ValueType | Literal[""]]
     FinishedShard = tuple[DurableFile, ShardIndex, ShardContent, bytes, str]
 
 
@@ -86,22 +93,8 @@ class BadValue(Exception):
         self.found, self.expected = found, expected
 
 
-class EncodedValue(NamedTuple):
-    """A value as payload.
-
-    Attributes:
-        data: The payload.
-        kind: What it was, of which the payload is the text; empty of bytes.
-        inline: Whether the plan of a table carries it: all but bytes.
-    """
-
-    data: bytes
-    kind: ValueType | Literal[""]
-    inline: bool
-
-
 def encode_value(value: object, field: str) -> EncodedValue:
-    """Return a value as payload.
+    """Return a value as payload, and what it was, of which that is the text; empty of bytes, which no table carries.
 
     Args:
         value: Bytes, text, a number, a truth, a time, what JSON has a form for, an array, or an image of Pillow.
@@ -118,7 +111,7 @@ def encode_value(value: object, field: str) -> EncodedValue:
             raise BadValue(f"a value of the type {type(value).__name__}", expected)
         return encode(value)
     if isinstance(value, bytes | bytearray | memoryview):
-        return EncodedValue(bytes(value), "", inline=False)
+        return bytes(value), ""
     if isinstance(value, np.generic):
         return _numpy_scalar(value)
     for kind, encode in _ENCODERS.items():
@@ -184,7 +177,7 @@ def _text(value: str) -> EncodedValue:
     if "\0" in value:
         raise BadValue("a NUL in the text", "text without")
     try:
-        return EncodedValue(value.encode(), "text", inline=True)
+        return value.encode(), "text"
     except UnicodeEncodeError:
         raise BadValue("half of a surrogate pair in the text", "text that is Unicode") from None
 
@@ -192,13 +185,13 @@ def _text(value: str) -> EncodedValue:
 def _int(value: int) -> EncodedValue:
     if not -INT64_LIMIT <= value < INT64_LIMIT:
         raise BadValue("a number over 2^63", "what fits into int64")
-    return EncodedValue(b"%d" % value, "int64", inline=True)
+    return b"%d" % value, "int64"
 
 
 def _float(value: float) -> EncodedValue:
     if math.isnan(value):
         raise BadValue("no value (NaN)", "a value in each sample")
-    return EncodedValue(repr(value).encode(), "float", inline=True)
+    return repr(value).encode(), "float"
 
 
 def _numpy_scalar(value: np.generic) -> EncodedValue:
@@ -233,7 +226,7 @@ def _array(value: NDArray[np.generic], field: str) -> EncodedValue:
         raise BadValue("an array of Python objects", "an array of numbers or text")
     stream = BytesIO()
     np.lib.format.write_array(stream, value, allow_pickle=False)
-    return EncodedValue(stream.getvalue(), "", inline=False)
+    return stream.getvalue(), ""
 
 
 def _pixels(value: NDArray[np.generic], field: str) -> EncodedValue:
@@ -263,7 +256,7 @@ def _image(value: Image, field: str) -> EncodedValue:
         value.save(stream, kind, **details)
     except (OSError, ValueError, KeyError) as error:
         raise BadValue(f"an image that cannot be written as {kind}: {error}", "one of a mode that it holds") from None
-    return EncodedValue(stream.getvalue(), "", inline=False)
+    return stream.getvalue(), ""
 
 
 def _holds(kind: str, image: Image) -> bool:
@@ -275,14 +268,14 @@ def _holds(kind: str, image: Image) -> bool:
 
 
 _ENCODERS: dict[type, Callable[..., EncodedValue]] = {
-    bytes: lambda value: EncodedValue(value, "", inline=False),
+    bytes: lambda value: (value, ""),
     str: _text,
-    bool: lambda value: EncodedValue(b"1" if value else b"0", "bool", inline=True),
+    bool: lambda value: (b"1" if value else b"0", "bool"),
     int: _int,
     float: _float,
-    **dict.fromkeys((dict, list, tuple), lambda value: EncodedValue(encode_json(value), "json", inline=True)),
+    **dict.fromkeys((dict, list, tuple), lambda value: (encode_json(value), "json")),
     **dict.fromkeys((datetime, date, time), lambda value: _text(value.isoformat())),
-    Decimal: lambda value: EncodedValue(str(value).encode(), "float", inline=True),
+    Decimal: lambda value: (str(value).encode(), "float"),
 }
 
 
@@ -322,7 +315,7 @@ class Sample(NamedTuple):
         parts: Its record.
         size: Bytes of its record.
         layout: Its fields.
-        kinds: What each of these is, as `EncodedValue` has it.
+        kinds: What each of these is, as `encode_value` says.
         inline: Whether the plan of a table would carry a value of it.
         dotted: Whether its key goes on behind a dot.
     """
@@ -495,9 +488,10 @@ class SampleEncoder:
                 data, kind, inline = value, "", False
             else:
                 try:
-                    data, kind, inline = encode_value(value, name)
+                    data, kind = encode_value(value, name)
                 except BadValue as bad:
                     raise _refused(_place(key, name), bad.found, "bad-value", expected=bad.expected) from None
+                inline = bool(kind)
                 any_inline = any_inline or inline
             known = kinds.get(name, kind)
             if kind != known:
@@ -554,7 +548,6 @@ class OpenShard:
     Attributes:
         file: The staged file, its size and checksum.
         rows: The metadata of each sample.
-        columns: The names in these, in the order in which they were met.
     """
 
     def __init__(self, folder: OutputFolder, name: str, shard_format: str) -> None:
@@ -562,7 +555,6 @@ class OpenShard:
         self.file = _SummedFile(folder.stage(name))
         self._records = ShardRecords(self.file.write)
         self.rows: list[Mapping[str, object]] = []
-        self.columns: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._records)
@@ -580,8 +572,6 @@ class OpenShard:
         """
         self._records.add(sample.key, sample.parts, sample.size, sample.fields)
         self.rows.append(row)
-        if row:
-            self.columns.update(dict.fromkeys(row))
 
     def finish(self, encoder: SampleEncoder, columns: Columns) -> FinishedShard:
         """Make the file whole and durable, and where a folder hides files not visible yet.
@@ -598,7 +588,7 @@ class OpenShard:
             InvalidRequest: Its metadata cannot stand together.
             OutputFailed: The file system refuses.
         """
-        table = columns.table(self.rows, self.columns)
+        table = columns.table(self.rows)
         self._records.flush()
         if TRAILER_SIZE[self._format]:
             self.file.write(TRAILER)
@@ -703,16 +693,18 @@ class Columns:
         """Return the values of a sample, if they go with those before.
 
         Raises:
-            InvalidRequest: They do not.
+            SampleRefused: They do not.
         """
         if not isinstance(row, Mapping):
-            raise InvalidRequest(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
+            raise _refused(
+                where, f"metadata of the type {type(row).__name__}", "bad-value", expected="a dict of columns"
+            )
         found, self._found = dict[str, object](), {}
         for name, value in row.items():
             plain = value.item() if isinstance(value, np.generic) else value
             if not isinstance(name, str) or not name.strip() or name.startswith("__"):
                 expected = "a name that does not start with two underscores, which are the sidecar's own"
-                raise InvalidRequest(where, f"metadata called {name!r}", expected=expected)
+                raise _refused(where, f"metadata called {name!r}", "bad-value", expected=expected)
             found[name] = plain
             if plain is None:
                 continue
@@ -722,12 +714,12 @@ class Columns:
                 shown = f"a value of the type {type(value).__name__}" if family != "numbers" else f"the number {plain}"
                 before = f"{known}, as in the samples before" if known and family != known else ""
                 expected = before or "what a column can hold"
-                raise InvalidRequest(where, f"metadata {name!r}: {shown}", expected=expected)
+                raise _refused(where, f"metadata {name!r}: {shown}", "bad-value", expected=expected)
             if isinstance(plain, _TYPED):
                 self._found[name] = self._joined(name, plain, where)
             elif (form := _form(plain)) and self._forms.get(name, form) != form:
                 problem = f"metadata {name!r}: {plain}, in a column of {self._forms[name]}"
-                raise InvalidRequest(where, problem, expected="floats, or whole numbers over 2^53, but not both")
+                raise _refused(where, problem, "bad-value", expected="floats, or whole numbers over 2^53, but not both")
         return found
 
     def _joined(self, name: str, value: object, where: str) -> pa.DataType:
@@ -735,7 +727,9 @@ class Columns:
         try:
             found = pa.infer_type([value])
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise InvalidRequest(where, f"metadata {name!r}: {error}", expected="what a column can hold") from None
+            raise _refused(
+                where, f"metadata {name!r}: {error}", "bad-value", expected="what a column can hold"
+            ) from None
         known = self._types.get(name, found)
         if known == found or (isinstance(value, datetime) and bool(known.tz) == bool(found.tz)):
             return known  # of several time zones, a column has the first
@@ -743,7 +737,7 @@ class Columns:
             return _unified(pa.schema([(name, known)]), pa.schema([(name, found)]))[0].type
         except pa.ArrowTypeError:
             expected = f"{known}, as in the samples before"
-            raise InvalidRequest(where, f"metadata {name!r}: {found}", expected=expected) from None
+            raise _refused(where, f"metadata {name!r}: {found}", "bad-value", expected=expected) from None
 
     def accept(self, row: Row) -> None:
         """Settle what the columns of a sample hold that will be written."""
@@ -770,13 +764,13 @@ class Columns:
             self._families |= [(name, family) for family, fits in _ARROW if fits(kind)]
         return True
 
-    def table(self, rows: Sequence[Row], names: Iterable[str]) -> pa.Table | None:
+    def table(self, rows: Sequence[Row]) -> pa.Table | None:
         """Return the rows of a shard, a column for each name so far; None where there are none.
 
         Raises:
             InvalidRequest: Values of a column cannot stand together.
         """
-        known = dict.fromkeys([*self.schema.names, *names])
+        known = dict.fromkeys(chain(self.schema.names, *rows))
         if not known:
             return None
         table = pa.table({name: self._array(name, [row.get(name) for row in rows]) for name in known})
@@ -800,3 +794,159 @@ def _form(value: object) -> str:
 
 def _unified(first: pa.Schema, second: pa.Schema) -> pa.Schema:
     return pa.unify_schemas([first, second], promote_options="permissive")
+
+
+# What a writer is: samples come one by one, and fill a shard after the other.
+
+
+_OPEN, _BUSY, _CLOSED = "open", "busy", "closed"
+_NO_METADATA: dict[str, object] = {}
+
+
+class SampleWriter(AbstractContextManager["SampleWriter"]):
+    """Takes samples one by one, in one thread of the process that made it, and fills shards with them.
+
+    To be used in a `with` block: one that is left with an exception is abandoned, and closed otherwise.
+
+    Args:
+        shard_format: `tar` or `tfrecord`.
+        dots: The dot at which keys end in a tar; None: what the names ask for.
+        room: Bytes of a shard's records at most.
+        most: Samples in a shard at most.
+    """
+
+    def __init__(self, shard_format: str, dots: Dots | None, room: int, most: int) -> None:
+        self._encoder, self._columns = SampleEncoder(shard_format, dots), Columns()
+        self._room, self._most = room, most
+        self._shard: OpenShard | None = None
+        self._last_key: str | None = None
+        self._pid, self._state = os.getpid(), _OPEN
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._state == _CLOSED or os.getpid() != self._pid:
+            return
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def write(self, sample: Mapping[str, object], metadata: Mapping[str, object] | None = None) -> None:
+        """Write a sample.
+
+        Args:
+            sample: Its key as `__key__`, and its fields. A value is bytes, or becomes what `create` makes of a table's:
+                numbers and text are text (numbers in TFRecord), dicts and lists JSON, arrays npy, and images of Pillow
+                what the field's ending says.
+            metadata: Further columns of its row in the sidecar.
+
+        Raises:
+            InvalidRequest: It cannot be written, and is not to be skipped: the writer goes on without it.
+            OutputFailed: The file system refuses; the writer is closed.
+            OutOfMemory: There is no memory for it; the writer is closed.
+        """
+        if self._state != _OPEN or os.getpid() != self._pid:
+            self._refuse_use()
+        self._state = _BUSY
+        try:
+            encoded = self._encoder.encode(sample)
+            row = self._columns.check(metadata, printable(encoded.key)) if metadata else _NO_METADATA
+        except SampleRefused as refused:
+            self._state = _OPEN
+            self._refuse(sample, refused)
+            return
+        except BaseException:
+            self._state = _OPEN  # nothing of it was written
+            raise
+        try:
+            if self._takes(encoded):
+                self._add(encoded, row)
+        except SampleRefused as refused:
+            self._state = _OPEN
+            raise refused.error from None
+        except Exception:
+            self.abandon()
+            with memory_for("a sample"):
+                raise
+        self._state = _OPEN
+
+    def close(self) -> None:
+        """Publish what is written. A writer that is closed already stays so.
+
+        Raises:
+            InvalidRequest: It cannot be published as it is.
+            SampleFailed: All samples were left out.
+            OutputFailed: The file system refuses.
+        """
+        if self._state == _CLOSED:
+            return
+        if self._state != _OPEN or os.getpid() != self._pid:
+            self._refuse_use()
+        try:
+            self._finish()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the writer without what is not published yet."""
+        if self._state != _CLOSED and os.getpid() == self._pid:
+            self._state = _CLOSED
+            try:
+                if self._shard is not None:
+                    self._shard.abandon()
+            finally:
+                self._release()
+
+    def _add(self, sample: Sample, row: Mapping[str, object]) -> None:
+        """Write a sample that is sound, into a new shard where the one before has no room for it."""
+        shard = self._shard
+        if shard is not None and (shard.size + sample.size > self._room or len(shard) >= self._most):
+            self._publish(shard)
+            shard = None
+        if shard is None:
+            shard = self._shard = self._next_shard(sample)
+        self._encoder.accept(sample)
+        if row:
+            self._columns.accept(row)
+        shard.add(sample, row)
+        self._last_key = to_text(sample.key)
+
+    def _refuse_use(self) -> NoReturn:
+        """Say why nothing can be written with a writer."""
+        kind = type(self).__name__
+        if os.getpid() != self._pid:
+            found = "this process is a fork of the one that made the writer"
+            raise InvalidRequest(kind, found, remedy=f"Make one here, with {option('part')}.")
+        found = "the writer is closed" if self._state == _CLOSED else "an earlier write was interrupted"
+        self.abandon()
+        raise InvalidRequest(kind, found, expected="writes inside of its with block")
+
+    def _refuse(self, _sample: Mapping[str, object], refused: SampleRefused) -> None:
+        """Raise what is wrong with a sample, or note that it is left out."""
+        raise refused.error from None
+
+    @abstractmethod
+    def _takes(self, sample: Sample) -> bool:
+        """Return whether a sample gets into a shard; False: it is left out.
+
+        Raises:
+            SampleRefused: It cannot, and is not to be left out.
+        """
+
+    @abstractmethod
+    def _next_shard(self, sample: Sample) -> OpenShard:
+        """Start a shard, whose first sample that is."""
+
+    @abstractmethod
+    def _publish(self, shard: OpenShard) -> None:
+        """Publish a shard, which is then the writer's no more."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Publish what is written."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Give back what the writer holds, once it is closed."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.sidecar import read_sidecar
 from shardtool.errors import (
-    MEMORY_REMEDY,
     CorruptShard,
     InvalidRequest,
-    OutOfMemory,
     OutputExists,
     SampleFailed,
-    is_out_of_memory,
     memory_for,
     printable,
 )
@@ -40,12 +36,12 @@ from shardtool.writer.output import (
     part_pattern,
     part_tag,
 )
-from shardtool.writer.samples import KEY, OpenShard, Sample, SampleEncoder, SampleRefused
+from shardtool.writer.samples import KEY, OpenShard, Sample, SampleEncoder, SampleRefused, SampleWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
@@ -151,11 +147,7 @@ def _sound(output: Output, name: str, noted: JournalEntry) -> ShardIndex | None:
     return found if (fact.name, size, crc) == right and (fact.name, fact.size, fact.crc) == right else None
 
 
-_OPEN, _BUSY, _CLOSED = "open", "busy", "closed"
-_NO_METADATA: dict[str, object] = {}
-
-
-class ShardWriter:
+class ShardWriter(SampleWriter):
     """Writes samples into shards, with sidecars and a dataset file, as `create` does for the same samples.
 
     To be used in a `with` block. Leaving it with an exception publishes no dataset file: the shards that were full
@@ -185,41 +177,26 @@ class ShardWriter:
             names = part_pattern(names, self._tag)
         elif given.parts is not None:
             raise InvalidRequest(option("parts"), "no part", expected=f"the number of this one: {option('part')}")
-        self._pattern, self._pid = names, os.getpid()
+        self._pattern = names
         bounded = given.max_size is not None or given.max_count is not None or names.count == 1
         max_size = parse_size(given.max_size) if given.max_size is not None else None if bounded else DEFAULT_MAX_SIZE
         largest, trailer = open_folder(names.folder).largest or NO_LIMIT, TRAILER_SIZE[names.format]
         if max_size is not None and max_size > largest:
             expected = f"at most {show_size(largest)}, as one request of a store takes"
             raise InvalidRequest(option("max_size"), show_size(max_size), expected=expected)
-        self._room = min(NO_LIMIT if max_size is None else max_size, largest) - trailer
+        room = min(NO_LIMIT if max_size is None else max_size, largest) - trailer
+        super().__init__(names.format, given.dots, room, NO_LIMIT if given.max_count is None else given.max_count)
         self._never = min(SAMPLE_LIMIT[names.format], largest - trailer)
-        self._limit = min(self._room, self._never)
-        self._most = NO_LIMIT if given.max_count is None else given.max_count
+        self._limit = min(room, self._never)
         self._notes = Notes(observer or Observer())
-        self._encoder = SampleEncoder(names.format, given.dots)
-        self._shard: OpenShard | None = None
         self._skipped: list[Skipped] = []  # since the last sample of the last shard
         self._alone: list[str] = []
-        self._last_key: str | None = None
-        self._output = Output(names, given)
-        self._state = _OPEN
+        self._output = Output(names, given, self._columns)
         try:
             self._start()
         except BaseException:
             self.abandon()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._state == _CLOSED or os.getpid() != self._pid:
-            return
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
     def __reduce__(self) -> str:
         raise InvalidRequest(
@@ -256,79 +233,6 @@ class ShardWriter:
         """What the user should know; most of it is known once the writer has been closed."""
         return [*self._notes.said]
 
-    def write(self, sample: Mapping[str, object], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample.
-
-        Args:
-            sample: Its key as `__key__`, and its fields. A value is bytes, or becomes what `create` makes of a table's:
-                numbers and text are text (numbers in TFRecord), dicts and lists JSON, arrays npy, and images of Pillow
-                what the field's ending says.
-            metadata: Further columns of its row in the sidecar.
-
-        Raises:
-            InvalidRequest: It cannot be written, and `on_error` is `raise`: the writer goes on without it.
-            OutputFailed: The file system refuses; the writer is closed.
-            OutOfMemory: There is no memory for it; the writer is closed.
-        """
-        if self._state != _OPEN or os.getpid() != self._pid:
-            self._refuse_use()
-        self._state = _BUSY
-        try:
-            encoded = self._encoder.encode(sample)
-            try:
-                row = self._output.columns.check(metadata, printable(encoded.key)) if metadata else _NO_METADATA
-            except InvalidRequest as error:
-                raise SampleRefused(error, "bad-value") from None
-        except SampleRefused as refused:
-            self._state = _OPEN
-            self._refuse(sample, refused)
-            return
-        except BaseException:
-            self._state = _OPEN  # nothing of it was written
-            raise
-        try:
-            written = self._add(encoded, row)
-        except SampleRefused as refused:
-            self._state = _OPEN
-            raise refused.error from None
-        except Exception as error:
-            self.abandon()
-            if is_out_of_memory(error):
-                raise OutOfMemory("a sample", "not enough memory", remedy=MEMORY_REMEDY) from None
-            raise
-        self._state = _OPEN
-        if written:
-            self._last_key = to_text(encoded.key)
-
-    @memory_for("the dataset file")
-    def close(self) -> None:
-        """Publish the last shard, and the dataset file. A writer that is closed already stays so.
-
-        Raises:
-            InvalidRequest: No sample was written.
-            SampleFailed: All were left out.
-            OutputFailed: The file system refuses; `resume=True` goes on.
-        """
-        if self._state == _CLOSED:
-            return
-        if self._state != _OPEN or os.getpid() != self._pid:
-            self._refuse_use()
-        try:
-            if self._done is None:
-                self._finish()
-        finally:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Close the writer without a dataset file; shards that are published stay."""
-        if self._state != _CLOSED and os.getpid() == self._pid:
-            self._state = _CLOSED
-            try:
-                if self._shard is not None:
-                    self._shard.abandon()
-            finally:
-                self._output.close()
-
     def _start(self) -> None:
         """Find out what is there to resume, and start the journal."""
         output, last = self._output, None
@@ -358,15 +262,6 @@ class ShardWriter:
             raise OutputExists(where, f"{self._tag} was merged into this dataset", remedy=remedy)
         return found
 
-    def _refuse_use(self) -> NoReturn:
-        """Say why nothing can be written with a writer."""
-        if os.getpid() != self._pid:
-            found = "this process is a fork of the one that made the writer"
-            raise InvalidRequest("ShardWriter", found, remedy=f"Make one here, with {option('part')}.")
-        found = "the writer is closed" if self._state == _CLOSED else "an earlier write was interrupted"
-        self.abandon()
-        raise InvalidRequest("ShardWriter", found, expected="writes inside of its with block")
-
     def _refuse(self, sample: Mapping[str, object], refused: SampleRefused) -> None:
         """Raise what is wrong with a sample, or list it among those that were left out."""
         if self._options.on_error == "raise":
@@ -375,23 +270,11 @@ class ShardWriter:
         message = f"{refused.error.where}: {refused.error.found}"
         self._skipped.append(Skipped(printable(str(key)), "", refused.code, message))
 
-    def _add(self, sample: Sample, row: dict[str, object]) -> bool:
-        """Write a sample that is sound; return False where it was left out."""
+    def _takes(self, sample: Sample) -> bool:
+        """Return whether a sample gets into a shard, by the rule for those that fit in none; False: it is left out."""
         if self._done is not None:
             raise _ended(self._output.destination.dataset_file)
-        if sample.size > self._limit and not self._fits_alone(sample):
-            return False
-        shard = self._shard
-        if shard is not None and (shard.size + sample.size > self._room or len(shard) >= self._most):
-            self._publish(shard)
-            shard = None
-        if shard is None:
-            shard = self._shard = self._next_shard(sample)
-        self._encoder.accept(sample)
-        if row:
-            self._output.columns.accept(row)
-        shard.add(sample, row)
-        return True
+        return sample.size <= self._limit or self._fits_alone(sample)
 
     def _fits_alone(self, sample: Sample) -> bool:
         """Apply the rule for a sample that fits in no shard; return whether it gets one of its own."""
@@ -436,9 +319,12 @@ class ShardWriter:
         self._output.add(shard, self._encoder, self._skipped)
         self._shard, self._skipped = None, []
 
+    @memory_for("the dataset file")
     def _finish(self) -> None:
         """Publish the last shard and the dataset file, and say what the user should know."""
         output = self._output
+        if self._done is not None:
+            return
         if self._shard is not None:
             self._publish(self._shard)
         output.totals.skipped += self._skipped
@@ -452,6 +338,9 @@ class ShardWriter:
         made = {"options": options, **({"part": self._tag.removeprefix("part")} if self._tag else {})}
         self._say()
         output.finish(self._encoder, made)
+
+    def _release(self) -> None:
+        self._output.close()
 
     def _end_empty(self) -> None:
         """End without a sample: a part says so, and anything else is a mistake."""

@@ -19,7 +19,7 @@ from shardtool.dataset.find import StoredShard, sidecar_path
 from shardtool.dataset.shard_file import SummedFile
 from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode, read_bytes, read_facts
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, memory_for, printable, reason
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.pattern import sidecar_name
 from shardtool.plan.order import NO_LIMIT
@@ -51,7 +51,7 @@ from shardtool.verbs.cache.folder import (
     room_path,
 )
 from shardtool.wording import option
-from shardtool.writer.samples import Columns, OpenShard, SampleEncoder, SampleRefused
+from shardtool.writer.samples import OpenShard, Sample, SampleEncoder, SampleRefused, SampleWriter
 
 if TYPE_CHECKING:
     from shardtool.request.observer import Observer
@@ -344,12 +344,13 @@ class CacheWriterOptions(NamedTuple):
     max_count: int
 
 
-class CacheWriter(AbstractContextManager["CacheWriter"]):
+class CacheWriter(SampleWriter):
     """Writes samples into a cache; made by `Cache.writer`, to be used in a `with` block, by one thread.
 
     A shard is visible, for `refresh`, once it is full or the block ends. Before each shard, its bytes are taken: where
     the policy can evict nothing, since all is held, the writer waits until a trainer lets shards go. A block that
-    ends with an exception leaves no part of a shard, and neither does a kill.
+    ends with an exception leaves no part of a shard, and neither does a kill. Keys are unique in a shard, so that a
+    sampler may give a sample again.
 
     Args:
         space: The cache's space.
@@ -374,66 +375,19 @@ class CacheWriter(AbstractContextManager["CacheWriter"]):
         if grown.max_size > space.max_bytes:
             found = f"{show_size(grown.max_size)}, the cache {show_size(space.max_bytes)}"
             raise InvalidRequest(option("max_size"), found, expected="room for a shard at least")
+        room = min(grown.max_size - TRAILER_SIZE[grown.format], SAMPLE_LIMIT[grown.format])
+        super().__init__(grown.format, None, room, grown.max_count)
         self._space, self._grown, self._on_wait, self._on_evict = space, grown, on_wait, on_evict
         self._folder = Folder(os.path.join(space.folder, WRITTEN))
         self._name = f"grown-part_{grown.part}_{token_hex(4)}"
-        self._limit = min(grown.max_size - TRAILER_SIZE[grown.format], SAMPLE_LIMIT[grown.format])
-        self._columns, self._encoder = Columns(), SampleEncoder(grown.format, None)
-        self._shard: OpenShard | None = None
-        self._pid, self._closed = os.getpid(), False
         self.shards = self.samples = 0
         try:
-            room = take_lock(room_path(self._folder, self._name), create=True)
+            taken = take_lock(room_path(self._folder, self._name), create=True)
         except OSError as error:
             raise OutputFailed(self._folder.path, f"cannot write: {reason(error)}") from None
-        if room is None:
+        if taken is None:
             raise OutputFailed(self._folder.path, "cannot be locked")
-        self._room = room
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
-
-    @memory_for("a sample")
-    def write(self, sample: Mapping[str, object], metadata: Mapping[str, object] | None = None) -> None:
-        """Write a sample.
-
-        Args:
-            sample: Its key as `__key__`, and its fields, as for `ShardWriter`. Keys are unique in a shard, so that a
-                sampler may give a sample again.
-            metadata: Further columns of its row in the sidecar.
-
-        Raises:
-            InvalidRequest: It cannot be written; the writer goes on without it.
-            OutputFailed: The file system refuses; what was not visible yet is lost.
-        """
-        if self._closed or os.getpid() != self._pid:
-            raise InvalidRequest(
-                "the writer", "closed, or of another process", expected="writes inside of its with block"
-            )
-        try:
-            encoded = self._encoder.encode(sample)
-            if encoded.size > self._limit:
-                found = f"{printable(encoded.key)} has {show_size(encoded.size)}"
-                raise InvalidRequest(option("max_size"), found, expected=f"{show_size(self._limit)} at most")
-        except SampleRefused as refused:
-            raise refused.error from None
-        row = self._columns.check(metadata or {}, printable(encoded.key))
-        shard = self._shard
-        if shard is not None and (shard.size + encoded.size > self._limit or len(shard) >= self._grown.max_count):
-            self.publish()
-        if (shard := self._shard) is None:
-            shard = self._shard = self._start()
-        self._encoder.accept(encoded)
-        self._columns.accept(row)
-        try:
-            shard.add(encoded, row)
-        except OutputFailed:
-            self.abandon()
-            raise
-        self.samples += 1
+        self._taken = taken
 
     def publish(self) -> None:
         """Make the samples so far visible now, though their shard may have room for more.
@@ -442,9 +396,11 @@ class CacheWriter(AbstractContextManager["CacheWriter"]):
             InvalidRequest: Their metadata cannot stand together.
             OutputFailed: The file system refuses.
         """
-        shard, self._shard = self._shard, None
-        if shard is None:
-            return
+        if self._shard is not None:
+            self._publish(self._shard)
+
+    def _publish(self, shard: OpenShard) -> None:
+        self._shard = None
         try:
             staged, index, _, _, plan = shard.finish(self._encoder, self._columns)
             data, _ = encode(index, ShardFact(shard.name, shard.file.size, shard.file.crc, plan))
@@ -456,29 +412,29 @@ class CacheWriter(AbstractContextManager["CacheWriter"]):
         before, self._encoder = self._encoder, SampleEncoder(self._grown.format, None)  # a sampler's keys have no end
         self._encoder.restore(before.kinds, inline=before.inline)
 
-    def close(self) -> None:
-        """Publish the last shard, and give back the space that was taken. Closing twice is no error."""
-        if not self._closed and os.getpid() == self._pid:
-            try:
-                self.publish()
-            finally:
-                self.abandon()
+    _finish = publish
 
-    def abandon(self) -> None:
-        """Close without what is not visible yet."""
-        if not self._closed and os.getpid() == self._pid:
-            self._closed = True
-            if self._shard is not None:
-                self._shard.abandon()
-            self._folder.discard(os.path.basename(self._room.path))
-            self._room.close()
+    def _release(self) -> None:
+        self._folder.discard(os.path.basename(self._taken.path))
+        self._taken.close()
 
-    def _start(self) -> OpenShard:
+    def _takes(self, sample: Sample) -> bool:
+        if sample.size > self._room:
+            found = f"{printable(sample.key)} has {show_size(sample.size)}"
+            error = InvalidRequest(option("max_size"), found, expected=f"{show_size(self._room)} at most")
+            raise SampleRefused(error, "oversize")
+        return True
+
+    def _add(self, sample: Sample, row: Mapping[str, object]) -> None:
+        super()._add(sample, row)
+        self.samples += 1
+
+    def _next_shard(self, _: Sample) -> OpenShard:
         """Start a shard, once there is room for it."""
         start_s, said = time.monotonic(), False
         while True:
             with self._space.locked():
-                evicted = self._space.give(self._room, self._grown.max_size)
+                evicted = self._space.give(self._taken, self._grown.max_size)
             if evicted is not None:
                 self._on_evict(evicted)
                 break
