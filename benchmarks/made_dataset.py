@@ -18,9 +18,9 @@ import numpy as np
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
 from shardtool.dataset.shard_index import ShardFact
 from shardtool.dataset.sidecar import encode, index_of
+from shardtool.entries.entries import Names
+from shardtool.entries.sizes import Payloads, sample_sizes
 from shardtool.fingerprint import crc32c
-from shardtool.format.sizes import Payloads, sample_sizes
-from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.request.run_record import RunRecord
 from shardtool.values import ShardContent

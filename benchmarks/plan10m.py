@@ -14,8 +14,7 @@ import time
 
 import numpy as np
 
-from shardtool.entries.entries import Entries, FieldRows
-from shardtool.names import Names
+from shardtool.entries.entries import Entries, FieldRows, Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan, shard_samples

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from shardtool import CreateOptions
-from shardtool.entries.entries import Entries, FieldRows, FieldSpans
-from shardtool.names import Names
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, Names
 from shardtool.request.observer import Observer
 from shardtool.values import FILE
 

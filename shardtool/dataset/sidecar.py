@@ -32,10 +32,10 @@ from shardtool.dataset.shard_index import (
     with_shard,
 )
 from shardtool.entries.arrow import number_array, numbers, strings
+from shardtool.entries.entries import Names
+from shardtool.entries.sizes import Payloads, heads_and_tails
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
-from shardtool.format.sizes import Payloads, heads_and_tails
-from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.skipped import pack_rows, unpack_rows
 from shardtool.storage.places import read_small, read_tail

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
-    from shardtool.names import Texts
+    from shardtool.entries.entries import Entries, Texts
 
 EXPECTED = "a dataset file, a JSON list of names, or a text file with a name a line"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # no text that UTF-8 has a form for

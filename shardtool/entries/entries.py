@@ -1,4 +1,4 @@
-"""`Entries`: the samples of a source as columns, with no object per sample.
+"""`Entries`: the samples of a source as columns, with no object per sample; and `Names`, a column of byte strings.
 
 Ten million samples must fit a laptop's memory (benchmarks/plan10m.py): about 35 bytes a field, 16 a
 sample, and the key. What takes more, such as a manifest's columns, lies in Arrow.
@@ -7,7 +7,8 @@ sample, and the key. What takes more, such as a manifest's columns, lies in Arro
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,15 +18,134 @@ from shardtool.storage.open_file import is_place
 from shardtool.values import LINK, URL, Kind, Number, SpanFile, ValueType, numbers_among, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.names import Names, Texts
-
+_CHUNK = 2**16  # names at a time
+_MANY = 2**18  # names: of so many, gathering some is worth an import of pyarrow.compute
+_FEW = 2**8  # that are gathered faster one by one
 _Number = TypeVar("_Number", bound=np.generic)
 _Value = TypeVar("_Value")
+
+
+class Texts(Protocol):
+    """Byte strings without NULs, in order, that need not lie in memory: `Names`, or something that makes them."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def span(self, first: int, last: int, /) -> bytes:
+        """Return texts `first` to `last` (exclusive), a NUL after each."""
+
+    def gather(self, which: NDArray[np.int64], /) -> bytes:
+        """Return the texts `which`, in that order, a NUL after each."""
+
+    def take(self, which: NDArray[np.int64], /) -> Texts:
+        """Return the texts `which`, in that order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Byte strings without NULs in one buffer, a NUL after each.
+
+    Attributes:
+        data: The buffer.
+        starts: int64[n + 1]; string i is `data[starts[i] : starts[i + 1] - 1]`.
+    """
+
+    data: bytes
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Names:
+        """Return the names in a buffer where each ends with a NUL."""
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0)
+        starts = np.empty(len(ends) + 1, np.int64)
+        starts[0] = 0
+        np.add(ends, 1, out=starts[1:])
+        return cls(data, starts)
+
+    @classmethod
+    def of(cls, names: Iterable[bytes]) -> Names:
+        """Return `names` as columns."""
+        return cls.parse(b"".join([name + b"\0" for name in names]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, at: int) -> bytes:
+        return self.data[int(self.starts[at]) : int(self.starts[at + 1]) - 1]
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the bytes of each name, its NUL not counted."""
+        return np.diff(self.starts) - 1
+
+    def span(self, first: int, last: int) -> bytes:
+        """Return names `first` to `last` (exclusive), a NUL after each."""
+        return self.data[self.starts[first] : self.starts[last]]
+
+    def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the place of a name, and it and the names after it: some at a time, never an object for each."""
+        for first in range(0, len(self), _CHUNK):
+            yield first, self.span(first, min(first + _CHUNK, len(self)))[:-1].split(b"\0")
+
+    def gather(self, which: NDArray[np.int64]) -> bytes:
+        """Return the names `which`, in that order, a NUL after each."""
+        if len(self) >= _MANY and len(which) > _FEW:
+            return self._gather_many(which)
+        starts, ends = self.starts[which].tolist(), self.starts[which + 1].tolist()
+        return b"".join([self.data[start:end] for start, end in zip(starts, ends, strict=True)])
+
+    def _gather_many(self, which: NDArray[np.int64]) -> bytes:
+        """Do what `gather` does, in a third of its time where names lie all over the memory."""
+        import pyarrow as pa
+
+        places = pa.Array.from_buffers(pa.int64(), len(which), [None, pa.py_buffer(np.ascontiguousarray(which))])
+        _, offsets, data = self.array().take(places).buffers()
+        return bytes(memoryview(data)[: np.frombuffer(offsets, np.int64)[len(which)]])
+
+    def array(self) -> pa.LargeBinaryArray:
+        """Return the names as Arrow has them, with the NUL at the end of each."""
+        import pyarrow as pa
+
+        return pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(self), [None, pa.py_buffer(self.starts), pa.py_buffer(self.data)]
+        )
+
+    def take(self, which: NDArray[np.int64]) -> Names:
+        """Return the names `which`, in that order."""
+        return Names.parse(b"".join([self.gather(which[at : at + _CHUNK]) for at in range(0, len(which), _CHUNK)]))
+
+    def sorted_order(self) -> NDArray[np.int64]:
+        """Return the places of the names in the order of their bytes."""
+        import pyarrow.compute as pc
+
+        return np.asarray(pc.sort_indices(self.array()).to_numpy(), np.int64)  # the NUL at the end of each sorts lowest
+
+    def hashes(self, person: bytes = b"", salt: bytes = b"") -> NDArray[np.uint64]:
+        """Return the BLAKE2b (RFC 7693) of each name, of 8 bytes, little-endian: the same everywhere.
+
+        Args:
+            person: The personalization, which makes hashes for one use independent of those for others.
+            salt: The salt.
+        """
+        found = [np.zeros(0, np.uint64)]
+        for _, names in self.chunks():
+            digests = [blake2b(name, digest_size=8, person=person, salt=salt).digest() for name in names]
+            found.append(np.frombuffer(b"".join(digests), "<u8"))
+        return np.concatenate(found)
+
+    def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the places of the names, equal ones together and in their order, and where each such run starts."""
+        order = self.sorted_order()
+        is_first, last = np.ones(len(order), np.bool_), b"\0"
+        for first in range(0, len(order), _CHUNK):
+            for at, name in enumerate(self.gather(order[first : first + _CHUNK]).split(b"\0")[:-1], first):
+                is_first[at] = name != last
+                last = name
+        return order, np.flatnonzero(is_first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.entries.entries import Entries, FieldRows, FieldValues
+from shardtool.entries.entries import Entries, FieldRows, FieldValues, Names
 from shardtool.errors import printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
-from shardtool.names import Names
 from shardtool.values import FILE, INLINE, Number, counted, to_bytes, to_text
 from shardtool.wording import exporting, option
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.entries.arrow import number_array
+from shardtool.entries.entries import Names, Texts
+from shardtool.entries.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, heads_and_tails, sample_sizes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fetch import shown_bytes
-from shardtool.format.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, heads_and_tails, sample_sizes
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
-from shardtool.names import Names, Texts
 from shardtool.plan.order import NO_LIMIT, Bounds, HashedSamples, Limits, ShardsAsked, cut, running, shuffled
 from shardtool.skipped import Skipped
 from shardtool.values import (

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
-from shardtool.names import Names
 from shardtool.read.catalog import column_of, joined, matching_rows, open_catalog, schema_of, table_of
 from shardtool.read.chain import Batch, Chains, Each, Stages, without_dataloaders
 from shardtool.read.fetch import Fetcher, GrowingCache, MixedReader, Reader, SkippedSamples, TakenShards

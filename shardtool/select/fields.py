@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
-from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, joined
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names, Texts, joined
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.names import Names, Texts
 from shardtool.skipped import Skipped
 from shardtool.table.columns import check_field, no_such, places_among
 from shardtool.values import FIELD_LIMIT, INLINE, ValueType, agreed_type, to_bytes

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.names import Names
 from shardtool.request.options import no_column
 from shardtool.request.texts import BY_NAME, TextForm
 from shardtool.select.fields import Field, paths_of, with_fields

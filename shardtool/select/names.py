@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT as HEADER_LIMIT
-from shardtool.names import Names
 from shardtool.request.texts import share as read_share
 from shardtool.select.fields import check_count, paths_of
 from shardtool.skipped import Skipped

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.names import Names
+    from shardtool.entries.entries import Names
 
 _MOST_SPLITS = 1000  # each is a dataset with shards of its own
 _MOST_LABELS = 2**20  # each is an object: within 100 bytes a sample where there are several samples a label

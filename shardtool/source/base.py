@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, Names
     from shardtool.execute.pool import Pool
-    from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.transform import Condition
 

@@ -101,7 +101,7 @@ class FolderSource(Source):
         """Return samples and what was left out with the keys of a pattern; names that look torn are refused before."""
         if pattern is None:
             return entries, skipped
-        from shardtool.names import Names
+        from shardtool.entries.entries import Names
         from shardtool.select.names import with_keys
         from shardtool.source.folder_samples import check_torn, without_torn
 
@@ -272,8 +272,7 @@ class FoldersSource(FolderSource):
         """Return the parts that each folder has of samples, one folder after the other."""
         import numpy as np
 
-        from shardtool.entries.entries import Entries, FieldRows
-        from shardtool.names import Names
+        from shardtool.entries.entries import Entries, FieldRows, Names
         from shardtool.select.fields import check_count, paths_of
 
         fields = sorted({name for one in names for name in one.values()}, key=to_bytes)

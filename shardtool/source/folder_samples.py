@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from shardtool.entries.arrow import number_array, strings
 from shardtool.entries.classes import Classes, number_classes
-from shardtool.entries.entries import Entries, FieldRows
+from shardtool.entries.entries import Entries, FieldRows, Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.names import Names
 from shardtool.select.fields import Field, check_count, with_fields
 from shardtool.source.scan import ALWAYS, ScanPart, ScanRules, no_field, pass_over
 from shardtool.storage.places import objects_below

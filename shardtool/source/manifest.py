@@ -84,8 +84,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.entries.entries import Names
     from shardtool.execute.pool import Pool
-    from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
     from shardtool.values import Dots, ValueType

@@ -28,10 +28,9 @@ import pyarrow.parquet as pq
 from shardtool.dataset.parquet_bounds import MAGIC, read_extents, read_footer
 from shardtool.entries.arrow import ended, number_array, numbers, payload, unended
 from shardtool.entries.classes import Classes
-from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names, Texts
 from shardtool.errors import CorruptShard, InvalidRequest, is_out_of_memory, listing, memory_for, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.names import Names, Texts
 from shardtool.request.run_record import differing_options
 from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped

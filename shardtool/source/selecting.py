@@ -19,8 +19,8 @@ import pyarrow as pa
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable, reason
-from shardtool.names import Names
 from shardtool.request.texts import pairs
 from shardtool.select.names import column_of, share_of, sort_order
 from shardtool.select.names import table_of as table_of_shards

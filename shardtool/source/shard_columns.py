@@ -20,8 +20,8 @@ from shardtool.dataset.shard_file import is_packed, unopened
 from shardtool.dataset.shard_index import ShardIndex, differences, ends_of, walked_index
 from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_bytes, read_sidecar
 from shardtool.dataset.walk import FeatureConflict, Survey, walked_text
+from shardtool.entries.entries import Names
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
-from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.select.fields import check_count
 from shardtool.skipped import Skipped

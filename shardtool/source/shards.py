@@ -42,8 +42,8 @@ from shardtool.wording import call, flag, option
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from shardtool.entries.entries import Names
     from shardtool.execute.pool import Pool
-    from shardtool.names import Names
     from shardtool.request.observer import Observer
     from shardtool.request.options import ReshardOptions
     from shardtool.values import Given, Number, ValueType

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from shardtool.entries import arrow
 from shardtool.entries.arrow import number_array
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.names import Names
 from shardtool.values import NAME_LIMIT, counted, is_utf8, to_bytes
 from shardtool.wording import flag, option
 

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.find import StoredDataset
-    from shardtool.entries.entries import Entries
-    from shardtool.names import Names
+    from shardtool.entries.entries import Entries, Names
     from shardtool.source.base import Listing
 
 MANIFEST = ".manifest.parquet"  # a hidden name, so that `create` of the folder passes it over
@@ -146,7 +145,7 @@ def _labels_folders(dataset: StoredDataset) -> bool:
 
 def _names(entries: Entries, *, by_key: bool) -> Names:
     """Return the path of each field's file, as it counts from the folder."""
-    from shardtool.names import Names
+    from shardtool.entries.entries import Names
     from shardtool.select.fields import paths_of
 
     metadata = entries.metadata
@@ -170,7 +169,7 @@ def check_names(names: Names, *, folded: bool = False) -> None:
     """
     import numpy as np
 
-    from shardtool.names import Names
+    from shardtool.entries.entries import Names
     from shardtool.table.columns import hashes
 
     plain = are_plain(names.data[:-1], int(names.lengths().max()))
@@ -280,7 +279,7 @@ def _tables(entries: Entries, names: Names) -> dict[str, bytes]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from shardtool.names import Names
+    from shardtool.entries.entries import Names
 
     if not is_utf8(names.data):  # no text names such a file
         each = (name for _, some in names.chunks() for name in some)

@@ -230,7 +230,7 @@ def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) 
     """
     import numpy as np
 
-    from shardtool.names import Names
+    from shardtool.entries.entries import Names
     from shardtool.source.selecting import places_of_keys
     from shardtool.verbs.create.append import keys_of
     from shardtool.verbs.inspect.samples import pieces

@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 
 from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
 from shardtool.dataset.sidecar import encode, encode_table, read_sidecar
-from shardtool.entries.entries import FieldValues
+from shardtool.entries.entries import FieldValues, Names
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, current_folder, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.interop.readers import Misreadings
-from shardtool.names import Names
 from shardtool.pattern import (
     DATASET_SUFFIX,
     SIDECAR_SUFFIX,

@@ -28,10 +28,10 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.sidecar import index_of
+from shardtool.entries.sizes import NUMBERS, TRAILER_SIZE
 from shardtool.errors import InvalidRequest, OutputFailed, listing, memory_for, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
-from shardtool.format.sizes import NUMBERS, TRAILER_SIZE
 from shardtool.format.tar import TRAILER
 from shardtool.format.tfrecord import INT64_LIMIT
 from shardtool.plan.plan import fingerprint

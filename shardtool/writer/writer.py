@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.sidecar import read_sidecar
+from shardtool.entries.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.errors import (
     CorruptShard,
     InvalidRequest,
@@ -13,7 +14,6 @@ from shardtool.errors import (
     memory_for,
     printable,
 )
-from shardtool.format.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.interop.readers import READERS
 from shardtool.pattern import check_written, parse_pattern, sidecar_name
 from shardtool.plan.order import NO_LIMIT

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shardtool.entries.entries import Names
+from shardtool.entries.sizes import Payloads, heads_and_tails, sample_sizes
 from shardtool.errors import InvalidRequest
-from shardtool.format.sizes import Payloads, heads_and_tails, sample_sizes
 from shardtool.format.tfrecord import (
     DATA_LIMIT,
     FRAME_HEAD,
@@ -24,7 +25,6 @@ from shardtool.format.tfrecord import (
     put_frame_head,
     put_frame_tail,
 )
-from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
 from shardtool.plan.plan import Plan, make_plan, shard_samples

@@ -38,8 +38,7 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.dataset_file import DatasetFile, read_dataset
-from shardtool.entries.entries import FieldValues
-from shardtool.names import Names
+from shardtool.entries.entries import FieldValues, Names
 from shardtool.pattern import parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import export_notes, exports_beside
 from shardtool.publish.publisher import Append, Destination, EndedAppend, later_files, look, names_left

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardtool
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, UnknownKey
-from shardtool.names import Names
 from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import divide
 from tests.read.packed import COUNT, SHARDS, key_of, packed, sample_of

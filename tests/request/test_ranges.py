@@ -10,8 +10,8 @@ from shardtool import CreateOptions, ExportOptions, InspectOptions, InvalidReque
 from shardtool.cli import cli, commands
 from shardtool.cli.commands import divide_datasets
 from shardtool.cli.options import typed_value
+from shardtool.entries.entries import Names
 from shardtool.execute.pool import LocalPool, cores
-from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.request.options import MOST_WORKERS, IndexOptions, OutputOptions, ReshardOptions, VerifyOptions
 from shardtool.request.settings import facts, spellings

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool import names as columns
+from shardtool.entries import entries as columns
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest
-from shardtool.names import Names
 from shardtool.select.names import resolve_duplicates
 from shardtool.skipped import Skipped
 from shardtool.values import to_bytes

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import InvalidRequest
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan, shard_samples

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, create, verify
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.select.names import KeyPattern, with_keys
 from tests.helpers import members, read_tree, write_tree
 from tests.made import flat_entries

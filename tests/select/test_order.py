@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest
-from shardtool.names import Names
 from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.names import column_of, sample_by_key, sort_order, table_of
 from shardtool.select.query import matching
@@ -280,7 +280,7 @@ def test_columns_that_are_not_there() -> None:
 _WITHOUT_PANDAS = """
 import sys
 import numpy as np
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.select.names import resolve_duplicates
 from shardtool.select.fields import select_fields
 from shardtool.select.names import column_of, sample_by_key, sort_order, table_of

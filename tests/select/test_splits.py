@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest
-from shardtool.names import Names
 from shardtool.request.options import CreateOptions
 from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import Splits, divide
@@ -404,7 +404,7 @@ def test_a_small_dataset_tells_its_shares() -> None:
 _MANY = """
 import resource, sys, time
 import numpy as np
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import divide
 count = 1_000_000

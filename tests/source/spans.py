@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.values import INLINE, SPAN, SpanFile, to_bytes
 from tests.made import flat_entries, metadata_of
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, VerifyOptions, create, verify
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.select.names import find_groups
 from tests.helpers import members, shards, write_tree
 

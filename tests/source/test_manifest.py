@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.source import manifest as spool
 from shardtool.source.manifest import FieldColumn, ManifestSource, lay_out
 from shardtool.source.scan import ALWAYS

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.source import plan_file
 from tests.made import changed, flat_entries
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, create, diff, extract, remove, reshard
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.storage.staging import local_folder
 from shardtool.verbs.extract import MANIFEST, METADATA, check_names
 from tests.faults.helpers import settles, start

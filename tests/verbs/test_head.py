@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, VerifyOptions, create, reshard, verify
-from shardtool.names import Names
+from shardtool.entries.entries import Names
 from shardtool.select.splits import some_of_each
 from tests.helpers import write_tree
 

@@ -25,8 +25,8 @@ from shardtool import (
     verify,
 )
 from shardtool.dataset.walk import SurveyTask, survey
+from shardtool.entries.entries import Names
 from shardtool.errors import printable
-from shardtool.names import Names
 from shardtool.select.names import has_dotted
 from shardtool.values import NAME_LIMIT, ends_early, name_problem, split_name
 from tests.helpers import members, shards, write_tree

@@ -18,9 +18,9 @@ from shardtool.dataset.dataset_file import DatasetFile, Feature, ShardEntry, agr
 from shardtool.dataset.shard_index import SHARD, ShardIndex, join_types, types_of
 from shardtool.entries.arrow import without_numbers
 from shardtool.entries.classes import joined_classes
+from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fingerprint import show_fingerprint, sum_fingerprints
-from shardtool.names import Names
 from shardtool.plan.order import random_at
 from shardtool.publish.publisher import Destination, EndedAppend
 from shardtool.publish.records import read_listed

@@ -31,7 +31,7 @@ from shardtool.verbs.create.run import (
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from shardtool.names import Names
+    from shardtool.entries.entries import Names
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source

@@ -39,8 +39,7 @@ from shardtool.wording import either, flag, option
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from shardtool.entries.entries import Entries
-    from shardtool.names import Texts
+    from shardtool.entries.entries import Entries, Texts
     from shardtool.request.observer import Notes, Observer
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes

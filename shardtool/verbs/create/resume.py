@@ -16,9 +16,9 @@ from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, sound_datase
 from shardtool.dataset.find import fact_beside, splits_in
 from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.entries.arrow import ipc_stream
+from shardtool.entries.entries import Names
 from shardtool.errors import CorruptShard, OutputExists, ShardError, printable
 from shardtool.fingerprint import crc32c
-from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import Plan, fingerprint, shard_samples
 from shardtool.request.results import Changes

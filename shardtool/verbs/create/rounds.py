@@ -16,10 +16,10 @@ import numpy as np
 from shardtool.dataset import sidecar
 from shardtool.dataset.shard_index import MadeFact, ShardFact, ShardIndex, types_of, with_shard
 from shardtool.entries.arrow import number_array, with_column, with_found, without_numbers
+from shardtool.entries.entries import Names
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for
 from shardtool.fetch import shown_bytes
 from shardtool.interop.readers import READERS, NameProblem, misread_keys
-from shardtool.names import Names
 from shardtool.pattern import sidecar_name
 from shardtool.plan.plan import shard_samples
 from shardtool.publish.publisher import EndedAppend

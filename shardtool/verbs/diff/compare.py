@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.entries import Entries, Names
     from shardtool.execute.pool import Pool
-    from shardtool.names import Names
     from shardtool.request.observer import Notes
     from shardtool.request.options import DiffOptions
     from shardtool.source.base import Source

@@ -18,8 +18,8 @@ import numpy as np
 from shardtool.dataset.find import StoredDataset, find_dataset, of_glob, other_splits, recorded_pattern
 from shardtool.dataset.shard_index import ends_of
 from shardtool.dataset.walk import Survey, walked_text
+from shardtool.entries.entries import Names
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
-from shardtool.names import Names
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish.records import skipped_rows
 from shardtool.request.options import OF_SOURCE, CreateOptions, DiffOptions, ReshardOptions, VerifyOptions

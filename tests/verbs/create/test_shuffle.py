@@ -21,10 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shardtool.entries.entries import Names
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, SampleFailed
 from shardtool.execute.pool import LocalPool
 from shardtool.fingerprint import crc32c
-from shardtool.names import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import Plan, make_plan, shard_samples

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardtool.entries.entries import Names
 from shardtool.format import tar, tfrecord
-from shardtool.names import Names
 from shardtool.values import to_bytes
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from shardtool import names as module
-from shardtool.names import Names
+from shardtool.entries import entries as module
+from shardtool.entries.entries import Names
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
