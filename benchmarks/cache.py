@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import shardtool
 from shardtool.dataset.find import open_dataset
 from shardtool.storage import folders as copying
-from shardtool.storage.open_file import blocks_of
+from shardtool.storage.places import blocks_of
 from shardtool.values import parse_size
 
 if TYPE_CHECKING:

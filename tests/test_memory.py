@@ -36,7 +36,7 @@ _KNOWN = {
     "torch/prefetch.py": 1,  # these keep whatever was raised, and raise it where its batch, file or piece is asked for
     "torch/loading.py": 2,
     "fetch/fetcher.py": 1,
-    "storage/open_file.py": 1,
+    "storage/places.py": 1,
     "cli/completion.py": 1,  # a shell that completes has no place for errors
 }
 

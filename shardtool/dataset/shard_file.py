@@ -22,8 +22,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.pattern import KNOWN, NameFacts, part_of, read_name
-from shardtool.storage.open_file import open_file
-from shardtool.storage.places import base_name, dangling, is_file, is_url, read_head
+from shardtool.storage.places import base_name, dangling, is_file, is_url, open_file, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

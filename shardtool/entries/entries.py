@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtool.errors import Bug
 from shardtool.fetch import shown_bytes
-from shardtool.storage.open_file import is_place
+from shardtool.storage.places import is_place
 from shardtool.values import LINK, URL, Kind, Number, SpanFile, ValueType, numbers_among, placed, to_bytes, to_text
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardtool.errors import CorruptShard, InvalidRequest, machine_reads, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, format_of, is_packed_name, sidecar_name
-from shardtool.storage.open_file import open_file
+from shardtool.storage.places import open_file
 from shardtool.values import BLOCK, local_name
 from shardtool.wording import either, exporting, flag
 

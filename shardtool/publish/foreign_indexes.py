@@ -23,8 +23,17 @@ from shardtool.interop import indexes
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_packed_name
 from shardtool.publish.records import LOOK, read_listed
 from shardtool.storage.folders import OutputFolder, open_folder
-from shardtool.storage.open_file import READ_PLAIN
-from shardtool.storage.places import base_name, folder_of, is_file, is_web, join, names_in, read_head, read_small
+from shardtool.storage.places import (
+    READ_PLAIN,
+    base_name,
+    folder_of,
+    is_file,
+    is_web,
+    join,
+    names_in,
+    read_head,
+    read_small,
+)
 from shardtool.values import counted, local_name, output_text
 from shardtool.wording import export_call, exporting, flag, made_again, option
 

@@ -31,8 +31,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, ShardError, raise_if_
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import FRAME_HEAD, FRAME_TAIL, bytes_of, features, numbers_of
 from shardtool.request.settings import check_choice
-from shardtool.storage.open_file import open_blob, open_plain
-from shardtool.storage.places import is_url
+from shardtool.storage.places import is_url, open_blob, open_plain
 from shardtool.storage.remote.blob import Blob, read_places
 from shardtool.values import BLOCK, RESERVED, Kind, OnBadSample
 from shardtool.wording import call

@@ -36,8 +36,7 @@ from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASKS, Listing, Source, Writable, check_skipped
 from shardtool.source.scan import ALWAYS, ListedPart, ListedTask, stat_listed
 from shardtool.source.selecting import with_names
-from shardtool.storage.open_file import is_place
-from shardtool.storage.places import is_url, parse_address, source_root
+from shardtool.storage.places import is_place, is_url, parse_address, source_root
 from shardtool.table.columns import (
     NAME_APART,
     PATH_NAMES,

@@ -29,8 +29,16 @@ from shardtool.format import zip_read
 from shardtool.format.tfrecord import INT64_LIMIT, encode_number, numbers_of
 from shardtool.request.observer import Observer
 from shardtool.skipped import SkipCode
-from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, address_of, open_source, read_file
-from shardtool.storage.places import for_each, read_small, together
+from shardtool.storage.places import (
+    READ_FOLLOWING,
+    READ_PLAIN,
+    address_of,
+    for_each,
+    open_source,
+    read_file,
+    read_small,
+    together,
+)
 from shardtool.values import FILE, INLINE, LINK, SPAN, placed, show_time
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.errors import printable, reason
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.storage.open_file import is_place
-from shardtool.storage.places import file_fact, together
+from shardtool.storage.places import file_fact, is_place, together
 from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_text
 from shardtool.wording import typed_option
 

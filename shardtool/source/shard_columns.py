@@ -26,8 +26,7 @@ from shardtool.pattern import sidecar_name
 from shardtool.select.fields import check_count
 from shardtool.skipped import Skipped
 from shardtool.source.payloads import NumberField, Texts, TextTask, read_texts
-from shardtool.storage.open_file import open_file
-from shardtool.storage.places import file_fact, is_url
+from shardtool.storage.places import file_fact, is_url, open_file
 from shardtool.values import FIELD_LIMIT, Kind, Number, SpanFile, counted, to_bytes
 from shardtool.wording import either, option
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredShard
-    from shardtool.storage.open_file import FileFact
+    from shardtool.storage.places import FileFact
 
     _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
 

@@ -20,8 +20,17 @@ from urllib.parse import urlsplit
 
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.open_file import blocks_of, file_crc, open_blob, open_file, open_plain
-from shardtool.storage.places import base_name, file_stat, folder_of, read_small
+from shardtool.storage.places import (
+    base_name,
+    blocks_of,
+    file_crc,
+    file_stat,
+    folder_of,
+    open_blob,
+    open_file,
+    open_plain,
+    read_small,
+)
 from shardtool.storage.remote.address import STORES, WEB, is_url, join, parse_address, refuse_near_url, shown
 from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_md5
 from shardtool.storage.remote.lock import check_held, locked

@@ -1,32 +1,52 @@
-"""What is asked for by name, wherever it lies: a path of the file system, or an address of a store or of the web.
+"""What lies at a path or at an address, by one door: a file system, a store, the web, or what fsspec reads.
 
 Here it is decided what a text means, and nowhere above. Names are texts: `join`, `folder_of` and `base_name` take them
 apart and put them together, by the rules of what they are. The paths of a source's files are bytes, as those of file
 systems are: what they count from (`source_root`), and a path behind it.
+
+What is open for reading is a `LocalFile` or a `RemoteFile`. A local one is opened so that no FIFO or device can make us
+wait; what is there may be hostile, so that callers choose whether the last link is followed: those of datasets are, for
+stores of content (Hugging Face's cache, DVC, git-annex) hand shards out as links. `read_file`, one call a source file,
+is a hot path.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
+import queue
 import stat
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+import threading
+from contextlib import AbstractContextManager, suppress
+from typing import IO, TYPE_CHECKING, BinaryIO, TypeVar, cast
 
-from shardtool.errors import AccessRefused, InvalidRequest, raise_if_machines
-from shardtool.storage.open_file import READ_FOLLOWING, address_of, is_other, is_place, open_blob, open_file
+from shardtool.errors import AccessRefused, InvalidRequest, machine_reads, raise_if_machines
+from shardtool.fingerprint import crc32c
 from shardtool.storage.remote import address, blob, stores
-from shardtool.storage.remote.address import SCHEMES, is_url, is_web, parse_address, refuse_near_url, shown, use_headers
-from shardtool.storage.remote.blob import called, together
-from shardtool.storage.remote.retry import RETRY_FOR
+from shardtool.storage.remote.address import (
+    SCHEMES,
+    is_hub,
+    is_url,
+    is_web,
+    parse_address,
+    refuse_near_url,
+    shown,
+    use_headers,
+)
+from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, called, read_object, requests, together
+from shardtool.storage.remote.retry import RETRY_FOR, SLICE_S, waited
 from shardtool.storage.remote.store_options import STORE_OPTIONS, use_store_options
 from shardtool.storage.remote.stores import BucketEntry, as_source, use_anonymous, use_endpoint
-from shardtool.values import to_bytes, to_text
+from shardtool.values import BLOCK, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
 
-    from shardtool.storage.open_file import FileFact
+    from typing_extensions import Buffer
+
+    FileFact = os.stat_result | ObjectFact
 
 __all__ = [  # as they are
     "as_source", "called", "is_url", "is_web", "parse_address", "refuse_near_url", "together", "use_anonymous",
@@ -38,6 +58,19 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
 _LARGE = 2**25
+READ_FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOCTTY", 0)
+READ_PLAIN = READ_FOLLOWING | os.O_NOFOLLOW
+PARTS = 1024  # that one system call can fill: IOV_MAX
+_CLOSE_S = 1.0  # a stalled server keeps the thread for longer; it ends by itself
+_HELD = 16  # pieces, of 1 MiB at most, that wait to be taken
+_LEAST, _MOST = 2**16, 2**21  # bytes of a request: more and more while spans follow each other
+_NEAR = 2**16  # bytes between two spans that follow each other
+_MOST_WHOLE = 2**30  # bytes that are held, of an object that its server gives whole only
+
+_open, _readv, _fstat, _close = os.open, os.readv, os.fstat, os.close
+
+
+# Names.
 
 
 def join(folder: str, name: str) -> str:
@@ -342,3 +375,445 @@ def read_tail(path: str, limit: int) -> bytes:
         return blob.read_end(path, limit)
     with open_file(path) as file:
         return file.read(max(0, file.fact().st_size - limit), limit)
+
+
+# Files that are open for reading.
+
+
+class LocalFile(AbstractContextManager["LocalFile"]):
+    """A file of the file system; `close` it.
+
+    Args:
+        fd: Its descriptor.
+
+    Attributes:
+        window: Bytes that are best read at once where one place follows the other.
+        hop: Bytes that are best read at a place that lies far from the last one.
+        near: Bytes between two places that are read rather than passed over.
+    """
+
+    window, hop, near = 2**20, 2**12, 2**16
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fact(self) -> os.stat_result:
+        """Return what fstat says of it."""
+        return _fstat(self._fd)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on: fewer only at the end of the file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        found = os.pread(self._fd, length, offset)
+        while len(found) < length and (more := os.pread(self._fd, length - len(found), offset + len(found))):
+            found += more  # a network file system may return less
+        return found
+
+    def read_into(self, into: memoryview, offset: int) -> int:
+        """Fill `into` from `offset` on; return how much there was: less only at the end of the file.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        total = len(into)
+        done = os.preadv(self._fd, (into,), offset)
+        while done < total and (got := os.preadv(self._fd, (into[done:],), offset + done)):
+            done += got
+        return done
+
+    read_next = read_into
+
+    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
+        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was.
+
+        Args:
+            parts: `PARTS` at most.
+            offset: Where to start in the file.
+            total: What `parts` hold together.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        done = os.preadv(self._fd, parts, offset)
+        if done == total or not done:
+            return done
+        before = 0  # a network file system may return less, and no system call returns more than 2 GiB
+        for part in parts:
+            missing = part[max(0, done - before) :]
+            before += len(part)
+            done += self.read_into(missing, offset + done)
+        return done
+
+    def blocks(self, into: memoryview) -> Iterator[memoryview]:
+        """Yield what is behind the last block, in `into`, which each block fills anew; of what is no plain file, none.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        if stat.S_ISREG(self.fact().st_mode):
+            while got := _readv(self._fd, (into,)):
+                yield into[:got]
+
+    def stream(self) -> IO[bytes]:
+        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
+        return os.fdopen(os.dup(self._fd), "rb")
+
+    def expect_random(self) -> None:
+        """Ask the system to read nothing ahead."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        _close(self._fd)
+
+
+class RemoteFile(AbstractContextManager["RemoteFile"]):
+    """An object, as a file; `close` it. What follows in order is read ahead.
+
+    It must stay as it was when this was made: it fails to be read once it has changed.
+
+    Args:
+        address: Where it is.
+
+    Attributes:
+        window: As those of `LocalFile`.
+        hop: These too.
+        near: And these.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: A store or a server cannot be asked.
+    """
+
+    window, hop, near = 2**22, 2**16, 2**20
+
+    def __init__(self, address: str) -> None:
+        self._blob = open_blob(address)
+        self._ahead: Ahead | None = None  # and where it goes on: for `read_next`
+        self._next = 0
+        self._window, self._start, self._size = b"", 0, 0  # what was read last, where, and by how much: for `read_into`
+        self._asked: tuple[int, Future[bytes]] | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def fact(self) -> ObjectFact:
+        """Return what the server said of it."""
+        return self._blob.fact()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset` on: fewer only at the end of the object."""
+        return self._blob.read(offset, length)
+
+    def read_next(self, view: memoryview, offset: int) -> int:
+        """Fill `view` from `offset` on, best where the last such call ended; return how much there was."""
+        if offset != self._next:
+            return self._blob.read_into(view, offset)
+        self._ahead = self._ahead or Ahead(self._blob)
+        got = self._ahead.readinto(view)
+        self._next += got
+        return got
+
+    def read_into(self, into: memoryview, offset: int) -> int:
+        """Fill `into` from `offset` on, best where spans follow each other; return how much there was."""
+        done = 0
+        while done < len(into) and offset + done < self._blob.size:
+            at = offset + done - self._start
+            if not 0 <= at < len(self._window):
+                self._enter(offset + done, len(into) - done)
+                at = 0
+            some = self._window[at : at + len(into) - done]
+            into[done : done + len(some)] = some
+            done += len(some)
+        return done
+
+    def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
+        """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was."""
+        done = 0
+        for part in parts:
+            done += self.read_into(part, offset + done)
+        return min(done, total)
+
+    def blocks(self, _into: memoryview) -> Iterator[memoryview]:
+        """Yield all of it, checked at the end against what the store says of it; see `Blob.checked_pieces`."""
+        return map(memoryview, self._blob.checked_pieces())
+
+    def stream(self) -> IO[bytes]:
+        """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
+        return cast("IO[bytes]", io.BufferedReader(Ahead(self._blob), self.window))
+
+    def expect_random(self) -> None:
+        """Do nothing: of a span that follows no other, little more is read than is asked for."""
+
+    def close(self) -> None:
+        """Ask for no more."""
+        if self._ahead is not None:
+            self._ahead.close()
+        if self._asked is not None:
+            self._asked[1].cancel()
+
+    def _enter(self, offset: int, wanted: int) -> None:
+        """Put the bytes from `offset` on into the window, and ask for those behind where spans follow each other."""
+        follows = 0 <= offset - self._start - len(self._window) <= _NEAR and bool(self._window)
+        self._size = min(_MOST, 2 * self._size) if follows else _LEAST
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[0] == offset:
+            self._window = waited(asked[1]).result()
+        else:
+            self._window = self._blob.read(offset, max(self._size, min(wanted, _MOST)))
+        self._start = offset
+        end = offset + len(self._window)
+        if follows and end < self._blob.size:
+            self._asked = end, requests().submit(self._blob.read, end, self._size)
+
+
+File = LocalFile | RemoteFile
+
+
+class Ahead(io.RawIOBase):
+    """The bytes of an object in order, some MB ahead, by one request where nothing fails; `close` it.
+
+    Args:
+        blob: The object.
+    """
+
+    def __init__(self, blob: Blob) -> None:
+        super().__init__()
+        self._blob, self._piece = blob, memoryview(b"")
+        self._queue: queue.Queue[bytes | BaseException] = queue.Queue(_HELD)
+        self._stopped, self._ended = False, False
+        self._thread: threading.Thread | None = None
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def readinto(self, into: Buffer, /) -> int:
+        """Fill `into` with what comes next; return how much there was: less only at the end.
+
+        Raises:
+            OSError: It is another one by now, or it is gone.
+            AccessRefused: We may not read it any more.
+            StoreFailed: The server fails time and again.
+        """
+        view, done = memoryview(into).cast("B"), 0
+        while done < len(view) and (self._piece or self._next()):
+            some = self._piece[: len(view) - done]
+            view[done : done + len(some)] = some
+            self._piece = self._piece[len(some) :]
+            done += len(some)
+        return done
+
+    def close(self) -> None:
+        """Ask for no more."""
+        self._stopped = True
+        with suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+        super().close()
+
+    def _next(self) -> bool:
+        if self._ended:
+            return False
+        if self._thread is None:  # a daemon: a server that stalls holds up no process that wants to end
+            self._thread = threading.Thread(target=self._fetch, name="shardtool-ahead", daemon=True)
+            self._thread.start()
+        got: bytes | BaseException | None = None
+        while got is None:
+            with suppress(queue.Empty):
+                got = self._queue.get(timeout=SLICE_S)
+        self._ended = not isinstance(got, bytes) or not got
+        if isinstance(got, BaseException):
+            raise got
+        self._piece = memoryview(got)
+        return bool(got)
+
+    def _fetch(self) -> None:
+        """Hand over all pieces, and then nothing, or an error."""
+        try:
+            for piece in self._blob.pieces():
+                if not self._put(piece):
+                    return
+            self._put(b"")
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that reads
+            self._put(error)
+
+    def _put(self, got: bytes | BaseException) -> bool:
+        """Hand it over; return False where nothing is wanted any more."""
+        while not self._stopped:
+            with suppress(queue.Full):
+                self._queue.put(got, timeout=0.1)
+                return True
+        return False
+
+
+class _ObjectFile(io.RawIOBase):
+    """An object as a file that is read at any place, for libraries that want one: each read is a request."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob, self._at = blob, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._blob.size}[whence]
+        return self._at
+
+    def readinto(self, into: Buffer, /) -> int:
+        got = self._blob.read_into(memoryview(into).cast("B"), self._at)
+        self._at += got
+        return got
+
+
+def is_place(path: bytes) -> bool:
+    """Tell whether the path of a source's file is an address."""
+    return b"://" in path and is_url(to_text(path))
+
+
+def address_of(path: bytes) -> str:
+    """Return the address of a source's file: see `source_root`."""
+    text = to_text(path)
+    folder, mark, below = text.partition("#") if is_web(text) else (text, "", "")
+    return address.join(folder, below) if mark else folder
+
+
+def is_other(address: str) -> bool:
+    """Tell whether what an address leads to is read through fsspec."""
+    return parse_address(address).scheme not in SCHEMES and not is_hub(address)
+
+
+def open_blob(address: str, size: int | None = None) -> Blob:
+    """Return an object at an address, to be read at any place.
+
+    Args:
+        address: Where it is.
+        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: It cannot be read.
+    """
+    return OtherBlob(address) if is_other(address) else Blob(address, size)
+
+
+def open_object(address: str) -> BinaryIO:
+    """Return an object at an address as a file of Python's; what is read of it is asked for then, some at a time.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: It cannot be read.
+    """
+    blob = open_blob(address)
+    if not blob.ranges and blob.size <= _MOST_WHOLE:
+        return io.BytesIO(blob.read(0, blob.size))
+    return io.BufferedReader(_ObjectFile(blob), BLOCK)
+
+
+def open_plain(path: str, flags: int = READ_FOLLOWING) -> tuple[int, os.stat_result]:
+    """Return the descriptor of a plain file of the file system, and what fstat says of it.
+
+    Raises:
+        OSError: It cannot be opened, or is no plain file.
+        StoreFailed: The machine is to blame.
+    """
+    with machine_reads(path):
+        fd = _open(path, flags)
+    fact = _fstat(fd)
+    if stat.S_ISREG(fact.st_mode):
+        return fd, fact
+    _close(fd)
+    raise OSError(errno.EINVAL, "no plain file", path)
+
+
+def open_file(path: str, flags: int = READ_FOLLOWING) -> File:
+    """Return a plain file, or an object, to be read at any place.
+
+    Raises:
+        OSError: It cannot be opened, or is no plain file.
+        ShardError: The machine, a store or a server fails.
+    """
+    return RemoteFile(path) if is_url(path) else LocalFile(open_plain(path, flags)[0])
+
+
+def open_source(path: bytes, flags: int = READ_FOLLOWING) -> File:
+    """Return a source's file to be read at any place; what it is, and whether it is what was listed, its fact tells.
+
+    Raises:
+        OSError: It cannot be opened.
+        ShardError: A store or a server cannot be asked.
+    """
+    return RemoteFile(address_of(path)) if is_place(path) else LocalFile(_open(path, flags))
+
+
+def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]:
+    """Fill `into` from the start of a source's file; return how much there was, and what is said of it after that.
+
+    A hot path: one call a source file. The caller compares both with what was planned, so a file
+    of another size, or one that changed while it was read, cannot pass.
+
+    Raises:
+        OSError: It cannot be opened or read.
+        ShardError: A store or a server cannot be asked.
+    """
+    if b"://" in path and is_place(path):
+        return _read_object(address_of(path), into)
+    fd = _open(path, flags)
+    try:
+        got = _readv(fd, (into,))
+        while got < len(into) and (more := _readv(fd, (into[got:],))):  # a network file system may return less
+            got += more
+        return got, _fstat(fd)
+    finally:
+        _close(fd)
+
+
+def _read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
+    if not is_other(address):
+        return read_object(address, into)
+    other = OtherBlob(address)
+    return (other.read_into(into, 0) if other.size == len(into) else 0), other.fact()
+
+
+def blocks_of(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:
+    """Yield the bytes of a plain file, or of an object; of a local one in a buffer that each block fills anew.
+
+    Raises:
+        OSError: It cannot be opened or read, or is no plain file.
+        ShardError: The machine, a store or a server fails.
+    """
+    if is_url(path):
+        yield from open_blob(path).pieces()
+        return
+    with machine_reads(path), open_file(path, flags) as file:
+        yield from file.blocks(memoryview(bytearray(BLOCK)))
+
+
+def file_crc(path: str, took: Callable[[int], object] = lambda _: None) -> tuple[int, int]:
+    """Return the size and the CRC-32C of a plain file that no link leads to, or of an object, which is read for that.
+
+    Args:
+        path: Where it is.
+        took: Called with the bytes of each block.
+
+    Raises:
+        OSError: It cannot be opened or read, or is no plain file.
+        ShardError: The machine, a store or a server fails.
+    """
+    size = crc = 0
+    for block in blocks_of(path, READ_PLAIN):
+        size, crc = size + len(block), crc32c(block, crc)
+        took(len(block))
+    return size, crc

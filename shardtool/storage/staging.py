@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeV
 
 from shardtool.errors import InvalidRequest, OutputExists, OutputFailed, reason
 from shardtool.pattern import replacing_name
-from shardtool.storage.open_file import READ_PLAIN, LocalFile
-from shardtool.storage.places import is_file, list_folder, read_head, read_small, read_tail
+from shardtool.storage.places import READ_PLAIN, LocalFile, is_file, list_folder, read_head, read_small, read_tail
 from shardtool.storage.remote.address import is_url, refuse_near_url
 from shardtool.storage.shared import take_lock, write_all
 from shardtool.wording import either, option

@@ -36,8 +36,7 @@ from shardtool.entries.classes import are_names, recorded
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
 from shardtool.request.texts import BY_NAME, TextForm
 from shardtool.storage import places
-from shardtool.storage.open_file import open_blob, open_object
-from shardtool.storage.places import file_fact
+from shardtool.storage.places import file_fact, open_blob, open_object
 from shardtool.table import kinds
 from shardtool.table.columns import (
     LONGEST_ROW,

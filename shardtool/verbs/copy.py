@@ -46,10 +46,11 @@ from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.settings import given_options
 from shardtool.request.texts import rate
 from shardtool.storage.folders import Original, check_there, checked_copy, copy_inside, md5_there, open_folder
-from shardtool.storage.open_file import blocks_of, file_crc
 from shardtool.storage.places import (
     as_source,
     base_name,
+    blocks_of,
+    file_crc,
     file_stat,
     folder_of,
     is_url,

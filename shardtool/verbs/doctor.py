@@ -25,7 +25,7 @@ from shardtool.request.results import Check, DoctorResult
 from shardtool.request.settings import given_options
 from shardtool.storage import places
 from shardtool.storage.folders import open_folder
-from shardtool.storage.open_file import open_blob
+from shardtool.storage.places import open_blob
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.address import STORES, parse_address, shown, web_headers
 from shardtool.storage.remote.blob import FirstAnswer, drop, first_answer, get

@@ -16,7 +16,7 @@ from shardtool.errors import Bug, SampleFailed
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord
 from shardtool.format.tar import BLOCK, PADDING, TRAILER, header, put_header
-from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, file_crc
+from shardtool.storage.places import READ_FOLLOWING, READ_PLAIN, file_crc
 from shardtool.values import FILE, INLINE, SPAN
 from shardtool.write.packer import (
     Keep,

@@ -33,7 +33,7 @@ from shardtool.errors import (
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar, tfrecord, zip_read
 from shardtool.skipped import CHOSEN, SkipCode, Skipped
-from shardtool.storage.open_file import READ_FOLLOWING, READ_PLAIN, open_source, read_file
+from shardtool.storage.places import READ_FOLLOWING, READ_PLAIN, open_source, read_file
 from shardtool.storage.remote.retry import waited
 from shardtool.values import FILE, INLINE, LINK, SPAN, Number, ShardContent, SpanFile, placed, to_text
 from shardtool.wording import option
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shardtool.storage.folders import OutputFolder
-    from shardtool.storage.open_file import File, FileFact
+    from shardtool.storage.places import File, FileFact
     from shardtool.storage.staging import DurableFile
     from shardtool.transform import Transform
     from shardtool.values import Dots, OnError, Oversize, ShardSamples

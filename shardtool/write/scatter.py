@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.fingerprint import crc32c
-from shardtool.storage.open_file import PARTS
+from shardtool.storage.places import PARTS
 from shardtool.storage.staging import Spool, SpoolFile
 from shardtool.write.packer import GAP, SourceFailed, arena, buffer, numbers, open_span_file, unreadable
 

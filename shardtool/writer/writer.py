@@ -22,7 +22,7 @@ from shardtool.publish.publisher import check_old
 from shardtool.request.observer import Notes, Observer
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
-from shardtool.storage.open_file import file_crc
+from shardtool.storage.places import file_crc
 from shardtool.values import counted, parse_size, show_size, to_text
 from shardtool.verbs.create.result import folder_notes, loader_notes, name_notes
 from shardtool.wording import call, flag, option, typed_option

@@ -11,7 +11,7 @@ import pytest
 import shardtool
 from shardtool import CreateOptions, InvalidRequest, create
 from shardtool.errors import AccessRefused, StoreFailed
-from shardtool.storage import open_file, places
+from shardtool.storage import places
 from shardtool.storage.places import objects_below
 from shardtool.storage.remote import blob
 from tests.helpers import members, read_tree, write_tree
@@ -61,7 +61,7 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(InvalidRequest, match=r"the scheme nosuch://; expected .* one of fsspec's: .*hf"):
         shardtool.open("nosuch://x/y.json")
     with pytest.raises(FileNotFoundError):
-        open_file.open_blob(f"{memory}/none")
+        places.open_blob(f"{memory}/none")
     kind = type(fsspec.filesystem("memory"))
     for error, ours in ((PermissionError("key=sesame"), AccessRefused), (RuntimeError("key=sesame"), StoreFailed)):
 
@@ -70,7 +70,7 @@ def test_what_cannot_be(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(kind, "cat_file", fail)
         with pytest.raises(ours) as said:
-            open_file.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
+            places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 1)
         assert "sesame" not in str(said.value)
         assert said.value.__suppress_context__
 
@@ -94,11 +94,11 @@ def test_what_servers_answer(memory: str, monkeypatch: pytest.MonkeyPatch) -> No
         return whole(*given, **how)
 
     monkeypatch.setattr(kind, "cat_file", busy)
-    assert open_file.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3) == b"one"
+    assert places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3) == b"one"
     assert not answers
     answers += [401, 401]
     with pytest.raises(AccessRefused):
-        open_file.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3)
+        places.open_blob(f"{memory}/t/cat/1.jpg").read(0, 3)
     assert answers == [401]
     with pytest.raises(AccessRefused, match="HF_TOKEN") as said, blob._failures("hf://datasets/o/n/x.json"):  # noqa: SLF001
         raise FileNotFoundError from _Answered(401)

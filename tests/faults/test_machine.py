@@ -12,7 +12,7 @@ import pytest
 
 import shardtool
 from shardtool.errors import CorruptShard, StoreFailed
-from shardtool.storage import open_file as reading
+from shardtool.storage import places as reading
 from tests.helpers import ENVIRONMENT, PATIENCE_S, typed, write_tree
 
 _SAMPLES = 40

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardtool.storage.open_file import open_source
-from shardtool.storage.places import dangling, entries_in, names_in, plain_size, read_head, read_small
+from shardtool.storage.places import dangling, entries_in, names_in, open_source, plain_size, read_head, read_small
 
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from shardtool import (
     verify,
 )
 from shardtool.pattern import sidecar_name
-from shardtool.storage.open_file import file_crc
+from shardtool.storage.places import file_crc
 from shardtool.storage.staging import Folder, StagedFile
 from shardtool.verbs import copy as run
 from tests.helpers import flip, identity, read_tree, shards, typed, write_tree

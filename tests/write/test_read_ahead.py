@@ -13,7 +13,7 @@ from shardtool.errors import SampleFailed
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.storage.open_file import READ_PLAIN
+from shardtool.storage.places import READ_PLAIN
 from shardtool.storage.staging import Folder
 from shardtool.write.pack_shard import pack_shard
 from shardtool.write.packer import BUFFER_SIZE, PlannedFile, ReadAhead, ShardTask, no_report

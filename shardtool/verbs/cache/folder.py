@@ -21,8 +21,7 @@ from shardtool.dataset.sidecar import read_bytes, read_facts
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputFailed, reason
 from shardtool.pattern import sidecar_name
 from shardtool.storage.folders import Original
-from shardtool.storage.open_file import READ_PLAIN
-from shardtool.storage.places import entries_in, file_fact, is_url, names_in, read_small
+from shardtool.storage.places import READ_PLAIN, entries_in, file_fact, is_url, names_in, read_small
 from shardtool.storage.shared import NO_LOCKS, Lock, take_lock
 from shardtool.storage.staging import Folder
 

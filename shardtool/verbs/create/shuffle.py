@@ -25,7 +25,7 @@ import numpy as np
 from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed, memory_for
 from shardtool.plan.order import Runs, running
-from shardtool.storage.open_file import is_place
+from shardtool.storage.places import is_place
 from shardtool.storage.staging import Folder, Spool, local_folder, spool_remedy
 from shardtool.values import SPAN, OnError, ReadMethod, SpanFile, counted, parse_size, show_size, show_time, to_text
 from shardtool.verbs.create.resume import new_sizes

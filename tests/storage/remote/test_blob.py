@@ -12,7 +12,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, StoreFailed
 from shardtool.storage import places
-from shardtool.storage.open_file import Ahead, RemoteFile
+from shardtool.storage.places import Ahead, RemoteFile
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.blob import Blob, read_places, together
 from tests.servers.faults import Fault
@@ -234,7 +234,7 @@ def test_a_stalled_server_holds_up_no_end() -> None:
     """A process that stops reading an object ahead ends, whatever its server still owes it."""
     code = """
 import time
-from shardtool.storage.open_file import Ahead
+from shardtool.storage.places import Ahead
 class Slow:
     def pieces(self):
         while True:

@@ -13,7 +13,7 @@ from shardtool.request.observer import Observer
 from shardtool.request.options import CreateOptions
 from shardtool.source import payloads
 from shardtool.source.payloads import opening_s, reads_at_once
-from shardtool.storage import open_file as reading
+from shardtool.storage import places as reading
 from shardtool.values import INLINE
 from tests.helpers import read_tree, write_tree
 from tests.made import flat_entries
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.entries.entries import Entries
-    from shardtool.storage.open_file import FileFact
+    from shardtool.storage.places import FileFact
 
 SLOW_S = 0.002
 PICTURE = b"P6 2 2 255\n" + bytes(range(12))
