@@ -6,11 +6,15 @@ TFRecords passes through Python.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from numbers import Integral
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from shardtool.dataset.dataset_file import Feature, features_of
 from shardtool.dataset.find import StoredDataset, given_datasets, open_dataset
@@ -18,15 +22,15 @@ from shardtool.dataset.shard_file import shard_kind
 from shardtool.dataset.shard_index import walked_index
 from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import InvalidRequest, listing
-from shardtool.read.order import OrderOptions
+from shardtool.read.order import OrderOptions, order_of
 from shardtool.read.stream import Stream
 from shardtool.request.settings import check_least
 from shardtool.values import Given, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from shardtool.tensorflow.sequence import Samples
+    from numpy.typing import NDArray
 
 _LIBRARIES = ("keras", "tensorflow")
 _AT_ONCE = 16  # shards that a shuffle reads from at the same time
@@ -79,8 +83,6 @@ def tf_dataset(
         check_least("batch_size", batch_size)
     found, tf = find_records(given, fields), _needing("tensorflow")
     if shuffle:  # shards in a random order, read side by side, and a buffer
-        import numpy as np
-
         of_shards, of_samples = np.random.SeedSequence([seed, epoch or 0]).generate_state(2).tolist()
         shards = tf.data.Dataset.from_tensor_slices([*found.paths])
         shards = shards.shuffle(len(found.paths), seed=of_shards, reshuffle_each_iteration=epoch is None)
@@ -125,6 +127,14 @@ def _spec_of(features: Mapping[str, Feature]) -> dict[str, Any]:
     return found
 
 
+class Samples(Protocol):
+    """What `shardtool.open` gives, or anything else that gives many samples at once."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: NDArray[np.int64]) -> Sequence[Any]: ...
+
+
 def keras_sequence(
     dataset: Samples, batch_size: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0, workers: int = 4
 ) -> Any:
@@ -152,7 +162,8 @@ def keras_sequence(
         raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="what shardtool.open returned")
     check_least("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)
-    return _needing("shardtool.tensorflow.sequence").BatchSequence(dataset, batch_size, order, workers)
+    kind = type("BatchSequence", (BatchSequence, _needing("keras").utils.PyDataset), {})
+    return kind(dataset, batch_size, order, workers)
 
 
 def _needing(module: str) -> Any:
@@ -164,6 +175,89 @@ def _needing(module: str) -> Any:
             raise
         remedy = "Run `pip install 'shardtool[tensorflow]'`."
         raise InvalidRequest("shardtool.tensorflow", f"{error.name} is not installed", remedy=remedy) from None
+
+
+class BatchSequence:
+    """Batches of a dataset by their numbers, in another order in each epoch: what makes a `keras.utils.PyDataset` ours.
+
+    Keras's worker threads ask for batches at the same time. What they share does not change during an epoch.
+
+    Keras ends an epoch, too, after it has looked at the first batches for their shapes. Its older releases do not say
+    when one begins: there, each end counts.
+    """
+
+    def __init__(self, samples: Samples, batch_size: int, first: OrderOptions, workers: int) -> None:
+        super().__init__(workers=workers)  # type: ignore[call-arg] # of Keras's class
+        self._samples, self._batch_size, self._options = samples, batch_size, first
+        self._counts_each_end = self._begun = not hasattr(super(), "on_epoch_begin")
+
+    def __len__(self) -> int:
+        """Return how many batches an epoch has; the last one may be smaller."""
+        return math.ceil(len(self._samples) / self._batch_size)
+
+    def __getitem__(self, number: int) -> Any:
+        """Return a batch: the values of its samples side by side, as tuples and dicts have them.
+
+        Raises:
+            IndexError: There are fewer batches.
+            InvalidRequest: Samples cannot be stacked.
+        """
+        if not 0 <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)}")
+        first, count = number * self._batch_size, len(self._samples)
+        order = order_of(np.array([count]), self._options)
+        numbers = order.numbers(np.arange(first, min(first + self._batch_size, count)))
+        return stacked(self._samples[numbers])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch; with the last one, the next epoch is current."""
+        epoch, count = self._options.epoch, len(self)
+        for number in range(count):
+            batch = self[number]
+            if number == count - 1 and self._options.epoch == epoch:
+                self.set_epoch(epoch + 1)
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order of an epoch."""
+        self._options = replace(self._options, epoch=epoch)
+
+    def on_epoch_begin(self) -> None:
+        """Note that an epoch begins."""
+        self._begun = True
+
+    def on_epoch_end(self) -> None:
+        """Go on to the order of the next epoch, unless none has begun."""
+        if self._begun:
+            self.set_epoch(self._options.epoch + 1)
+            self._begun = self._counts_each_end
+
+
+def stacked(samples: Sequence[Any]) -> Any:
+    """Return a batch of samples: of dicts a dict of batches, of tuples a tuple of them, of values an array.
+
+    Returns:
+        An array has the samples' shape behind the dimension of the batch, and their dtype: int64 of `int`, float32 of
+        `float`, objects of `str` and `bytes`.
+
+    Raises:
+        InvalidRequest: Samples are of different shapes, or some lack a field.
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        names = {name for one in samples for name in one}
+        if lacking := sorted(name for name in names if any(name not in one for one in samples)):
+            found = f"samples of which some lack {lacking[0]!r}"
+            raise InvalidRequest("a batch", found, remedy="Take the fields that all have, or give it a value.")
+        return {name: stacked([one[name] for one in samples]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(stacked(values) for values in zip(*samples, strict=True))
+    if isinstance(first, str | bytes):
+        return np.array(samples, object)
+    if len(shapes := {np.shape(one) for one in samples}) > 1:
+        found = f"arrays of the shapes {' and '.join(map(str, sorted(shapes)[:2]))}"
+        raise InvalidRequest("a batch", found, expected="one shape", remedy="Crop or resize images to one size.")
+    return np.asarray(samples, np.float32 if isinstance(first, float) else None)
 
 
 # Which TFRecords are meant, and what a dataset file says of them. TensorFlow is not needed for that.
