@@ -11,9 +11,8 @@ if find_spec("torch") is None:
     _MISSING = "shardtool.torch: PyTorch is not installed here. Run `pip install 'shardtool[torch]'`."
     raise ModuleNotFoundError(_MISSING, name="torch")
 
-from shardtool.torch.crops import CenterCrop, RandomResizedCrop
 from shardtool.torch.datasets import MapDataset, StreamDataset
-from shardtool.torch.loading import collate, loader
+from shardtool.torch.loading import CenterCrop, RandomResizedCrop, collate, loader
 from shardtool.torch.prefetch import Prefetcher
 
 __all__ = ["CenterCrop", "MapDataset", "Prefetcher", "RandomResizedCrop", "StreamDataset", "collate", "loader"]

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import shardtool
 from shardtool import InvalidRequest, SampleFailed
 from shardtool.torch import CenterCrop, MapDataset, RandomResizedCrop, StreamDataset, collate, loader
-from shardtool.torch.crops import Box, _Crop
+from shardtool.torch.loading import Box, _Crop
 from shardtool.transform.jpeg import read_head
 
 if TYPE_CHECKING:
