@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
-from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import encode, index_of
+from shardtool.dataset.shard_index import ShardFact, encode, index_of
 from shardtool.entries.entries import Names
 from shardtool.entries.sizes import Payloads, sample_sizes
 from shardtool.fingerprint import crc32c

@@ -30,8 +30,6 @@ from shardtool.values import Kind, Number, ValueType, agreed_type, local_name, n
 from shardtool.wording import made_again, option
 
 if TYPE_CHECKING:
-    from shardtool.dataset.shard_index import ShardFact, ShardTally
-
     Json = Mapping[str, object]
 
 Value = TypeVar("Value")
@@ -67,12 +65,6 @@ class ShardEntry:
     sidecar_crc: int
     first_key: str
     last_key: str
-
-    @classmethod
-    def of(cls, fact: ShardFact, sidecar: bytes, tally: ShardTally) -> ShardEntry:
-        """Return the entry of a shard that was written, by its facts, its sidecar's bytes, and its figures."""
-        index = sidecar_name(fact.name), len(sidecar), crc32c(sidecar)
-        return cls(fact.name, tally.samples, fact.size, fact.crc, *index, tally.first_key, tally.last_key)
 
     def to_json(self) -> dict[str, object]:
         """Return wids's keys, then ours."""

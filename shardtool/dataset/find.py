@@ -162,8 +162,7 @@ class StoredShard:
         Raises:
             CorruptShard: There is no sound sidecar, and the shard cannot be opened.
         """
-        from shardtool.dataset.shard_index import walked_index
-        from shardtool.dataset.sidecar import read_bytes, read_sidecar
+        from shardtool.dataset.shard_index import read_bytes, read_sidecar, walked_index
 
         def read(where: str, size: int | None) -> tuple[ShardFact, ShardIndex]:
             found = read_sidecar(read_bytes(where), where, size, metadata=metadata)
@@ -178,7 +177,7 @@ class StoredShard:
         self, read: Callable[[str, int | None], tuple[ShardFact, Value]]
     ) -> tuple[ShardFact, Value] | CorruptShard | None:
         """Return what is read of the sidecar, or what is wrong with it; None where there is none."""
-        from shardtool.dataset.sidecar import check_shard
+        from shardtool.dataset.shard_index import check_shard
 
         where, size = self.sidecar, self.size()
         try:
@@ -201,7 +200,7 @@ class StoredShard:
 
         None: there is no sidecar, or one that is damaged or about another shard.
         """
-        from shardtool.dataset.sidecar import read_count
+        from shardtool.dataset.shard_index import read_count
 
         found = self._said(lambda where, _: read_count(where))
         return (found[1], found[0]) if isinstance(found, tuple) else None
@@ -211,8 +210,7 @@ class StoredShard:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from shardtool.dataset.shard_index import SCHEMA
-        from shardtool.dataset.sidecar import read_bytes
+        from shardtool.dataset.shard_index import SCHEMA, read_bytes
 
         if self.head() is None:
             return SCHEMA
@@ -732,7 +730,7 @@ def fact_beside(shard: str) -> ShardFact | None:
     path = sidecar_path(shard, None)
     if (data := read_beside(path)) is None:
         return None
-    from shardtool.dataset.sidecar import read_facts
+    from shardtool.dataset.shard_index import read_facts
 
     try:
         return read_facts(data, path)
@@ -746,7 +744,7 @@ def recorded_dots(found: StoredDataset) -> Dots:
     Args:
         found: Shards without a dataset file of ours that says it.
     """
-    from shardtool.dataset.sidecar import read_sidecar
+    from shardtool.dataset.shard_index import read_sidecar
 
     sidecars = [shard.sidecar for shard in found.shards]
     for where, data in zip(sidecars, for_each(read_beside, sidecars), strict=True):

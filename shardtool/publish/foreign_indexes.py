@@ -218,7 +218,7 @@ class StaleIndexes:
         self._stale += unread  # hashes that were not taken yet
         if len(files) == len(unread) and not counts:
             return
-        from shardtool.dataset.sidecar import read_sidecar
+        from shardtool.dataset.shard_index import read_sidecar
 
         try:
             indexed = indexes.IndexedShard(read_sidecar(sidecar(), shard, None, metadata=False))
@@ -330,7 +330,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
 
 def _index_data(path: str, sidecar: str) -> bytes | None:
     """Return the bytes of a shard's index; empty: the file is something else; None: it is not that of this shard."""
-    from shardtool.dataset.sidecar import read_sidecar
+    from shardtool.dataset.shard_index import read_sidecar
 
     try:
         if not (form := indexes.form_of(base_name(path), *read_head(path, indexes.HEAD_SIZE))):

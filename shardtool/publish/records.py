@@ -363,7 +363,7 @@ def read_listed(folder: OutputFolder, shard: ShardEntry, known: Mapping[str, Fil
     Raises:
         CorruptShard: It is another, or cannot be read.
     """
-    from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_sidecar
+    from shardtool.dataset.shard_index import check_listed, check_samples, check_shard, read_sidecar
 
     where, name = folder.full_path(shard.sidecar), local_name(shard.sidecar)
     check_size(folder, name, shard.sidecar_size, known)  # one that is right may be held in memory

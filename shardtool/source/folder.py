@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
 
 
-_HEAVY = ("shardtool.dataset.sidecar", "shardtool.plan.plan")  # NumPy and pyarrow
+_HEAVY = ("shardtool.dataset.shard_index", "shardtool.plan.plan")  # NumPy and pyarrow
 
 
 class FolderSource(Source):

@@ -2,7 +2,7 @@
 
 A dataset file of ours is the promise of what is there: whatever is not as it says is an error, never a reason to walk,
 for only a sidecar has metadata and checksums. No payload is read here, and nothing is trusted that a page or a footer
-of a sidecar claims: see `shardtool.dataset.sidecar`.
+of a sidecar claims: see `shardtool.dataset.shard_index`.
 
 All TFRecord shards must agree on what a field is. A tar shard holds texts, whatever they stand for, and no lists.
 """
@@ -17,8 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardtool.dataset.shard_file import is_packed, unopened
-from shardtool.dataset.shard_index import ShardIndex, differences, ends_of, walked_index
-from shardtool.dataset.sidecar import check_listed, check_samples, check_shard, read_bytes, read_sidecar
+from shardtool.dataset.shard_index import (
+    ShardIndex,
+    check_listed,
+    check_samples,
+    check_shard,
+    differences,
+    ends_of,
+    read_bytes,
+    read_sidecar,
+    walked_index,
+)
 from shardtool.dataset.walk import FeatureConflict, Survey, walked_text
 from shardtool.entries.entries import Names
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason

@@ -381,7 +381,7 @@ class Removal:
 
     def _pack(self, plan: Plan, pool: Pool, notes: Notes) -> dict[str, tuple[ShardEntry, ShardTally, ShardTally]]:
         """Stage the shards and their sidecars; return what is to be said of each, and its figures before and after."""
-        from shardtool.dataset import sidecar
+        from shardtool.dataset import shard_index
         from shardtool.plan.plan import shard_samples
         from shardtool.write.pack_shard import pack_shard
 
@@ -393,12 +393,12 @@ class Removal:
         observer.start(len(plan), int(plan.sizes.sum()), len(tasks))
         for at, result in pool.map(pack_shard, tasks, lambda _, *done: observer.advance(done[0], done[1], 0)):
             task, before = tasks[at], self.shards[at].index()
-            index = sidecar.index_of(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
+            index = shard_index.index_of(plan.format, task.samples.content, plan.metadata(at), result.field_crcs)
             fact = before.fact._replace(size=result.size, crc=result.crc, plan="", made=None)
-            data, _ = sidecar.encode(index, fact)
+            data, _ = shard_index.encode(index, fact)
             self.folder.stage_whole(sidecar_name(task.name), data)
             tally = index.tally()
-            found[fact.name] = ShardEntry.of(fact, data, tally), before.tally(), tally
+            found[fact.name] = tally.entry(fact, data), before.tally(), tally
             observer.advance(0, 0, 1)
             observer.shard(task.name, "written", tally.samples, fact.size)
         return found

@@ -15,8 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.shard_index import OWN_COLUMNS, ShardFact, ShardTally, types_of
-from shardtool.dataset.sidecar import encode, encode_table, read_sidecar
+from shardtool.dataset.shard_index import (
+    OWN_COLUMNS,
+    ShardFact,
+    ShardTally,
+    encode,
+    encode_table,
+    read_sidecar,
+    types_of,
+)
 from shardtool.entries.entries import FieldValues, Names
 from shardtool.errors import AccessRefused, InvalidRequest, OutputExists, current_folder, listing, printable
 from shardtool.fingerprint import crc32c

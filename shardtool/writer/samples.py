@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, cast
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.sidecar import index_of
+from shardtool.dataset.shard_index import index_of
 from shardtool.entries.sizes import NUMBERS, TRAILER_SIZE
 from shardtool.errors import InvalidRequest, OutputFailed, listing, memory_for, printable
 from shardtool.fingerprint import crc32c

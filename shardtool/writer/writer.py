@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.sidecar import read_sidecar
+from shardtool.dataset.shard_index import read_sidecar
 from shardtool.entries.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.errors import (
     CorruptShard,

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CorruptShard, CreateOptions, create
-from shardtool.dataset.sidecar import read_facts, read_sidecar
+from shardtool.dataset.shard_index import read_facts, read_sidecar
 from tests import tfrecords
 from tests.helpers import members, shards, write_tree
 

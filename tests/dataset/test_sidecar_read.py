@@ -25,8 +25,7 @@ from shardtool import CorruptShard, CreateOptions, ShardError, create, verify
 from shardtool.cli import cli
 from shardtool.dataset.find import open_dataset
 from shardtool.dataset.parquet_bounds import read_extents, read_footer
-from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import check_places, encode, index_of, read_sidecar
+from shardtool.dataset.shard_index import ShardFact, check_places, encode, index_of, read_sidecar
 from shardtool.errors import Bug
 from shardtool.values import ShardContent
 from shardtool.verbs.inspect.samples import first_samples, view
@@ -357,7 +356,7 @@ def test_no_memory_is_no_damage(dataset: Path) -> None:
     _seal(dataset, _written(table, _facts(dataset)))
     program = (
         "import resource, sys\n"
-        "from shardtool.dataset.sidecar import read_bytes, read_sidecar\n"
+        "from shardtool.dataset.shard_index import read_bytes, read_sidecar\n"
         "data = read_bytes(sys.argv[1])\n"
         "if sys.argv[2] == 'little':\n"
         "    taken = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"

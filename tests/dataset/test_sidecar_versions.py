@@ -29,7 +29,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
+from shardtool.dataset.shard_index import encode_table, read_facts, read_sidecar
 from shardtool.entries import arrow
 from tests.helpers import members, read_tree, shards, write_tree
 from tests.mapped import NOTED

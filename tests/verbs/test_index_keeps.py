@@ -79,7 +79,7 @@ def _of_another_shard(path: Path) -> None:
 
 
 def _with_other_places(path: Path) -> None:
-    from shardtool.dataset.sidecar import encode_table, read_facts
+    from shardtool.dataset.shard_index import encode_table, read_facts
 
     data = path.read_bytes()
     table = pq.read_table(path).replace_schema_metadata(None).drop_columns(["__shard__"])
@@ -137,8 +137,7 @@ def test_what_cannot_be_read_stays(name: str, options: IndexOptions, dataset: Pa
 
 def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
     """`--checksum` adds what nobody had read to a sidecar with the same rows: no permission, and nothing is lost."""
-    from shardtool.dataset.shard_index import UNREAD
-    from shardtool.dataset.sidecar import encode_table, read_facts
+    from shardtool.dataset.shard_index import UNREAD, encode_table, read_facts
 
     whole = read_tree(dataset)
     rows = [pq.read_table(path).to_pylist() for path in sorted(dataset.glob("*.index"))]
@@ -163,8 +162,7 @@ def test_checksums_are_added_and_metadata_stays(dataset: Path) -> None:
 
 def test_a_checksum_that_is_not_that_of_the_payload(dataset: Path) -> None:
     """A sidecar with another checksum than a payload has is wrong, which `--checksum` sees."""
-    from shardtool.dataset.shard_index import SCHEMA
-    from shardtool.dataset.sidecar import encode_table, read_facts
+    from shardtool.dataset.shard_index import SCHEMA, encode_table, read_facts
 
     path = dataset / "x-1.index"
     fact, table = (

@@ -25,7 +25,7 @@ from shardtool import CreateOptions, InspectOptions, ShardError, create, export,
 from shardtool.cli.text import cells, fit, sample_line, sample_text, summary_text
 from shardtool.dataset.find import StoredShard, open_dataset
 from shardtool.dataset.payload import numbers_in
-from shardtool.dataset.sidecar import read_sidecar
+from shardtool.dataset.shard_index import read_sidecar
 from shardtool.verbs.inspect.samples import find_sample, first_samples, keys, view
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, PHOTOS, members, read_tree, shards, shell, tool, typed, write_tree

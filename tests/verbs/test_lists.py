@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import CreateOptions, IndexOptions, InvalidRequest, ReshardOptions, create, index, reshard, verify
-from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import encode, index_of
+from shardtool.dataset.shard_index import ShardFact, encode, index_of
 from shardtool.fingerprint import show_fingerprint
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds

@@ -493,7 +493,7 @@ def test_samples_that_keep_no_field(place: Path) -> None:
 
 def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long texts that many samples share are refused where they would take more memory than a reader gives them."""
-    monkeypatch.setattr("shardtool.dataset.sidecar._METADATA_SLACK", 2**20)  # 32 times that takes a second
+    monkeypatch.setattr("shardtool.dataset.shard_index._METADATA_SLACK", 2**20)  # 32 times that takes a second
     names = [f"{at:03}" for at in range(300)]
     options = CreateOptions(workers=1, values=("cls=cls",), meta="none")
     create(pa.table({"key": names, "cls": range(300)}), f"{place}/in/out-{{000..}}.tfrecord", options)

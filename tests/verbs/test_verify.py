@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from shardtool import CorruptShard, CreateOptions, Observer, Report, ShardError, VerifyOptions, create, verify
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import StoredShard
-from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import encode_table, read_facts, read_sidecar
+from shardtool.dataset.shard_index import ShardFact, encode_table, read_facts, read_sidecar
 from shardtool.fingerprint import crc32c
 from shardtool.verbs.verify import checks as shardchecks
 from shardtool.verbs.verify.checks import ShardCase, Task, examine

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from shardtool.dataset.find import StoredShard, sidecar_path
 from shardtool.dataset.shard_file import SummedFile
-from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import encode, read_bytes, read_facts
+from shardtool.dataset.shard_index import ShardFact, encode, read_bytes, read_facts
 from shardtool.entries.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, listing, printable, reason
 from shardtool.pattern import sidecar_name

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from secrets import token_hex
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from shardtool.dataset.sidecar import read_bytes, read_facts
+from shardtool.dataset.shard_index import read_bytes, read_facts
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, OutputFailed, reason
 from shardtool.pattern import sidecar_name
 from shardtool.storage.folders import Original

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.shard_index import ShardFact
-from shardtool.dataset.sidecar import encode, index_of, most_metadata
+from shardtool.dataset.shard_index import ShardFact, encode, index_of, most_metadata
 from shardtool.entries.arrow import ipc_stream
 from shardtool.errors import InvalidRequest, listing, memory_for, printable
 from shardtool.interop.indexes import check_splits, check_timm_splits

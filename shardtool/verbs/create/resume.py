@@ -14,7 +14,7 @@ import numpy as np
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, sound_dataset
 from shardtool.dataset.find import fact_beside, splits_in
-from shardtool.dataset.sidecar import check_listed, encode_table, read_facts, read_sidecar
+from shardtool.dataset.shard_index import check_listed, encode_table, read_facts, read_sidecar
 from shardtool.entries.arrow import ipc_stream
 from shardtool.entries.entries import Names
 from shardtool.errors import CorruptShard, OutputExists, ShardError, printable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset import sidecar
+from shardtool.dataset import shard_index
 from shardtool.dataset.shard_index import MadeFact, ShardFact, ShardIndex, types_of, with_shard
 from shardtool.entries.arrow import number_array, with_column, with_found, without_numbers
 from shardtool.entries.entries import Names
@@ -305,7 +305,8 @@ class Packing:
             sources, content, skipped, consumed = np.frombuffer(made.sources, np.int64), made.content, (), made.consumed
             if plan.entries.source_paths:
                 counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
-                columns = with_column(columns, "source_paths", sidecar.string_lists(paths[:-1].split(b"\0"), counts))
+                lists = shard_index.string_lists(paths[:-1].split(b"\0"), counts)
+                columns = with_column(columns, "source_paths", lists)
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
             if columns is not None and self.run.makes_keys:  # whose function may have changed labels
@@ -320,8 +321,8 @@ class Packing:
             of_made = MadeFact(result.digest, consumed, made.dropped, len(result.skipped), left_out)
         shards, name = self._planned(planned.shard, consumed), output_text(planned.name)
         fact = ShardFact(name, result.size, result.crc, planned.fingerprint(), of_made, self._first, shards)
-        index = sidecar.index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
-        data, self.totals.schema = sidecar.encode(index, fact)
+        index = shard_index.index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
+        data, self.totals.schema = shard_index.encode(index, fact)
         accounted = len(np.unique(sources)) + made.dropped if made else len(index)
         if consumed != accounted + len(result.skipped):
             found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
@@ -331,16 +332,16 @@ class Packing:
     def _known(self, planned: ShardPlan, data: bytes) -> tuple[ShardIndex, ShardFact, bytes]:
         """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
         name = sidecar_name(planned.name)
-        fact = sidecar.read_facts(data, name)
-        index = sidecar.read_sidecar(data, name, fact.size)  # as it was read when it was found to be sound
+        fact = shard_index.read_facts(data, name)
+        index = shard_index.read_sidecar(data, name, fact.size)  # as it was read when it was found to be sound
         table = index.plain_table()
         self.totals.schema = types_of(with_shard(table.schema))
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without its facts")
         shards = self._planned(planned.shard, fact.made.consumed)  # another if the source has grown or shrunk since
-        if (fact.shards, index.version) != (shards, sidecar.FORMAT_VERSION):
+        if (fact.shards, index.version) != (shards, shard_index.FORMAT_VERSION):
             fact = fact._replace(first=self._first, shards=shards)
-            data = sidecar.encode_table(table, fact)
+            data = shard_index.encode_table(table, fact)
         return index, fact, data
 
     @property

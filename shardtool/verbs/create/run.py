@@ -81,7 +81,7 @@ class Totals:
 
     def add(self, fact: ShardFact, sidecar: bytes, tally: ShardTally) -> ShardEntry:
         """Add a shard, whose digest and left out samples the caller adds; return what the dataset file says of it."""
-        self.shards.append(ShardEntry.of(fact, sidecar, tally))
+        self.shards.append(tally.entry(fact, sidecar))
         self.field_bytes += tally.field_bytes
         self.fields.update(tally.fields)
         return self.shards[-1]

@@ -285,8 +285,7 @@ def compare_sidecar(
     Raises:
         CorruptShard: The shard has another checksum than its sidecar says.
     """
-    from shardtool.dataset.shard_index import differences
-    from shardtool.dataset.sidecar import FORMAT_VERSION, read_sidecar
+    from shardtool.dataset.shard_index import FORMAT_VERSION, differences, read_sidecar
 
     seen = walked.fact
     try:
@@ -345,8 +344,7 @@ class Indexer:
             OutputExists: A sidecar cannot be read.
             OutputFailed: The sidecar cannot be written.
         """
-        from shardtool.dataset.shard_index import types_of, walked_index, with_shard
-        from shardtool.dataset.sidecar import encode_table
+        from shardtool.dataset.shard_index import encode_table, types_of, walked_index, with_shard
 
         if found.error is not None:
             raise found.error

@@ -527,7 +527,7 @@ def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]
 
 def read_sidecar(case: ShardCase) -> Iterator[Finding]:
     """Read the sidecar's bytes and what it says of its shard; yield what is wrong with it as a file."""
-    from shardtool.dataset.sidecar import read_bytes, read_facts
+    from shardtool.dataset.shard_index import read_bytes, read_facts
 
     entry = case.entry
     try:
@@ -568,7 +568,7 @@ def check_fact(case: ShardCase) -> Iterator[Finding]:
 
 def read_case_index(case: ShardCase) -> Iterator[Finding]:
     """Read the sidecar's columns; yield what keeps them from being read."""
-    from shardtool.dataset.sidecar import read_sidecar as read
+    from shardtool.dataset.shard_index import read_sidecar as read
 
     if case.data is None or case.fact is None:
         return

@@ -246,8 +246,7 @@ class _Repair:
 
     def _sidecar_of(self, case: ShardCase, file: DatasetFile) -> tuple[bytes, list[str]]:
         """Return the sidecar of a shard, and its columns: of its metadata only the numbers of classes."""
-        from shardtool.dataset.shard_index import SHARD, walked_index
-        from shardtool.dataset.sidecar import encode_table
+        from shardtool.dataset.shard_index import SHARD, encode_table, walked_index
         from shardtool.dataset.walk import SurveyTask, survey
 
         found = survey(SurveyTask(case.path, checksum=True, dots=case.shard.dots))

@@ -189,7 +189,7 @@ def _examine_all(
     subject: Subject, there: Sequence[int], options: VerifyOptions, observer: Observer, pool: Pool, *, contents: bool
 ) -> dict[int, Survey]:
     """Check each shard as workers read it; return, where they are asked for later, what lies in each."""
-    ahead = threading.Thread(target=import_module, args=("shardtool.dataset.sidecar",), daemon=True)
+    ahead = threading.Thread(target=import_module, args=("shardtool.dataset.shard_index",), daemon=True)
     ahead.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
     tasks = (

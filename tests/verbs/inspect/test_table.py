@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions, create, reshard
 from shardtool.dataset.find import open_dataset
-from shardtool.dataset.sidecar import read_sidecar
+from shardtool.dataset.shard_index import read_sidecar
 from shardtool.verbs.inspect.samples import first_samples, keys, write_table
 from tests.helpers import flip, members, read_tree, shards, typed
 
