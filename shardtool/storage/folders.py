@@ -36,8 +36,7 @@ from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stor
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.retry import WRONG_PLACE, Attempts, PassingFailure, answering, refusal, retried, writing
 from shardtool.storage.remote.store_copy import is_one_store, store_copy
-from shardtool.storage.remote.store_options import object_headers
-from shardtool.storage.remote.stores import delete, listed, put, signed_request
+from shardtool.storage.remote.stores import delete, listed, object_headers, put, signed_request
 from shardtool.storage.shared import write_all
 from shardtool.storage.staging import DurableFile, FileFact, Folder, Sink, StagedFile, check_local, written
 from shardtool.values import BLOCK

@@ -36,8 +36,14 @@ from shardtool.storage.remote.address import (
 )
 from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, called, read_object, requests, together
 from shardtool.storage.remote.retry import RETRY_FOR, SLICE_S, waited
-from shardtool.storage.remote.store_options import STORE_OPTIONS, use_store_options
-from shardtool.storage.remote.stores import BucketEntry, as_source, use_anonymous, use_endpoint
+from shardtool.storage.remote.stores import (
+    STORE_OPTIONS,
+    BucketEntry,
+    as_source,
+    use_anonymous,
+    use_endpoint,
+    use_store_options,
+)
 from shardtool.values import BLOCK, to_bytes, to_text
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from shardtool.storage import places
 from shardtool.storage.folders import upload
 from shardtool.storage.places import read_small
 from shardtool.storage.remote.blob import connections_to
-from shardtool.storage.remote.signing import AwsKeys, signed_headers
-from shardtool.storage.remote.stores import delete, put, signed, signed_request
+from shardtool.storage.remote.stores import AwsKeys, delete, put, signed, signed_headers, signed_request
 from tests.clients.remote import tool
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 
 from shardtool.errors import Bug, SampleFailed
 from shardtool.execute.pool import LocalPool, Needs, Surroundings, TaskCounts, look, see, serve
-from shardtool.storage.remote.store_options import object_headers
+from shardtool.storage.remote.stores import object_headers
 from shardtool.storage.staging import Folder
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from shardtool.errors import StoreFailed
 from shardtool.storage.remote.address import STORES, is_source, is_url, parse_address, shown
 from shardtool.storage.remote.blob import Blob, connections_to, stored_crc
 from shardtool.storage.remote.retry import Policy, answering, least_speed, refusal, retried, retry_for, under
-from shardtool.storage.remote.store_options import object_headers
-from shardtool.storage.remote.stores import copy_in_bucket, signed, signed_request
+from shardtool.storage.remote.stores import copy_in_bucket, object_headers, signed, signed_request
 
 _SMALL = 2**28  # bytes of a blob that "Copy Blob From URL" takes at most
 _ANSWER = 65536

@@ -1,4 +1,4 @@
-"""How a bucket is reached: its server, and who has the keys.
+"""Stores of objects: how a bucket is reached, who has the keys, what is signed, and what is asked and told there.
 
 obstore finds keys by the usual environment variables of each cloud's own tools; profiles and single sign-on of AWS are
 read by boto3 where it is installed.
@@ -6,15 +6,18 @@ read by boto3 where it is installed.
 
 from __future__ import annotations
 
+import base64
 import functools
+import hmac
 import os
 import re
 import threading
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from functools import partial
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest
 from shardtool.storage.remote.address import (
@@ -29,13 +32,151 @@ from shardtool.storage.remote.address import (
     shown,
 )
 from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retried, store_failures
-from shardtool.storage.remote.signing import SIGNED_FOR, AwsKeys, azure_server, signed_headers, signed_with_key
-from shardtool.storage.remote.store_options import DECIDING as STORE_OPTIONS
-from shardtool.storage.remote.store_options import client_config, of_small
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+# What a store is told of the objects that it keeps, and who pays: `--store-option KEY=VALUE`.
+#
+# Google's store takes what it is told of an object only where that is signed by its client, which signs no headers:
+# there the bucket says it.
+
+
+STORE_OPTIONS = "SHARDTOOL_STORE_OPTIONS"  # an environment variable: so workers have it, too. `KEY=VALUE`, a line each
+
+
+class _Option(NamedTuple):
+    """One of them.
+
+    Attributes:
+        values: What its values look like.
+        expected: The same, in words.
+        s3: The header of S3 that says it; empty: there is none.
+        az: That of Azure.
+        variable: That of the environment, where AWS's own tools have one.
+    """
+
+    values: str
+    expected: str
+    s3: str = ""
+    az: str = ""
+    variable: str = ""
+
+
+_SSE = "x-amz-server-side-encryption"
+_OPTIONS = {
+    "sse": _Option(
+        "AES256|aws:kms(:dsse)?", "AES256, aws:kms or aws:kms:dsse", _SSE, "", "AWS_SERVER_SIDE_ENCRYPTION",
+    ),
+    "sse-kms-key-id": _Option("[!-~]+", "the name of a key", f"{_SSE}-aws-kms-key-id", "", "AWS_SSE_KMS_KEY_ID"),
+    "sse-bucket-key": _Option(
+        "true|false", "true or false", f"{_SSE}-bucket-key-enabled", "", "AWS_SSE_BUCKET_KEY_ENABLED",
+    ),
+    "storage-class": _Option(
+        "(?!(GLACIER|DEEP_ARCHIVE)$)[A-Z0-9_]+",
+        "a class that is read at once, such as STANDARD_IA or GLACIER_IR; a lifecycle rule of the bucket archives",
+        "x-amz-storage-class", "", "AWS_STORAGE_CLASS",
+    ),
+    "access-tier": _Option("Hot|Cool|Cold", "Hot, Cool or Cold, which are read at once", "", "x-ms-access-tier"),
+    "tags": _Option(
+        "[^=&]+=[^=&]*(&[^=&]+=[^=&]*){,9}", "NAME=VALUE&NAME=VALUE, ten at most, encoded as in a URL",
+        "x-amz-tagging", "x-ms-tags",
+    ),
+    "request-payer": _Option("requester", "requester", "x-amz-request-payer", "", "AWS_REQUEST_PAYER"),
+}  # fmt: skip
+_OF_OPTIONS = (STORE_OPTIONS, *(one.variable for one in _OPTIONS.values() if one.variable))
+_PAYER, _CLASS, _TIER = "request-payer", "storage-class", "access-tier"
+
+
+def use_store_options(lines: Iterable[str]) -> None:
+    """Tell stores more of what is written to them, and who pays, from this process and those it starts.
+
+    Args:
+        lines: `KEY=VALUE`.
+
+    Raises:
+        InvalidRequest: A key is not known, or a value is none that it takes.
+    """
+    text = "\n".join(lines)
+    _parsed_options(text)
+    os.environ[STORE_OPTIONS] = text
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed_options(text: str) -> Mapping[str, str]:
+    pairs = (line.strip().partition("=") for line in text.splitlines() if line.strip())
+    return {key: _checked_option(STORE_OPTIONS, key, value) for key, _, value in pairs}
+
+
+def _checked_option(where: str, key: str, value: str) -> str:
+    if key not in _OPTIONS:
+        raise InvalidRequest(where, f"the key {key!r}", expected=f"KEY=VALUE, where KEY is {', '.join(_OPTIONS)}")
+    if not re.fullmatch(_OPTIONS[key].values, value):
+        raise InvalidRequest(where, f"{key}={value}", expected=_OPTIONS[key].expected)
+    return value
+
+
+def _options_for(scheme: str, keys: Iterable[str] = tuple(_OPTIONS)) -> dict[str, str]:
+    """Return what is asked of a store: what was given, and of S3 what the variables of AWS say."""
+    said, given = {}, _parsed_options(os.environ.get(STORE_OPTIONS, ""))
+    for key in keys if scheme == "s3" else ():
+        if key not in given and (value := os.environ.get(_OPTIONS[key].variable, "")):
+            if key == _PAYER and value.lower() == "false":
+                continue
+            is_payer = key == _PAYER and value.lower() in ("true", "requester")
+            said[key] = _checked_option(_OPTIONS[key].variable, key, "requester" if is_payer else value)
+    found = {**said, **{key: value for key, value in given.items() if key in keys}}
+    if "sse-kms-key-id" in found and found.setdefault("sse", "aws:kms") == "AES256":
+        raise InvalidRequest(STORE_OPTIONS, "a KMS key, and sse=AES256", expected="sse=aws:kms, or no key")
+    return found
+
+
+def client_config(scheme: str) -> dict[str, str]:
+    """Return what obstore's client is to say with each of its own requests, under the names that it has for that.
+
+    Raises:
+        InvalidRequest: The environment holds something else.
+    """
+    names = {key: one.variable for key, one in _OPTIONS.items() if one.variable and key != _CLASS}
+    asked = _options_for(scheme, names) if scheme == "s3" else {}
+    return {names[key].removeprefix("AWS_").lower(): value for key, value in asked.items()}
+
+
+def of_small(address: str, *, lasting: bool) -> dict[str, Any]:
+    """Return what obstore is to be told of a small object, beside `client_config`: arguments of its `put`.
+
+    Args:
+        address: Of the object.
+        lasting: Whether it stays: what goes soon belongs into no class that is paid for by the month.
+    """
+    asked = _options_for(parse_address(address).scheme)
+    kinds = [asked[key] for key in (_CLASS, _TIER) if key in asked]
+    tags = dict(parse_qsl(asked.get("tags", ""), keep_blank_values=True))
+    attributes = {"attributes": {"Storage-Class": kinds[0]}} if kinds and lasting else {}
+    return {**attributes, **({"tags": tags} if tags else {})}
+
+
+def object_headers(address: str) -> dict[str, str]:
+    """Return the headers of a request that writes an object, or begins to: what a store is told of it.
+
+    Raises:
+        InvalidRequest: The store cannot be told.
+    """
+    scheme, found = parse_address(address).scheme, {}
+    for key, value in _options_for(scheme).items():
+        if header := getattr(_OPTIONS[key], scheme, ""):
+            tags = parse_qsl(value, keep_blank_values=True) if key == "tags" else None
+            found[header] = value if tags is None else urlencode(tags, quote_via=quote)
+        elif key != _PAYER:  # where it is read from may want that
+            known = ", ".join(other for other, one in _OPTIONS.items() if getattr(one, scheme, ""))
+            expected = known or "its bucket to say that: by its default storage class, and its default key"
+            raise InvalidRequest(f"the store option {key}", f"nothing that {scheme}:// is told", expected=expected)
+    return found
+
+
+# How a bucket is reached: its server, and who has the keys.
+
 
 _PORT = r"(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _HOST = re.compile(rf"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::{_PORT})?")
@@ -53,7 +194,7 @@ _DECIDING = (  # which server is asked, and who asks: what is set later is not t
     *_SERVER, *_IDENTITY, *_REGION, "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY",
     "GOOGLE_APPLICATION_CREDENTIALS", *_SKIPPED.values(), ANONYMOUS, "AZURE_STORAGE_ENDPOINT",
     "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AWS_CONFIG_FILE",
-    "AWS_SHARED_CREDENTIALS_FILE", *STORE_OPTIONS, *DECIDING,
+    "AWS_SHARED_CREDENTIALS_FILE", *_OF_OPTIONS, *DECIDING,
 )  # fmt: skip
 
 
@@ -321,6 +462,132 @@ def not_installed(library: str) -> InvalidRequest:
     return InvalidRequest(
         library, "not installed", expected="the libraries for remote files", remedy="pip install 'shardtool[remote]'"
     )
+
+
+# What a store wants to see signed, made without its client: obstore signs addresses, and no headers; and Azure's only
+# where a name needs no encoding.
+
+
+# Requests to S3, signed with their headers.
+
+
+_AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which no client writes into `Host`
+
+
+class AwsKeys(NamedTuple):
+    """Who asks S3.
+
+    Attributes:
+        access_key: Its name.
+        secret: What signs.
+        token: Of a session; empty: there is none.
+        region: Where the bucket is.
+    """
+
+    access_key: str
+    secret: str
+    token: str
+    region: str
+
+
+def signed_headers(
+    method: str, url: str, headers: Mapping[str, str], keys: AwsKeys, now: datetime | None = None
+) -> dict[str, str]:
+    """Return the headers of a request to S3, with those that sign it; all that are given are signed.
+
+    Args:
+        method: Of HTTP.
+        url: Where it goes, with its query (`?uploads`).
+        headers: What it says of the object. `x-amz-content-sha256` is the checksum of a body that is signed, too.
+        keys: Who asks.
+        now: When it is sent.
+
+    Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk" (AWS
+    Signature Version 4).
+    """
+    at, when = urlsplit(url), f"{now or datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+    given = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": when}
+    if keys.token:
+        given["x-amz-security-token"] = keys.token
+    host = at.netloc.removesuffix(_AWS_DEFAULT_PORTS[at.scheme])
+    lines = {"host": host, **{name.lower(): " ".join(value.split()) for name, value in given.items()}}
+    names = ";".join(sorted(lines))
+    query = sorted((quote(name, ""), quote(value, "")) for name, value in parse_qsl(at.query, keep_blank_values=True))
+    request = "\n".join([
+        method, quote(unquote(at.path)) or "/", "&".join(f"{name}={value}" for name, value in query),
+        *(f"{name}:{lines[name]}" for name in sorted(lines)), "", names, lines["x-amz-content-sha256"],
+    ])  # fmt: skip
+    scope = [when[:8], keys.region, "s3", "aws4_request"]
+    secret = f"AWS4{keys.secret}".encode()
+    for part in scope:
+        secret = hmac.digest(secret, part.encode(), "sha256")
+    text = "\n".join(["AWS4-HMAC-SHA256", when, "/".join(scope), sha256(request.encode()).hexdigest()])
+    signature = hmac.digest(secret, text.encode(), "sha256").hex()
+    credential = "/".join([keys.access_key, *scope])
+    given["Authorization"] = f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={signature}"
+    return given
+
+
+# Addresses in Azure's store, signed with the key of the account for a whole container.
+#
+# obstore signs a blob by its encoded name, where Azure wants the plain one: any name with a blank, or a letter beyond
+# ASCII, would be refused. A signature of the container holds no name. Source: Microsoft, "Create a service SAS",
+# version 2020-12-06 of the string to sign.
+
+
+_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+_TOKENS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
+_ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_VERSION = "2022-11-02"
+_SLACK = timedelta(minutes=15)  # by which our clock may be ahead
+SIGNED_FOR = timedelta(hours=1)
+_PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: with tags
+
+
+def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str | None:
+    """Return the signed address of a blob; None where the environment has neither an account's key nor a token.
+
+    Args:
+        endpoint: The server; empty: as the environment has it, or Azure's own.
+        container: The container.
+        key: The blob's name.
+        method: Of HTTP.
+
+    Raises:
+        InvalidRequest: The key is none.
+    """
+    account, token, secret = _first(_ACCOUNTS), _first(_TOKENS), _first(_AZURE_KEYS)
+    if not account or not (token or secret):
+        return None
+    base = azure_server(endpoint)
+    query = token.lstrip("?") if token else _sas(account, secret, container, _PERMISSIONS[method], base)
+    return f"{base}/{quote(container)}/{quote(key)}?{query}"
+
+
+def azure_server(endpoint: str) -> str:
+    """Return the address of Azure's server, with the account."""
+    return (endpoint or _first(_ENDPOINTS) or f"https://{_first(_ACCOUNTS)}.blob.core.windows.net").rstrip("/")
+
+
+def _sas(account: str, secret: str, container: str, permissions: str, base: str) -> str:
+    try:
+        raw = base64.b64decode(secret, validate=True)
+    except ValueError:
+        raise InvalidRequest(_AZURE_KEYS[0], "no key of an account", expected="one in Base64") from None
+    now = datetime.now(timezone.utc)
+    start, end = (f"{when:%Y-%m-%dT%H:%M:%SZ}" for when in (now - _SLACK, now + SIGNED_FOR))
+    protocols = "https" if urlsplit(base).scheme == "https" else "https,http"
+    resource = f"/blob/{account}/{container}"
+    text = "\n".join([permissions, start, end, resource, "", "", protocols, _VERSION, "c", *[""] * 7])
+    signature = base64.b64encode(hmac.digest(raw, text.encode(), "sha256")).decode()
+    return urlencode({
+        "sp": permissions, "st": start, "se": end, "spr": protocols, "sv": _VERSION, "sr": "c", "sig": signature,
+    })  # fmt: skip
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return next((value for name in names if (value := os.environ.get(name))), "")
 
 
 # Stores of objects: S3 and what speaks like it, Google Cloud Storage, Azure; by obstore (decision 017).

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardtool.errors import InvalidRequest
-from shardtool.storage.remote.signing import signed_with_key
+from shardtool.storage.remote.stores import signed_with_key
 
 _SECRET = base64.b64encode(b"a secret of the tests").decode()
 

@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from shardtool.storage.remote.signing import AwsKeys, signed_headers
-from shardtool.storage.remote.stores import signed_request
+from shardtool.storage.remote.stores import AwsKeys, signed_headers, signed_request
 
 _KEYS = AwsKeys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "", "us-east-1")
 _THEN = datetime(2013, 5, 24, tzinfo=timezone.utc)

@@ -7,7 +7,7 @@ import pytest
 from shardtool.errors import InvalidRequest
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import use_store_options
-from shardtool.storage.remote.store_options import client_config, object_headers, of_small
+from shardtool.storage.remote.stores import client_config, object_headers, of_small
 
 
 @pytest.fixture(autouse=True)
