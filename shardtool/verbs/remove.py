@@ -232,7 +232,7 @@ def _choose(removals: list[Removal], options: RemoveOptions, *, finished: bool) 
 
     from shardtool.entries.entries import Names
     from shardtool.source.selecting import places_of_keys
-    from shardtool.verbs.create.append import keys_of
+    from shardtool.verbs.create.earlier import keys_of
     from shardtool.verbs.inspect.samples import pieces
 
     keys: list[bytes] = []

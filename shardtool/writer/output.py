@@ -68,7 +68,7 @@ from shardtool.values import (
     local_name,
     output_text,
 )
-from shardtool.verbs.create.append import existing_keys
+from shardtool.verbs.create.earlier import existing_keys
 from shardtool.verbs.create.result import check_all_ended, joined_parts, merge_parts, merge_result, publish_dataset
 from shardtool.verbs.create.run import OutputNames, Totals
 from shardtool.wording import flag, option

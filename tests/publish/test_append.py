@@ -45,7 +45,7 @@ from shardtool.publish.publisher import Append, Destination, EndedAppend, later_
 from shardtool.publish.records import encode_skipped, merged, read_skipped, unmerged
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import open_folder
-from shardtool.verbs.create.append import begin_append, check_new_keys, existing_keys
+from shardtool.verbs.create.earlier import begin_append, check_new_keys, existing_keys
 from shardtool.verbs.create.run import Output
 from tests import tfrecords
 from tests.helpers import ENVIRONMENT, flip, identity, members, read_tree, shards, typed, write_tree

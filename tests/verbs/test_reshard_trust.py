@@ -19,7 +19,7 @@ from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOption
 from shardtool.request.observer import Observer
 from shardtool.source.shard_columns import FilesSeen
 from shardtool.source.shards import open_datasets
-from shardtool.verbs.create import resume as keep
+from shardtool.verbs.create import earlier as keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

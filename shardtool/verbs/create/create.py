@@ -237,7 +237,7 @@ def _taken_keys(run: Run) -> Names | None:
     """Return the keys of the datasets that are appended to; None: there are no such datasets."""
     if not any(output.destination.appends for output in run.outputs):
         return None
-    from shardtool.verbs.create.append import taken_keys
+    from shardtool.verbs.create.earlier import taken_keys
 
     return taken_keys(run)
 

@@ -22,8 +22,7 @@ from shardtool.skipped import key_mark, without_keys
 from shardtool.source.base import check_some, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import URL, counted, output_text, parse_size, show_size, to_bytes
-from shardtool.verbs.create import result, resume
-from shardtool.verbs.create.append import append_notes, begin_append, check_appended, class_notes, new_samples
+from shardtool.verbs.create import earlier, result
 from shardtool.verbs.create.run import Output, Run, check_source_stays
 from shardtool.wording import flag, option
 from shardtool.write.packer import ShardTask, TransformWork
@@ -52,9 +51,9 @@ def check_outputs(run: Run) -> None:
     if not any(output.destination.appends for output in run.outputs):
         return
     if run.updates:
-        resume.check_same_request(run)
+        earlier.check_same_request(run)
     if run.takes_only_new:
-        new = new_samples(run)
+        new = earlier.new_samples(run)
         run.listed = run.listed if new.all() else replace(run.listed, digest=None)  # that of all samples
         for output in run.outputs:
             which = _which(run, output)
@@ -64,7 +63,7 @@ def check_outputs(run: Run) -> None:
                 output.dataset = old
                 run.untouched.append(output)
         run.outputs = [output for output in run.outputs if len(_which(run, output))]
-    begin_append(run)
+    earlier.begin_append(run)
 
 
 def _which(run: Run, output: Output) -> NDArray[np.int64]:
@@ -153,7 +152,7 @@ def _bounds(run: Run, output: Output) -> Bounds:
         multiple_of=options.shards_multiple_of,
         oversize=options.oversize,
         by_hash=by_hash,
-        before=resume.shards_before(output.destination) if by_hash else None,
+        before=earlier.shards_before(output.destination) if by_hash else None,
     )
 
 
@@ -177,33 +176,33 @@ def _check_appended(run: Run) -> None:
 
     for output in run.outputs:
         if (old := output.destination.old) is not None:
-            check_appended(old, output.plan, run.options)
+            earlier.check_appended(old, output.plan, run.options)
             if not isinstance(output.destination.append, EndedAppend):
-                run.notes.add(*append_notes(old, output.plan, changed=run.transform is not None))
+                run.notes.add(*earlier.append_notes(old, output.plan, changed=run.transform is not None))
             run.notes.add(*export_notes(output.destination.folder, old, run.exports))
     there = [one.destination for one in (*run.outputs, *run.untouched)]
     if not any(isinstance(one.append, EndedAppend) for one in there):
-        run.notes.add(*class_notes([one.old for one in there if one.old is not None], run.entries))
+        run.notes.add(*earlier.class_notes([one.old for one in there if one.old is not None], run.entries))
 
 
 def _find_changes(run: Run) -> None:
     """Find what a run that resumes would change, and the splits that go, unless it would make another dataset."""
     if run.updates:
-        run.notes.add(*resume.plan_notes(run))
+        run.notes.add(*earlier.plan_notes(run))
     if run.options.if_exists not in ("resume", "resume-overwrite"):
         return
-    changes = resume.find_changes(run)
-    run.notes.add(*resume.plan_notes(run))
+    changes = earlier.find_changes(run)
+    run.notes.add(*earlier.plan_notes(run))
     if changes is None:
         return
     most = share("max_removed", run.options.max_removed)
-    if run.options.if_exists == "resume" and (refused := resume.refusal(run, changes, most)) is not None:
+    if run.options.if_exists == "resume" and (refused := earlier.refusal(run, changes, most)) is not None:
         if not run.dry:
             raise refused
         run.notes.add(f"this run would be refused: {refused.where}: {refused.found}; expected {refused.expected}")
     if run.part is None:  # what the whole run changes, no part knows
-        run.gone = tuple(resume.splits_gone(run)) if run.options.if_exists == "resume-overwrite" else ()
-        run.changes = resume.with_planned(changes, run) if run.dry else changes
+        run.gone = tuple(earlier.splits_gone(run)) if run.options.if_exists == "resume-overwrite" else ()
+        run.changes = earlier.with_planned(changes, run) if run.dry else changes
 
 
 def _note_plans(run: Run) -> None:

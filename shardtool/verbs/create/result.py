@@ -32,8 +32,7 @@ from shardtool.publish.records import PartRecord, encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, IndexResult, PlannedShard, SplitResult
 from shardtool.skipped import Skipped, in_order, reasons
 from shardtool.values import INLINE, URL, counted, local_name, output_text, show_size, to_bytes
-from shardtool.verbs.create.append import joined
-from shardtool.verbs.create.resume import with_shards
+from shardtool.verbs.create.earlier import joined, with_shards
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:

@@ -27,10 +27,17 @@ from shardtool.skipped import Skipped, failures, reasons
 from shardtool.source.base import none_taken
 from shardtool.source.payloads import files_at_once
 from shardtool.values import counted, output_text, source_name, to_text
-from shardtool.verbs.create.append import existing_keys
+from shardtool.verbs.create.earlier import (
+    ShardPlan,
+    decide,
+    existing_keys,
+    is_newer,
+    mtime_of,
+    mtime_of_shard,
+    new_sizes,
+)
 from shardtool.verbs.create.plans import work_of
 from shardtool.verbs.create.result import check_same
-from shardtool.verbs.create.resume import ShardPlan, decide, is_newer, mtime_of, mtime_of_shard, new_sizes
 from shardtool.verbs.create.run import Output, Run, Totals
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard

@@ -28,7 +28,7 @@ from shardtool.plan.order import Runs, running
 from shardtool.storage.places import is_place
 from shardtool.storage.staging import Folder, Spool, local_folder, spool_remedy
 from shardtool.values import SPAN, OnError, ReadMethod, SpanFile, counted, parse_size, show_size, show_time, to_text
-from shardtool.verbs.create.resume import new_sizes
+from shardtool.verbs.create.earlier import new_sizes
 from shardtool.wording import option
 from shardtool.write.packer import BUFFER_SIZE, GAP, OPEN_FILES, SourceFailed, open_span_file
 from shardtool.write.scatter import LEAST, ROW_SHARE, ScatterResult, ScatterTask, scatter_rows

@@ -549,7 +549,7 @@ class SourceAgain:
 
 def _stored_keys(datasets: Sequence[StoredDataset]) -> Names:
     """Return the keys of datasets, but for shards that nothing is known of any more."""
-    from shardtool.verbs.create.append import keys_of
+    from shardtool.verbs.create.earlier import keys_of
 
     found = []
     for shard in (shard for one in datasets for shard in one.shards):
