@@ -42,7 +42,7 @@ from shardtool import (
     reshard_dry_run,
     verify,
 )
-from shardtool.verbs.create import plans
+from shardtool.verbs.create import packing
 from tests import tfrecords
 from tests.helpers import flip, identity, members, read_tree, shards, sidecar
 from tests.stored import contents, skipped, sound
@@ -507,7 +507,7 @@ def test_metadata_that_no_reader_takes(place: Path, monkeypatch: pytest.MonkeyPa
         assert re.search(found, str(error))
         assert not (place / "out").exists()  # it was refused when it was planned
     with monkeypatch.context() as patch:
-        patch.setattr(plans, "most_metadata", lambda _: 2**40)  # as if no plan could tell
+        patch.setattr(packing, "most_metadata", lambda _: 2**40)  # as if no plan could tell
         assert re.search(found, str(refused(source, place / "out", join=long, on="key", ending="tfrecord")))
     run(source, place / "out", "tfrecord", join=short, on="key")
     is_sound(place / "out" / "out.json")

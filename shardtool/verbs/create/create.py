@@ -64,11 +64,10 @@ def write_dataset(
         run = read_run(names, options, pool, notes, begun=begun, dry=False)
         opened = _open_and_list(run, source)
 
-        from shardtool.verbs.create import plans, result
-        from shardtool.verbs.create.rounds import Packing
+        from shardtool.verbs.create import packing, result
         from shardtool.verbs.create.shuffle import arrange_payloads, spool_place
 
-        plans.check_outputs(run)
+        packing.check_outputs(run)
         if not run.outputs:
             _export_missing(run)
             return result.create_result(run)
@@ -76,7 +75,7 @@ def write_dataset(
         if is_binary:  # workers read binary columns from a file beside the output
             open_publishers(run, temporary, stack)
             _spool(run, opened)
-        plans.plan_shards(run)
+        packing.plan_shards(run)
         if not is_binary:
             open_publishers(run, temporary, stack)
         if run.part is not None:
@@ -84,7 +83,7 @@ def write_dataset(
                 result.begin_part(run, output, run.part)
         arrange_payloads(run)
         for output in run.outputs:
-            Packing(run, output).pack()
+            packing.Packing(run, output).pack()
         if run.part is None:
             result.check_content(run)
         for output in run.outputs:
@@ -111,10 +110,10 @@ def plan_dataset(
         run = read_run(names, options, pool, notes, begun=begun, dry=True)
         opened = _open_and_list(run, source)
 
-        from shardtool.verbs.create import plans, result
+        from shardtool.verbs.create import packing, result
 
-        plans.check_outputs(run)
-        plans.plan_shards(run)
+        packing.check_outputs(run)
+        packing.plan_shards(run)
         if run.asked is not None:
             from shardtool.source.plan_file import write_plan
 
