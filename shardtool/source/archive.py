@@ -20,9 +20,8 @@ from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, printab
 from shardtool.format import tar, zip_read
 from shardtool.pattern import is_packed_name
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.source.folder import FolderSource, left_behind_notes
-from shardtool.source.folder_samples import NamedFiles, collect, without_torn
-from shardtool.source.scan import ScanPart, ScanRules
+from shardtool.source.folder import FolderSource, collect, left_behind_notes, without_torn
+from shardtool.source.scan import NamedFiles, ScanPart, ScanRules
 from shardtool.storage.places import file_stat, identity
 from shardtool.values import BLOCK, SPAN, SpanFile, is_utf8, to_bytes, to_text
 from shardtool.wording import flag, option, typed_option

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import threading
+import re
+from bisect import bisect_left
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from shlex import quote
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, cast
 
 from shardtool.dataset.find import listed_by, sidecar_path, usual_names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.pattern import ShardPattern, is_shard_name
 from shardtool.request.options import TOP_FOLDER, CreateOptions
 from shardtool.skipped import Skipped
-from shardtool.source.base import TASKS, Listing, Source, check_skipped
-from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
+from shardtool.source.base import Listing, Source, check_skipped
+from shardtool.source.scan import ScanPart, ScanRules, Tree
 from shardtool.storage.places import base_name, folder_of, identity, inside, is_file, is_url, join, source_root
-from shardtool.values import counted, output_text, to_bytes, to_text
+from shardtool.values import SPLIT_NAMES, counted, output_text, to_bytes, to_text
 from shardtool.wording import either, flag, option
 
 if TYPE_CHECKING:
@@ -30,16 +29,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries
+    from shardtool.entries.classes import Classes
+    from shardtool.entries.entries import Entries, Names
     from shardtool.execute.pool import Pool
     from shardtool.request.observer import Observer
     from shardtool.select.names import Groups, KeyPattern
-    from shardtool.source.folder_samples import ObjectTree
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
 
 
-_HEAVY = ("shardtool.dataset.shard_index", "shardtool.plan.plan")  # NumPy and pyarrow
+_WILD = re.compile(rb"[*?\[]")  # what a glob does not take for itself
 
 
 class FolderSource(Source):
@@ -54,8 +53,6 @@ class FolderSource(Source):
 
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """List the samples of the tree."""
-        from shardtool.source import folder_samples as folder
-
         options, pattern = self._options, None
         if options.key_pattern is not None:
             from shardtool.select.names import KeyPattern
@@ -68,7 +65,7 @@ class FolderSource(Source):
         if pattern is not None:
             pattern.check_matched(entries.keys)
         elif options.dots is None and not entries.folders:
-            folder.check_torn(entries)
+            check_torn(entries)
         from shardtool.source.selecting import chosen, first_of, in_order, sampled, with_fields
 
         listed = with_fields(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
@@ -77,8 +74,8 @@ class FolderSource(Source):
 
             depth, known = 1 if options.split_from_folder else 0, open_classes(options.classes_from)
             below = self._below_folders(listed.skipped)
-            entries = folder.label_from_folder(listed.entries, known, depth=depth, skipped=below)
-            listed = replace(listed, entries=entries, notes=(*listed.notes, *folder.split_note(entries)))
+            entries = label_from_folder(listed.entries, known, depth=depth, skipped=below)
+            listed = replace(listed, entries=entries, notes=(*listed.notes, *split_note(entries)))
         listed = in_order(sampled(chosen(listed, options), options), options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.names import skip_unsafe_names
@@ -90,8 +87,6 @@ class FolderSource(Source):
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
         """Return the samples that files make, with the keys that a pattern gives them."""
         parts = self._tree.scan(pool, observer)
-        from shardtool.source.folder_samples import collect
-
         entries, skipped = self._with_keys(*collect(self._tree.root, parts), pattern)
         return entries, skipped, left_behind_notes(parts)
 
@@ -103,7 +98,6 @@ class FolderSource(Source):
             return entries, skipped
         from shardtool.entries.entries import Names
         from shardtool.select.names import with_keys
-        from shardtool.source.folder_samples import check_torn, without_torn
 
         if self._options.dots is None:
             check_torn(entries)
@@ -118,12 +112,12 @@ class FolderSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of metadata, `key`, `path`, `folder` or `size` of each sample, or the label of `cls`."""
-        from shardtool.source import folder_samples as folder
+        from shardtool.source.selecting import table_of
 
-        table = folder.table_of(listed.entries)
+        table = table_of(listed)
         labelled = name == "cls" and self._options.label_from_folder and name not in table.column_names
         if name == TOP_FOLDER or labelled:
-            return folder.split_folders(listed.entries.keys, in_order=self.by_key)
+            return split_folders(listed.entries.keys, in_order=self.by_key)
         if name not in table.column_names:
             remedy = f"{option('join')} adds a table's columns, {option('columns_from')} those of fields."
             expected = f"one of {listing(table.column_names, 100)}"
@@ -131,50 +125,17 @@ class FolderSource(Source):
         return table.column(name)
 
 
-class Tree(NamedTuple):
-    """A folder to list; `root` ends in a slash."""
-
-    root: bytes
-    rules: ScanRules
-
-    def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
-        """Return what the tree holds, its top first; listed in the workers, while a thread imports what comes next."""
-        ahead = threading.Thread(target=_import_heavy, daemon=True)
-        top = ScanPart()
-        tasks = share_out(self.root, self.rules, TASKS, top)
-        ahead.start()
-        found: dict[int, ScanPart] = {}
-        for number, part in pool.map(scan, tasks):
-            found[number] = part
-            observer.listed(len(part.counts))
-        ahead.join()
-        return [top.packed(), *(found[number] for number in sorted(found))]
-
-
-def _import_heavy() -> None:
-    """Import what takes long of what comes after the listing."""
-    with suppress(Exception):  # whoever needs it imports it again, and says what is wrong
-        for name in _HEAVY:
-            importlib.import_module(name)
-
-
-def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree | ObjectTree:
+def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPattern]) -> Tree:
     """Return a source folder, in which outputs are passed over.
 
     Raises:
         InvalidRequest: There is no such folder.
     """
-    is_remote = is_url(source)
     root = source_root(source, needed=True)
     below = [(inside(pattern.folder, root), pattern) for pattern in outputs]
     own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
     dots = options.dots or "first"
-    rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own)
-    if not is_remote:
-        return Tree(root, rules)
-    from shardtool.source.folder_samples import ObjectTree
-
-    return ObjectTree(root, rules)
+    return Tree(root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own))
 
 
 def name_of(source: str) -> str:
@@ -192,6 +153,201 @@ def left_behind_notes(parts: Iterable[ScanPart]) -> list[str]:
     names = [printable(name) for name, _ in found.most_common()]
     what = counted(found.total(), "name that an operating system made, passed over")
     return [f"{what}: {listing(names)} ({flag('hidden')} takes them)"]
+
+
+# A tree of files becomes `Entries`: a sample is the files that share a key. What a tree holds besides samples is not
+# passed over in silence: it is returned beside them, and `create` decides what that means.
+
+
+def collect(root: bytes, parts: list[ScanPart]) -> tuple[Entries, tuple[Skipped, ...]]:
+    """Return the samples that were found below `root`, and what else there is.
+
+    Args:
+        root: Ending in a slash.
+        parts: What `share_out` and `scan` found, in key order.
+
+    Raises:
+        InvalidRequest: Too many different fields.
+    """
+    import numpy as np
+
+    from shardtool.entries.entries import Entries, FieldRows, Names
+    from shardtool.select.fields import check_count
+
+    skipped = sorted([one for part in parts for one in part.skipped], key=lambda one: to_bytes(one.path))
+    names = sorted({name for part in parts for name in part.fields})
+    remedy = f"If the names have dots in them, {option('dots', 'last')} makes the last ending the field."
+    check_count(printable(root), names, remedy)
+    place = {name: at for at, name in enumerate(names)}
+    codes = [np.zeros(0, np.uint16)]
+    for part in parts:
+        own = np.array([place[name] for name in part.fields], np.uint16)
+        codes.append(own[np.frombuffer(part.codes, np.uint32)])
+    counts = np.frombuffer(b"".join(part.counts for part in parts), np.uint32)
+    entries = Entries(
+        root=root,
+        keys=Names.parse(b"".join(part.keys[0] for part in parts)),
+        first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64))),
+        fields=tuple(to_text(name) for name in names),
+        rows=FieldRows(
+            code=np.concatenate(codes),
+            kind=np.frombuffer(b"".join(part.kinds for part in parts), np.uint8),
+            size=np.frombuffer(b"".join(part.sizes for part in parts), np.int64),
+            mtime_ns=np.frombuffer(b"".join(part.mtimes for part in parts), np.int64),
+            changed_ns=np.frombuffer(b"".join(part.changed for part in parts), np.int64),
+        ),
+    )
+    return without_torn(entries, skipped), tuple(skipped)
+
+
+def without_torn(entries: Entries, skipped: Iterable[Skipped]) -> Entries:
+    """Return the samples that lost no field: the others are left out whole."""
+    torn = {to_bytes(one.key) for one in skipped if one.key}
+    if not torn:
+        return entries
+    return entries.without([at for at in range(len(entries)) if entries.keys[at] in torn])
+
+
+def check_torn(entries: Entries) -> None:
+    """Refuse names that WebDataset's rule would tear apart, such as `scan.2019.01.jpg`, unless a rule was asked for.
+
+    A field with a dot is common (`a.seg.png`). It is suspicious where a part of it is a number, or
+    where nearly every file has such a field of its own.
+
+    Raises:
+        InvalidRequest: Names look torn.
+    """
+    dotted = [code for code, name in enumerate(entries.fields) if "." in name]
+    if not dotted:
+        return
+    uses = entries.code_counts()
+    numbered = [
+        code for code in dotted if any(part.isdigit() or not part for part in entries.fields[code].split(".")[:-1])
+    ]
+    rows = sum(uses[code] for code in dotted)
+    lonely = len(dotted) > 1 and len(entries) > 1 and rows < 2 * len(dotted)
+    if not numbered and not lonely:
+        return
+    row = int((entries.rows.code == (numbered or dotted)[0]).argmax())
+    name = printable(entries.path(row))
+    field = printable(entries.fields[entries.rows.code[row]])
+    key = printable(entries.keys[int(entries.owners(row))])
+    found = f"dots in {counted(rows, 'name')}: WebDataset's rule makes this one's key {key!r}, its field {field!r}"
+    remedy = (
+        f"Choose {option('dots', 'last')} (only the last ending is the field; add {flag('portable')} for "
+        f"readers that end the key at the first dot), or {option('dots', 'first')} if that is what you want."
+    )
+    raise InvalidRequest(name, found, remedy=remedy)
+
+
+def label_from_folder(
+    entries: Entries, known: Classes | None = None, *, depth: int = 0, skipped: Iterable[Skipped] = ()
+) -> Entries:
+    """Give each sample the field `cls`: the number of its top folder, in the order of the bytes of their names.
+
+    This is torchvision's ImageFolder convention.
+
+    Args:
+        entries: The samples, sorted by their keys.
+        known: The numbers that classes have already.
+        depth: How many folders lie above those of the classes.
+        skipped: What is not among the samples, but in folders of classes.
+
+    Raises:
+        InvalidRequest: Samples lie beside the class folders, or have a field `cls` already.
+    """
+    import numpy as np
+
+    from shardtool.entries.arrow import number_array
+    from shardtool.entries.classes import number_classes
+    from shardtool.entries.entries import Names
+    from shardtool.select.fields import Field, with_fields
+
+    if not len(entries):
+        return entries
+    if "cls" in entries.fields:
+        raise InvalidRequest(option("label_from_folder"), "the samples have a field 'cls' already")
+    expected = "paths such as SPLIT/CLASS/FILE" if depth else "paths such as CLASS/FILE"
+    spans = _folders(entries.keys, depth, ("label_from_folder", expected))
+    # A class keeps its number where all of its samples are left out: it is there, and may be read tomorrow.
+    paths = [to_bytes(one.path).split(b"/") for one in skipped if one.code != "no-field"]
+    failed = {parts[depth] for parts in paths if len(parts) > depth + 1}
+    number, names = number_classes({*(name for _, _, name in spans), *failed}, "cls", known)
+    label = np.repeat(np.array([number[name] for _, _, name in spans]), [high - low for low, high, _ in spans])
+    labels = Names.of(b"%d" % at for at in range(len(names))).take(label)
+    every = np.ones(len(entries), bool)
+    return with_fields(entries, [Field("cls", labels, every, "int64", names, number_array(label))])
+
+
+def split_folders(keys: Names, *, in_order: bool = True) -> pa.ChunkedArray:
+    """Return the name of the top folder of each sample, which says its split.
+
+    Args:
+        keys: One per sample.
+        in_order: Whether they are sorted.
+
+    Raises:
+        InvalidRequest: Samples lie beside these folders.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    from shardtool.entries.arrow import number_array, strings
+
+    if not in_order:
+        order = keys.sorted_order()
+        return split_folders(keys.take(order)).take(number_array(np.argsort(order)))
+    spans = _folders(keys, 0, ("split_from_folder", "paths such as SPLIT/FILE"))
+    which = np.repeat(np.arange(len(spans)), [high - low for low, high, _ in spans])
+    return pa.chunked_array([strings([name for _, _, name in spans]).take(number_array(which))])
+
+
+def split_note(entries: Entries) -> tuple[str, ...]:
+    """Return what the user should know of classes that are called like splits."""
+    classes = entries.values.classes.get("cls", [])
+    found = [name for name in classes if name.lower() in SPLIT_NAMES]
+    if len(found) < min(2, len(classes)) or not found:
+        return ()
+    shown = listing(found)
+    label, split = option("label_from_folder"), option("split_from_folder")
+    return (f"{label} takes {shown} for classes: {split} takes them for splits, and labels below",)
+
+
+def _folders(keys: Names, depth: int, asked: tuple[str, str]) -> list[tuple[int, int, bytes]]:
+    """Return where the samples of each folder start and end, and its name, `depth` folders below the top.
+
+    Keys are sorted, so this is a few bisections.
+
+    Args:
+        keys: One per sample.
+        depth: How many folders lie above.
+        asked: The option that wants to know, and what it expects.
+
+    Raises:
+        InvalidRequest: Samples lie beside these folders.
+    """
+    spans, beside = [(0, len(keys), b"")], list[str]()
+    for _ in range(depth + 1):
+        found = []
+        for low, high, above in spans:
+            at = low
+            while at < high:
+                name, slash, _rest = keys[at][len(above) :].partition(b"/")
+                if not slash:
+                    path = printable(_WILD.sub(rb"[\g<0>]", keys[at]))
+                    beside.append(path + ".*" if b"/" in keys[at] else f"./{path}.*")  # as `exclude` takes it
+                    at += 1
+                    continue
+                end = bisect_left(cast("Sequence[bytes]", keys), above + name + b"0", at, high)  # "0" follows "/"
+                found.append((at, end, above + name + b"/"))
+                at = end
+        spans = found
+    if beside:
+        problem = f"{counted(len(beside), 'sample')} in no such folder: {listing(beside)}"
+        left_out = either(f"exclude=({beside[0]!r}, ...)", f"--exclude {quote(beside[0])}")
+        remedy = f"Move them, or leave them out: {left_out}."
+        raise InvalidRequest(option(asked[0]), problem, expected=asked[1], remedy=remedy)
+    return [(low, high, path.split(b"/")[depth]) for low, high, path in spans]
 
 
 # Several folders as a source: files that share a key, whichever folder they lie in, are one sample.
@@ -218,7 +374,6 @@ class FoldersSource(FolderSource):
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
         from shardtool.select.names import find_groups, grouped
-        from shardtool.source.folder_samples import check_torn, collect, without_torn
 
         trees, skipped = [], list[Skipped]()
         for tree, label, parts in zip(self._trees, self._labels, found, strict=True):

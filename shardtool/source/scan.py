@@ -1,6 +1,6 @@
-"""List a folder tree: the half of the folder source that runs in workers.
+"""List a tree of files: a folder, whose listing runs in workers; and what lies in a store or an archive.
 
-Strategy: the parent lists the top of the tree until there is enough to share out; workers list
+Strategy, of a folder: the parent lists the top of the tree until there is enough to share out; workers list
 what lies below. Everything comes back in the order of the bytes of key and field, because a
 folder's files are sorted with the first dot taken for a NUL, and each subfolder stands where its
 name with a slash sorts. No file is opened, and no NumPy is imported: on 60,000 files start-up
@@ -10,27 +10,37 @@ costs more than the work.
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import re
 import stat
+import threading
 from array import array
 from bisect import bisect_left
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardtool.errors import printable, reason
+from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.skipped import SkipCode, Skipped
-from shardtool.storage.places import file_fact, is_place, together
-from shardtool.values import FILE, LINK, Dots, Symlinks, split_name, to_text
+from shardtool.source.base import TASKS
+from shardtool.storage.places import file_fact, is_place, objects_below, together
+from shardtool.values import FILE, LINK, Dots, Symlinks, counted, split_name, to_bytes, to_text
 from shardtool.wording import typed_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
+    from shardtool.request.observer import Observer
+    from shardtool.storage.remote.stores import BucketEntry
 
 
 _LEFT_BEHIND = frozenset({b"Thumbs.db", b"thumbs.db", b"ehthumbs.db", b"Desktop.ini", b"desktop.ini", b"__MACOSX"})
@@ -413,6 +423,174 @@ def no_field(prefix: bytes, name: bytes) -> Skipped:
 
 def _failure(key: bytes, path: bytes, error: OSError) -> Skipped:
     return _skip(key, path, *_path_failure(error))
+
+
+# Files of a store or an archive: the same samples as of a folder, by the same rules and in the same order.
+
+
+_HEAVY = ("shardtool.dataset.shard_index", "shardtool.plan.plan")  # NumPy and pyarrow
+_LISTED = 1000  # objects between two reports
+_SORTED = 2**16  # files at a time
+
+
+class NamedFiles:
+    """Files that are named in any order.
+
+    Attributes:
+        part: What is left out and passed over, and in the end the files in the order of keys and fields.
+        folders: The folders that were met, and whether each is looked into.
+    """
+
+    def __init__(self, rules: ScanRules) -> None:
+        self._rules, self.part, self.folders = rules, ScanPart(), {b"": True}
+        self._names, self._starts, self._facts = bytearray(), array("q", [0]), array("q")
+        self._no_field: dict[bytes, int] = {}
+
+    def split(self, path: bytes, size: int) -> tuple[bytes, bytes] | None:
+        """Return the key and the field of a file; None where it is not wanted, or its name has no field."""
+        rules, start = self._rules, path.rfind(b"/") + 1
+        above, name = path[:start], path[start:]
+        if not self._looks_into(above):
+            return None
+        if rules.hides(name):
+            pass_over(rules, above, name, self.part)
+            return None
+        if not rules.takes_file(above, name):
+            return None
+        split = split_name(name, rules.dots)
+        if split is None:
+            self._no_field[path] = size
+            return None
+        return above + split[0], split[1]
+
+    def add(self, name: tuple[bytes, bytes], size: int, second: int, third: int) -> None:
+        """Note a file: its key and field, its bytes, and two more facts."""
+        self._names += b"%b\0%b\0" % name
+        self._starts.append(len(self._names))
+        self._facts.extend((size, second, third))
+
+    def in_order(self, where: str) -> NDArray[np.int64]:
+        """Put the files into `part`; return int64[3, files], the facts of each.
+
+        Empty files that stand for folders in a store are none.
+
+        Raises:
+            InvalidRequest: A file is there twice.
+        """
+        import numpy as np
+
+        from shardtool.entries.entries import Names
+
+        part, names = self.part, Names(bytes(self._names), np.array(self._starts, np.int64))
+        for path, size in self._no_field.items():
+            if size or path + b"/" not in self.folders:
+                part.skipped.append(no_field(b"", path))
+        facts, order = np.array(self._facts, np.int64).reshape(-1, 3), names.sorted_order()
+        empty = order[facts[order, 0] == 0].tolist()
+        markers = [at for at in empty if names[at].replace(b"\0", b".") + b"/" in self.folders]
+        order = order[~np.isin(order, markers)]
+        keys, last, field_before, twice = bytearray(), None, None, list[bytes]()
+        for first in range(0, len(order), _SORTED):
+            both = names.gather(order[first : first + _SORTED]).split(b"\0")
+            for key, ending in zip(both[:-1:2], both[1::2], strict=True):
+                if key != last:
+                    keys += key + b"\0"
+                    part.counts.append(1)
+                elif ending == field_before:
+                    twice.append(key + b"." + ending)
+                else:
+                    part.counts[-1] += 1
+                part.codes.append(part.fields.setdefault(ending, len(part.fields)))
+                last, field_before = key, ending
+        if twice:
+            shown = listing([printable(name) for name in twice])
+            problem = f"{counted(len(twice), 'name')} of several members: {shown}"
+            raise InvalidRequest(where, problem, expected="each file once", remedy="Make the archive anew.")
+        part.keys = [bytes(keys)]
+        found: NDArray[np.int64] = facts[order].T
+        return found
+
+    def _looks_into(self, folder: bytes) -> bool:
+        """Tell whether a folder, empty or ending in a slash, is looked into, and all that it lies in."""
+        unknown = []
+        while folder not in self.folders:  # no recursion: a path may have a thousand parts
+            unknown.append(folder)
+            folder = folder[: folder.rfind(b"/", 0, -1) + 1]
+        taken = self.folders[folder]
+        for below in reversed(unknown):
+            name = below[len(folder) : -1]
+            if taken and self._rules.hides(name):
+                pass_over(self._rules, folder, name, self.part)
+                taken = False
+            taken = taken and self._rules.takes_folder(folder, name)
+            self.folders[below], folder = taken, below
+        return taken
+
+
+class Tree(NamedTuple):
+    """A folder, or what lies below an address of a store; `root` ends in a slash."""
+
+    root: bytes
+    rules: ScanRules
+
+    def scan(self, pool: Pool, observer: Observer) -> list[ScanPart]:
+        """Return what the tree holds, in key order, its top first.
+
+        A folder is listed in the workers, while a thread imports what comes next. What a store lists is one stream of
+        names, in its own order, so the parent reads it; no object is asked for.
+
+        Raises:
+            InvalidRequest: Nothing lies below an address.
+            AccessRefused: We may not list it.
+            StoreFailed: The store fails time and again.
+        """
+        if is_place(self.root):
+            return [self._scan_objects(observer)]
+        ahead = threading.Thread(target=_import_heavy, daemon=True)
+        top = ScanPart()
+        tasks = share_out(self.root, self.rules, TASKS, top)
+        ahead.start()
+        found: dict[int, ScanPart] = {}
+        for number, part in pool.map(scan, tasks):
+            found[number] = part
+            observer.listed(len(part.counts))
+        ahead.join()
+        return [top.packed(), *(found[number] for number in sorted(found))]
+
+    def _scan_objects(self, observer: Observer) -> ScanPart:
+        where, total = to_text(self.root), 0
+
+        def reported() -> Iterator[BucketEntry]:
+            nonlocal total
+            for total, one in enumerate(objects_below(where), 1):
+                yield one
+                if total % _LISTED == 0:
+                    observer.listed(_LISTED)
+
+        part = part_of(reported(), self.rules)
+        observer.listed(total % _LISTED)
+        if not total:
+            raise InvalidRequest(where, "nothing lies there", expected="a prefix with samples below it")
+        return part
+
+
+def _import_heavy() -> None:
+    """Import what takes long of what comes after the listing."""
+    with suppress(Exception):  # whoever needs it imports it again, and says what is wrong
+        for name in _HEAVY:
+            importlib.import_module(name)
+
+
+def part_of(objects: Iterable[BucketEntry], rules: ScanRules) -> ScanPart:
+    """Return the files that objects are, in key order, as far as the rules take them."""
+    files = NamedFiles(rules)
+    for one in objects:
+        if name := files.split(to_bytes(one.key), one.size):
+            files.add(name, one.size, one.version, one.changed_ns if one.version else ALWAYS)
+    part, facts = files.part, files.in_order("")
+    part.sizes, part.mtimes, part.changed = (array("q", fact.tobytes()) for fact in facts)
+    part.kinds = bytearray([FILE]) * len(part.sizes)
+    return part
 
 
 # Look at the files that a manifest lists: the half of that source that runs in workers.

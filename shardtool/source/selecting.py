@@ -170,13 +170,38 @@ def first_of(listed: Listing, options: SelectingOptions) -> Listing:
     return replace(listed, entries=listed.entries.take(np.arange(options.head)))
 
 
+_COLUMNS = ("key", "path", "folder", "size")
+
+
 def table_of(listed: Listing) -> pa.Table:
     """Return what a query sees of samples."""
     if listed.shards:
         return table_of_shards(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
-    from shardtool.source import folder_samples
+    return _table_of_files(listed.entries)
 
-    return folder_samples.table_of(listed.entries)
+
+def _table_of_files(entries: Entries) -> pa.Table:
+    """Return what `--where` and splits can ask of a folder's samples, a row each.
+
+    It is their metadata and, where they have no such column, `_COLUMNS`: `path` is that of the sample's first file,
+    `folder` what stands before the key's last slash, and `size` the bytes of all its files.
+    """
+    keys, chunks, kinds = entries.keys, [], entries.rows.kind
+    files = np.append(np.flatnonzero(kinds != INLINE), len(kinds))
+    sizes = np.where(kinds == INLINE, 0, entries.rows.size)
+    for first, names in keys.chunks():
+        ends = entries.first[first : first + len(names) + 1]
+        paths = entries.paths(files[np.searchsorted(files, ends[:-1])])
+        folders = [name.rpartition(b"/")[0] for name in names]
+        totals = np.add.reduceat(sizes[: ends[-1]], ends[:-1])
+        texts = map(arrow.strings, (names, paths, folders))
+        chunks.append(pa.RecordBatch.from_arrays([*texts, number_array(totals)], names=list(_COLUMNS)))
+    schema = pa.schema([*((name, pa.string()) for name in _COLUMNS[:-1]), (_COLUMNS[-1], pa.int64())])
+    own, table = pa.Table.from_batches(chunks, schema=schema), entries.metadata
+    if table is None:
+        return own
+    own = own.select([name for name in _COLUMNS if name not in table.column_names])
+    return pa.Table.from_arrays([*table.columns, *own.columns], names=[*table.column_names, *own.column_names])
 
 
 _SHOWN_KEYS = 5  # in a message

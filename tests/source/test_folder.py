@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, SampleFailed, create, dry_run
 from shardtool.source import scan as scan_module
-from shardtool.source.folder_samples import collect
+from shardtool.source.folder import collect
 from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
 from shardtool.values import Target, to_bytes
 from tests.helpers import members, read_tree, shards, write_tree

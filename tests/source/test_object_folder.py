@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardtool.source.folder_samples import collect, part_of
-from shardtool.source.scan import ScanPart, ScanRules, scan, share_out
+from shardtool.source.folder import collect
+from shardtool.source.scan import ScanPart, ScanRules, part_of, scan, share_out
 from shardtool.storage.remote.stores import BucketEntry
 from tests.helpers import write_tree
 
@@ -77,7 +77,7 @@ def test_folder_markers() -> None:
 
 def test_samples_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many files are made columns at a time, those of a sample stay together."""
-    monkeypatch.setattr("shardtool.source.folder_samples._CHUNK", 2)
+    monkeypatch.setattr("shardtool.source.scan._SORTED", 2)
     names = [f"{at}.{ending}" for at in range(5) for ending in ("a", "b", "c")]
     parts = [part_of((BucketEntry(name, 1, 1, 1) for name in names), ScanRules())]
     entries, _ = collect(b"s3://b/", parts)
