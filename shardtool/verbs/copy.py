@@ -45,7 +45,15 @@ from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.settings import given_options
 from shardtool.request.texts import rate
-from shardtool.storage.folders import Original, check_there, checked_copy, copy_inside, md5_there, open_folder
+from shardtool.storage.folders import (
+    NotCopied,
+    Original,
+    check_there,
+    checked_copy,
+    copy_inside,
+    md5_there,
+    open_folder,
+)
 from shardtool.storage.places import (
     as_source,
     base_name,
@@ -62,7 +70,6 @@ from shardtool.storage.places import (
     stored_crc,
 )
 from shardtool.storage.remote.retry import RequestStopped, until
-from shardtool.storage.remote.store_copy import NotCopied
 from shardtool.storage.staging import DurableFile, FileFact, check_facts
 from shardtool.values import BLOCK, Given, Trust, counted, local_name, show_size
 from shardtool.wording import flag

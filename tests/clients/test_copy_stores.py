@@ -290,7 +290,7 @@ def test_a_store_that_makes_no_copies(
 def test_what_knows_nothing_of_copies(azurite: Server, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that fails to copy, as azurite does what large blobs are asked for by, is given up after a while."""
     _use(azurite, monkeypatch)
-    monkeypatch.setattr("shardtool.storage.remote.store_copy._SMALL", 1)
+    monkeypatch.setattr("shardtool.storage.folders._SMALL", 1)
     monkeypatch.setenv("SHARDTOOL_RETRY_FOR", "0.3")
     first, second = azurite.new_prefix(), azurite.new_prefix()
     copy(packed, first)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shardtool.storage.folders import NotCopied, is_one_store, store_copy
 from shardtool.storage.remote import retry
-from shardtool.storage.remote.store_copy import NotCopied, is_one_store, store_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ def test_a_large_object_is_waited_for(store: type[_Store], monkeypatch: pytest.M
     monkeypatch.setenv("SHARDTOOL_LEAST_SPEED", "1000/0.1")
     with pytest.raises(NotCopied, match="silent"):
         store_copy("s3://b/x", "s3://other/c", 100, 7)
-    monkeypatch.setattr("shardtool.storage.remote.store_copy._SLOWEST", 1)  # 100 seconds
+    monkeypatch.setattr("shardtool.storage.folders._SLOWEST", 1)  # 100 seconds
     assert store_copy("s3://b/x", "s3://other/c", 100, 7) is None
 
 
