@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from importlib import resources
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from shardtool.dataset.find import StoredDataset, natural
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.verbs.inspect.overview import Sizes, Spread
+    from shardtool.verbs.inspect.overview import Spread
     from shardtool.verbs.inspect.thumbnails import ShownSample
 
     # A label, how many values it has, and the rows of a table of these.
@@ -276,6 +276,14 @@ class DatasetView(ChosenSamples):
         """Width and height of its pictures."""
         return [one.full for one in self._pictures]
 
+    @property
+    def dots(self) -> list[tuple[int, int, int, float]]:
+        """Width and height of its pictures, how many have both, and the radius of a dot for these."""
+        return [
+            (*size, count, min(9.0, 2.6 * math.sqrt(count) if count < _FEW else 3.6 + math.log2(count) * 0.6))
+            for size, count in sorted(Counter(self.pixels).items())
+        ]
+
     @cached_property
     def shards(self) -> list[tuple[int, str, int | None, int | None]]:
         """Number, name, bytes and samples of each shard; what is missing or unknown is None."""
@@ -292,16 +300,6 @@ class DatasetView(ChosenSamples):
         """The bytes that no shard may exceed, where that was asked for."""
         bound = self.file.made.options.get("max_size") if self.file else None
         return bound if type(bound) is int else None
-
-    @property
-    def by_size(self) -> Chart:
-        """The sizes of its shards."""
-        return balance([size or 0 for *_, size, _ in self.shards], show_size, self.bound)
-
-    @property
-    def by_count(self) -> Chart:
-        """How many samples its shards have."""
-        return balance([samples or 0 for *_, samples in self.shards], whole)
 
 
 def _page(views: Sequence[DatasetView]) -> str:
@@ -370,7 +368,7 @@ def _environment() -> Environment:
         counted=counted, short=shorten, whole=whole, size=show_size, plain=_plain, asked=command_line,
         label_of=label_text, json=lambda value: json.dumps(value, ensure_ascii=False), described=described,
     )  # fmt: skip
-    environment.globals.update(spark=spark, histogram=histogram, scatter=scatter)
+    environment.globals.update(log_scale=LogScale, show_size=show_size, show_whole=whole)
     return environment
 
 
@@ -451,36 +449,13 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# Charts as shapes with classes; the template draws them as inline SVG, the style sheet colours them.
+# Charts, which the templates draw.
 
 
-_WIDTH, _HEIGHT = 360, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 16, 24  # room around the plot: the counts stand above, the ticks below
-_MOST_BARS = 40
-_SPARK = (120, 22)
+_WIDTH = 360  # pixels of a chart
 _FEW = 4  # images of a size, up to which a dot has the area of their number
 _TICKS = 3  # fewer tell no scale
-_MOST_SHARD_BARS = 120
-_BALANCE_HEIGHT, _SCATTER_HEIGHT = 100, 220
-_COUNT_WIDTH, _TITLE_LINE = 64, 11  # where the texts above a plot stand
 _LETTER = 6.2  # pixels of a letter of a tick, about
-
-
-class SvgShape(NamedTuple):
-    """An element of SVG: its name, class, place, and its text (of a `text`) or title."""
-
-    tag: str
-    kind: str
-    place: dict[str, float]
-    text: str = ""
-
-
-class Chart(NamedTuple):
-    """A picture."""
-
-    width: int
-    height: int
-    shapes: list[SvgShape]
 
 
 def whole(value: float) -> str:
@@ -488,104 +463,7 @@ def whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def histogram(sizes: Sizes) -> Chart | None:
-    """Return how many there are of each size, on a log scale."""
-    columns = sizes.columns(_MOST_BARS)
-    if len(columns) <= 1:  # of one bar a sentence says more
-        return None
-    plot = _Log(columns[0][0], columns[-1][1], _LEFT, _WIDTH - _RIGHT)
-    high, floor = max(count for *_, count in columns), _HEIGHT - _BOTTOM
-    parts = [_line(_LEFT, floor, _WIDTH - _RIGHT, floor, "axis")]
-    for low, up, count in columns:
-        if count:
-            left, right = plot.at(low), plot.at(up)
-            tall = max(1.0, (floor - _TOP) * count / high)
-            tip = f"{show_size(low)} to {show_size(up)}: {count:,}"
-            parts.append(_rect(left + 0.5, floor - tall, max(1.0, right - left - 1), tall, "fill", tip))
-    parts += [_text(_LEFT, 11, f"{high:,}", "tick")]
-    parts += plot.ticks(floor, show_size)
-    median = sizes.spread().median
-    middle, said = plot.at(max(median, 1)), f"median {show_size(median)}"
-    parts.append(_line(middle, _TOP - 2, middle, floor, "median"))
-    beside = min(middle + 5, _WIDTH - len(said) * _LETTER - 2)  # within the picture, and clear of the count on the left
-    parts.append(_text(max(beside, _COUNT_WIDTH), _TITLE_LINE, said, "tick strong"))
-    return Chart(_WIDTH, _HEIGHT, parts)
-
-
-def spark(sizes: Sizes, low: float, high: float) -> Chart:
-    """Return a small histogram between `low` and `high`, which all fields of a table share."""
-    width, height = _SPARK
-    plot = _Log(max(low, 1), max(high, low * 2, 2), 1, width - 1)
-    columns = sizes.columns(30)
-    most = max((count for *_, count in columns), default=0)
-    parts = [_line(0, height - 0.5, width, height - 0.5, "axis")]
-    for start, end, count in columns:
-        if count:
-            left, right = plot.at(start), plot.at(end)
-            tall = max(1.5, (height - 2) * count / most)
-            parts.append(_rect(left, height - 1 - tall, max(2.0, right - left - 0.4), tall, "fill"))
-    return Chart(width, height, parts)
-
-
-def balance(values: Sequence[int], show: Callable[[float], str], bound: int | None = None) -> Chart:
-    """Return a bar for each shard; of many shards, one for each run: the mean, and paler the largest.
-
-    Args:
-        values: A number for each shard.
-        show: Turns a value into text.
-        bound: What no shard may exceed: a dashed line.
-    """
-    step = -(-len(values) // _MOST_SHARD_BARS)
-    runs = [values[at : at + step] for at in range(0, len(values), step)]
-    near = bound if bound is not None and bound <= 3 * max(values) else None
-    high, floor = max(*values, near or 0, 1), _BALANCE_HEIGHT - 16
-    scale = (floor - _TOP) / high
-    parts = [_line(_LEFT, floor, _WIDTH - _RIGHT, floor, "axis")]
-    each = (_WIDTH - _LEFT - _RIGHT) / len(runs)
-    wide = min(each - min(2.0, each * 0.2), 48)
-    for at, run in enumerate(runs):
-        left, first = _LEFT + at * each + (each - wide) / 2, at * step
-        name = f"shard {first:,}" if len(run) == 1 else f"shards {first:,} to {first + len(run) - 1:,}, at most"
-        tip, tall = f"{name}: {show(max(run))}", scale * sum(run) / len(run)
-        if len(run) > 1:
-            parts.append(_rect(left, floor - scale * max(run), wide, scale * max(run), "pale", tip))
-        parts.append(_rect(left, floor - max(tall, 0.5), wide, max(tall, 0.5), "fill", tip))
-    if near is not None:
-        parts.append(_line(_LEFT, floor - scale * near, _WIDTH - _RIGHT, floor - scale * near, "bound"))
-        parts.append(_text(_WIDTH - _RIGHT, floor - scale * near - 4, f"bound {show(near)}", "tick end"))
-    else:
-        parts.append(_text(_LEFT, _TITLE_LINE, show(high), "tick"))
-    parts.append(_text(_LEFT, _BALANCE_HEIGHT - 3, "shard 0", "tick"))
-    if len(values) > 1:
-        parts.append(_text(_WIDTH - _RIGHT, _BALANCE_HEIGHT - 3, whole(len(values) - 1), "tick end"))
-    return Chart(_WIDTH, _BALANCE_HEIGHT, parts)
-
-
-def scatter(points: Sequence[tuple[int, int]]) -> Chart:
-    """Return a dot for each image: width to the right, height upwards, both on one log scale."""
-    low = min(min(point) for point in points)
-    high = max(max(point) for point in points)
-    ends = low / 1.15, max(high * 1.15, low * 1.6)
-    side, left = _SCATTER_HEIGHT - _BOTTOM - 6, 52
-    across, up = _Log(*ends, left, _WIDTH - _RIGHT), _Log(*ends, 6 + side, 6)
-    parts = [
-        _line(left, 6 + side, _WIDTH - _RIGHT, 6 + side, "axis"),
-        _line(left, 6, left, 6 + side, "axis"),
-        _line(left, 6 + side, _WIDTH - _RIGHT, 6, "grid"),
-    ]
-    for at in up.marks():
-        parts.append(_text(left - 6, up.at(at) + 4, whole(at), "tick end"))
-        parts.append(_line(left - 3, up.at(at), left, up.at(at), "axis"))
-    parts += across.ticks(6 + side, whole)
-    for (width, height), count in sorted(Counter(points).items()):
-        radius = min(9.0, 2.6 * math.sqrt(count) if count < _FEW else 3.6 + math.log2(count) * 0.6)
-        tip = f"{width:,} by {height:,}: {count:,}"
-        place = {"cx": across.at(width), "cy": up.at(height), "r": radius}
-        parts.append(SvgShape("circle", "dot", place, tip))
-    return Chart(_WIDTH, _SCATTER_HEIGHT, parts)
-
-
-class _Log:
+class LogScale:
     """A log scale between two values, laid on pixels."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
@@ -611,28 +489,16 @@ class _Log:
         step = unit * max((one for one in (1, 2, 5) if one * unit <= rough), default=1)
         return [step * at for at in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
-    def ticks(self, floor: float, show: Callable[[float], str]) -> list[SvgShape]:
-        """Return marks and texts below the line at `floor`; texts that would touch are left out."""
-        parts: list[SvgShape] = []
-        free = 0.0
+    def ticks(self, show: Callable[[float], str]) -> list[tuple[float, float, str]]:
+        """Return where marks stand, the middle of their texts, and these; empty where they would touch another."""
+        found, free = [], 0.0
         for value in self.marks():
             at, text = self.at(value), show(value)
             half = len(text) * _LETTER / 2
             centre = min(max(at, half), _WIDTH - half)
-            parts.append(_line(at, floor, at, floor + 4, "axis"))
-            if centre - half >= free:
-                parts.append(_text(centre, floor + 17, text, "tick middle"))
+            if centre - half < free:
+                text = ""
+            else:
                 free = centre + half + 6
-        return parts
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> SvgShape:
-    return SvgShape("line", kind, {"x1": x1, "y1": y1, "x2": x2, "y2": y2})
-
-
-def _rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> SvgShape:
-    return SvgShape("rect", kind, {"x": x, "y": y, "width": width, "height": height}, title)
-
-
-def _text(x: float, y: float, text: str, kind: str) -> SvgShape:
-    return SvgShape("text", kind, {"x": x, "y": y}, text)
+            found.append((at, centre, text))
+        return found
