@@ -16,7 +16,7 @@ from shardtool.dataset.find import open_dataset
 from shardtool.verbs.inspect.page import write_page
 from tests.helpers import PHOTOS, tool
 from tests.tied import tied
-from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, mask, sound, write_shard
+from tests.verbs.inspect.made import HOSTILE_KEYS, hostile, image, mask, showing, sound, write_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,7 +93,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     ran = tool("create", PHOTOS, folder / "p-{000000..}.tar", "--max-size", "500kB", "--label-from-folder")
     assert ran.code == 0, ran
-    write_page(open_dataset(folder / "p.json"), str(folder / "page.html"), samples=40)
+    with showing(40):
+        write_page(open_dataset(folder / "p.json"), str(folder / "page.html"))
     return folder / "page.html"
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from shardtool.dataset.find import StoredDataset, natural
-from shardtool.errors import InvalidRequest, listing, printable
+from shardtool.errors import listing, printable
 from shardtool.request.run_record import command_line
 from shardtool.storage.folders import write_target
 from shardtool.storage.places import base_name, file_stat
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     _Compared = tuple[str, int, list[tuple[str, list[tuple[int, float]], float]]]
 
 
-MOST_SAMPLES = 2000
-_USUAL_SAMPLES = 200  # of all datasets
+_MOST_SAMPLES = 2000  # of all datasets
+_USUAL_SAMPLES = 200
 _IMAGE_BYTES = 3_000_000  # of all thumbnails: a third more in base64, and the page stays below 5 MB
 _TEXT_BYTES = 600_000
 _MEDIA_BYTES = 6_000_000  # of all audio and video, where there is any
@@ -76,39 +76,31 @@ DATASET = "dataset"  # the label that says which of several datasets a sample is
 
 
 def write_page(
-    datasets: StoredDataset | Sequence[StoredDataset],
-    path: str,
-    *,
-    samples: int | None = None,
-    seed: int = 0,
-    overwrite: bool = False,
+    datasets: StoredDataset | Sequence[StoredDataset], path: str, *, seed: int = 0, overwrite: bool = False
 ) -> None:
     """Write a page that shows a dataset, or several side by side.
+
+    It shows 200 samples in all, or one of each label where these are more, at most 2,000. Each dataset has as many,
+    spread over labels, or over shards where there are none.
 
     Args:
         datasets: What to show. It may be damaged: the page says so.
         path: The HTML file.
-        samples: How many samples are shown, at most 2,000, as many of each dataset; spread over labels, or over shards
-            where there are none. None: 200, or one of each label where these are more.
         seed: Decides which samples these are.
         overwrite: Replace a file that is there already.
 
     Raises:
-        InvalidRequest: `samples` is out of range, or `path` is no name for a new file.
+        InvalidRequest: `path` is no name for a new file.
         OutputExists: There is a file already.
         OutputFailed: The file cannot be written.
     """
     given = [datasets] if isinstance(datasets, StoredDataset) else [*datasets]
-    if not 0 <= (samples or 0) <= MOST_SAMPLES:
-        raise InvalidRequest("samples", f"{samples:,}", expected=f"0 to {MOST_SAMPLES:,}")
     for dataset in given:
         check_report(dataset, path, overwrite=overwrite, ending=".html")
-    most = -(-(MOST_SAMPLES if samples is None else samples) // len(given))
-    usual = -(-_USUAL_SAMPLES // len(given)) if samples is None else most
+    most, usual = (-(-count // len(given)) for count in (_MOST_SAMPLES, _USUAL_SAMPLES))
     gathered = [gather(dataset, most, seed, usual=usual) for dataset in given]
     odd = [
-        one.odd.found(one.overview.dataset.shards) if most and one.summary.samples > _SEEN_AT_ONCE else []
-        for one in gathered
+        one.odd.found(one.overview.dataset.shards) if one.summary.samples > _SEEN_AT_ONCE else [] for one in gathered
     ]
     budget = _budget(sum(map(len, odd)) + sum(len(one.chosen) for one in gathered))
     views = []

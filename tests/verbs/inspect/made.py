@@ -6,12 +6,14 @@ import io
 import random
 import tarfile
 import wave
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 from PIL import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 HOSTILE_KEYS = (
@@ -26,6 +28,15 @@ HOSTILE_KEYS = (
     "k" * 10_000,
     "日本語/写真",
 )
+
+
+@contextmanager
+def showing(samples: int | None) -> Iterator[None]:
+    """Have pages show so many samples, however many labels there are; None: as many as ever."""
+    with ExitStack() as stack:
+        for name in ("_MOST_SAMPLES", "_USUAL_SAMPLES") if samples is not None else ():
+            stack.enter_context(patch(f"shardtool.verbs.inspect.page.{name}", samples))
+        yield
 
 
 def image(number: int, kind: str = "JPEG", size: tuple[int, int] = (60, 40)) -> bytes:
