@@ -425,17 +425,20 @@ class IndexStore:
     Args:
         catalog: Whose.
         given_back: Called when indexes, or their pages, are no longer kept: who keeps some at hand lets them go.
+
+    Attributes:
+        catalog: As given.
     """
 
     def __init__(self, catalog: Catalog, given_back: Callable[[], None] = lambda: None) -> None:
-        self._catalog, self._given_back = catalog, given_back
+        self.catalog, self._given_back = catalog, given_back
         self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
         self._seen, self._looked_at = set[int](), 0  # the indexes that this process has looked at, and their bytes
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
         self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
-        return IndexStore, (self._catalog,)
+        return IndexStore, (self.catalog,)
 
     def index(self, shard: int) -> ShardIndex:
         """Return the index of a shard, by its place in the catalog.
@@ -449,14 +452,22 @@ class IndexStore:
             if kept is not None:
                 self._look(shard, kept)
                 return kept
-        if (block := self._catalog.shared.read(shard)) is None:
-            found = read_index(self._catalog, shard).put_into(self._catalog.shared, shard)
+        if (block := self.catalog.shared.read(shard)) is None:
+            found = read_index(self.catalog, shard).put_into(self.catalog.shared, shard)
         else:
             found = ShardIndex.unpacked(block)
         with self._lock:
             kept = self._kept.setdefault(shard, found)
             self._look(shard, kept)
         return kept
+
+    def keys(self, numbers: Numbers) -> list[str]:
+        """Return the keys of samples, in the order of their numbers in the argument."""
+        found = [""] * len(numbers)
+        for shard, rows, which in self.catalog.by_shard(numbers):
+            for at, key in zip(which.tolist(), self.index(shard).keys_of(rows), strict=True):
+                found[at] = key
+        return found
 
     def metadata(self, shard: int) -> pa.Table:
         """Return the metadata of a shard's samples: the columns of all sidecars, null where this one lacks them.
@@ -469,7 +480,7 @@ class IndexStore:
             if found is not None:
                 self._tables.move_to_end(shard)
                 return found
-        found = whole_table(self._catalog.shards[shard], self._schema)
+        found = whole_table(self.catalog.shards[shard], self._schema)
         with self._lock:
             self._tables[shard] = found
             while sum(table.nbytes for table in self._tables.values()) > _ROOM and len(self._tables) > 1:
@@ -478,7 +489,7 @@ class IndexStore:
 
     @cached_property
     def _schema(self) -> pa.Schema:
-        return metadata_schema(self._catalog)
+        return metadata_schema(self.catalog)
 
     def _look(self, shard: int, index: ShardIndex) -> None:
         """Note that an index is looked at. Where that makes too many, pages go back to the system, or indexes go."""
@@ -488,7 +499,7 @@ class IndexStore:
             self._looked_at += index.nbytes
         if index.is_shared:
             if self._looked_at > _ROOM:
-                self._catalog.shared.let_go()
+                self.catalog.shared.let_go()
                 self._looked_at = 0
                 self._seen.clear()
                 self._given_back()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as pads
     from numpy.typing import NDArray
 
-    from shardtool.read.catalog import Catalog, IndexStore, Numbers
+    from shardtool.read.catalog import IndexStore, Numbers
     from shardtool.read.samples import ShardCache
 
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
@@ -53,12 +53,10 @@ class Dataset(Streamable):
     fetcher: Fetcher
     source: SampleView
 
-    def __init__(self, fetcher: Fetcher, chosen: Numbers | None = None, shares: SplitOptions | None = None) -> None:
-        super().__init__(fetcher, SampleView(fetcher.catalog, chosen))
+    def __init__(self, fetcher: Fetcher, shares: SplitOptions | None = None) -> None:
+        super().__init__(fetcher, SampleView(fetcher.catalog))
         self.stages = Stages(types=fetcher.catalog.types)
-        self._chosen, self._shares = chosen, shares
-        self._count = len(fetcher.catalog) if chosen is None else len(chosen)
-        self._finder = KeyFinder(fetcher.store, fetcher.catalog)
+        self._shares, self._finder = shares, KeyFinder(fetcher.store)
 
     @property
     def skipped(self) -> SkippedSamples:
@@ -69,7 +67,7 @@ class Dataset(Streamable):
     def fields(self) -> Mapping[str, int]:
         """How many samples have each field; counted where no dataset file says so, and of a view."""
         catalog = self.fetcher.catalog
-        if self._chosen is None and catalog.fields:
+        if self.source.chosen is None and catalog.fields:
             return catalog.fields
         found: Counter[str] = Counter()
         for shard, numbers in self.source.by_shard():
@@ -87,7 +85,7 @@ class Dataset(Streamable):
     def splits(self) -> Mapping[str, int]:
         """How many samples each split has, by its name: of `open(splits=)`, or of several datasets, each is one."""
         splits = self.fetcher.catalog.splits
-        if self._chosen is None and self._divided is None:
+        if self.source.chosen is None and self._divided is None:
             return {name: sum(map(len, parts)) for name, parts in splits.items()}
         return {name: len(self.partition(name)) for name in (self._divided.names if self._divided else splits)}
 
@@ -102,7 +100,7 @@ class Dataset(Streamable):
     @property
     def fingerprint(self) -> str:
         """What is equal for equal samples: of a whole dataset, its content fingerprint, where that is known."""
-        content = self.fetcher.catalog.content if self._chosen is None else ""
+        content = self.fetcher.catalog.content if self.source.chosen is None else ""
         return content or self.source.fingerprint
 
     @property
@@ -113,14 +111,14 @@ class Dataset(Streamable):
     @property
     def keys(self) -> Keys:
         """The keys of all samples, in order: a sequence that is read when it is asked."""
-        return Keys(self.fetcher.store, self._finder, self.fetcher.catalog, self._chosen)
+        return Keys(self._finder, self.source)
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys
 
     def __repr__(self) -> str:
         catalog = self.fetcher.catalog
-        of = "" if self._chosen is None else f"{self._count:,} of "
+        of = "" if self.source.chosen is None else f"{self.source.length:,} of "
         what = f"{of}{counted(len(catalog), 'sample')} in {counted(len(catalog.shards), 'shard')}"
         fields = f", fields {listing([*catalog.fields])}" if catalog.fields else ""
         return f"<Dataset {catalog.name}: {what}{fields}{self.stages}>"
@@ -144,10 +142,10 @@ class Dataset(Streamable):
             SampleFailed: A stage cannot do its work.
         """
         if type(which) is int:  # a hot path
-            plain = self._chosen is None and 0 <= which < self._count
+            plain = self.source.chosen is None and 0 <= which < self.source.length
             return self._one(which if plain else self._number(which))
         if isinstance(which, slice):
-            return self._with_chosen(self._numbers(np.arange(*which.indices(self._count), dtype=np.int64)))
+            return self._with_chosen(self._numbers(np.arange(*which.indices(self.source.length), dtype=np.int64)))
         if isinstance(which, str):
             return self._one(int(self._with_keys([which])[0]))
         if isinstance(which, Sequence) or np.ndim(which):  # arrays, tensors, pandas
@@ -178,22 +176,22 @@ class Dataset(Streamable):
         if texts:
             return self._with_keys([str(one) for one in which])
         if asked.dtype.kind == "b":
-            if len(asked) != self._count:
-                raise IndexError(f"a mask of {len(asked):,} for {counted(self._count, 'sample')}")
+            if len(asked) != self.source.length:
+                raise IndexError(f"a mask of {len(asked):,} for {counted(self.source.length, 'sample')}")
             asked = np.flatnonzero(asked)
         return self._numbers(asked.astype(np.int64))
 
     def _number(self, place: int) -> int:
         """Return the number of a sample in the catalog, by its place here; a place below 0 counts from the end."""
-        if not -self._count <= place < self._count:
-            raise IndexError(f"sample {place} of {self._count:,}")
-        place = place if place >= 0 else place + self._count
-        return place if self._chosen is None else int(self._chosen[place])
+        if not -self.source.length <= place < self.source.length:
+            raise IndexError(f"sample {place} of {self.source.length:,}")
+        place = place if place >= 0 else place + self.source.length
+        return place if self.source.chosen is None else int(self.source.chosen[place])
 
     def _numbers(self, places: Numbers) -> Numbers:
         """Return the numbers of samples in the catalog, by their places here; places below 0 count from the end."""
-        places = _in_range(places, self._count)
-        return places if self._chosen is None else self._chosen[places]
+        places = _in_range(places, self.source.length)
+        return places if self.source.chosen is None else self.source.chosen[places]
 
     def _with_keys(self, keys: Iterable[str]) -> Numbers:
         """Return the number of the sample of each key: int64 [keys].
@@ -201,7 +199,7 @@ class Dataset(Streamable):
         Raises:
             UnknownKey: There is no sample of some keys, which it names.
         """
-        wanted, chosen = [*keys], self._chosen
+        wanted, chosen = [*keys], self.source.chosen
         for one in wanted:
             if not isinstance(one, str):
                 raise InvalidRequest("keys", f"{one!r:.40}", expected="texts, as those in `.keys`")
@@ -217,7 +215,7 @@ class Dataset(Streamable):
 
     def _with_chosen(self, chosen: Numbers) -> Dataset:
         found = copy(self)
-        vars(found).update(_chosen=chosen, _count=len(chosen), source=SampleView(self.fetcher.catalog, chosen))
+        found.source = SampleView(self.fetcher.catalog, chosen)
         return found
 
     def take(self, which: Several) -> Dataset:
@@ -238,7 +236,7 @@ class Dataset(Streamable):
         """
         if not isinstance(which, str):
             return self._with_chosen(self._with_keys(which))
-        catalog, chosen, divided = self.fetcher.catalog, self._chosen, self._divided
+        catalog, chosen, divided = self.fetcher.catalog, self.source.chosen, self._divided
         splits = catalog.splits
         if which not in (names := [*splits] if divided is None else divided.names):
             expected = f"one of {listing([*names])}, or keys"
@@ -263,7 +261,7 @@ class Dataset(Streamable):
         """
         if not isinstance(query, str):
             raise InvalidRequest("where", f"{query!r:.40}", expected="a query, such as \"bi == 'dog'\"")
-        return self._with_chosen(matching_rows(self.fetcher.catalog, self._chosen, query))
+        return self._with_chosen(matching_rows(self.fetcher.catalog, self.source.chosen, query))
 
     def column(self, name: str) -> list[Any]:
         """Return a column of the sidecars, such as that of labels, a value a sample; no payload is read.
@@ -273,7 +271,7 @@ class Dataset(Streamable):
         Raises:
             InvalidRequest: There is no such column.
         """
-        return column_of(self.fetcher.catalog, self._chosen, name)
+        return column_of(self.fetcher.catalog, self.source.chosen, name)
 
     def table(self) -> pads.Dataset:
         """Return the sidecars as one table that pandas, DuckDB and polars can query: a `pyarrow.dataset.Dataset`.
@@ -281,7 +279,7 @@ class Dataset(Streamable):
         It has a row a sample: `__key__`, `__shard__`, where it lies, and the metadata. Of a whole dataset, files are
         read when it is queried, and not checked before; the rows of a view are held in memory, in its order.
         """
-        return table_of(self.fetcher.catalog, self._chosen)
+        return table_of(self.fetcher.catalog, self.source.chosen)
 
 
 def _in_range(places: Numbers, count: int) -> Numbers:
@@ -450,18 +448,21 @@ _log = logging.getLogger("shardtool")
 
 
 class KeyFinder:
-    """Finds the samples of a catalog by their keys; picklable without the index of all keys."""
+    """Finds the samples of a catalog by their keys; picklable without the index of all keys.
 
-    def __init__(self, store: IndexStore, catalog: Catalog) -> None:
-        self._store, self._catalog = store, catalog
-        ranges = catalog.key_ranges
+    That has the hashes of all keys, ascending, and the number of the sample of each. It lies in the catalog's shared
+    blocks behind those of the shards, and in memory where there is no room for it.
+    """
+
+    def __init__(self, store: IndexStore) -> None:
+        self.store, ranges = store, store.catalog.key_ranges
         ascend = all(first <= last for first, last in ranges)
         ascend = ascend and all(before[1] < after[0] for before, after in pairwise(ranges))
         self._firsts = [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
-        self._index: _KeyIndex | None = None
+        self._index: tuple[Hashes, NDArray[np.integer]] | None = None
 
-    def __reduce__(self) -> tuple[type[KeyFinder], tuple[IndexStore, Catalog]]:
-        return KeyFinder, (self._store, self._catalog)
+    def __reduce__(self) -> tuple[type[KeyFinder], tuple[IndexStore]]:
+        return KeyFinder, (self.store,)
 
     def numbers(self, keys: Sequence[str]) -> Numbers:
         """Return the number of the sample of each key, -1 where there is none: int64 [keys].
@@ -477,9 +478,7 @@ class KeyFinder:
             self._look_in_ranges(keys, wanted, found)
         left = np.flatnonzero(found < 0)
         if len(left):
-            if self._index is None:
-                self._index = _KeyIndex(self._store, self._catalog)
-            found[left] = self._index.numbers([wanted[at] for at in left.tolist()])
+            found[left] = self._in_index([wanted[at] for at in left.tolist()])
         return found
 
     def _look_in_ranges(self, keys: Sequence[str], wanted: list[bytes], found: Numbers) -> None:
@@ -487,10 +486,10 @@ class KeyFinder:
         by_shard: dict[int, list[int]] = {}
         for at, key in enumerate(keys):
             shard = bisect_right(self._firsts, key) - 1
-            if shard >= 0 and key <= self._catalog.key_ranges[shard][1]:
+            if shard >= 0 and key <= self.store.catalog.key_ranges[shard][1]:
                 by_shard.setdefault(shard, []).append(at)
         for shard, places in sorted(by_shard.items()):
-            index, first = self._store.index(shard), int(self._catalog.firsts[shard])
+            index, first = self.store.index(shard), int(self.store.catalog.firsts[shard])
             if len(places) <= _FEW:
                 rows = [index.row_of(wanted[at]) for at in places]
             else:
@@ -498,54 +497,47 @@ class KeyFinder:
                 rows = [of_key.get(wanted[at], -1) for at in places]
             found[places] = [row if row < 0 else first + row for row in rows]
 
-
-class _KeyIndex:
-    """The hashes of all keys, ascending, and the number of the sample of each.
-
-    It lies in the catalog's shared blocks behind those of the shards, and in memory where there is no room for it.
-    """
-
-    def __init__(self, store: IndexStore, catalog: Catalog) -> None:
-        self._store, self._catalog, count = store, catalog, len(catalog)
-        self._number = np.dtype(np.uint32 if count < 2**32 else np.int64)
-        size, place = count * (_WORD + self._number.itemsize), len(catalog.shards)
-        block: memoryview | bytes | None = catalog.shared.read(place)
-        if block is None:
-            started = time.monotonic()
-            block = catalog.shared.write(place, size, self._sorted()) or self._in_memory(size)
-            _log.info("an index of %s keys was built in %.1f s", f"{count:,}", time.monotonic() - started)
-        self._hashes: Hashes = np.frombuffer(block, np.uint64, count)
-        self._numbers = np.frombuffer(block, self._number, count, count * _WORD)
-
-    def numbers(self, keys: list[bytes]) -> Numbers:
+    def _in_index(self, keys: list[bytes]) -> Numbers:
         """Return the number of the first sample of each key, -1 where there is none."""
-        ends = np.cumsum([0, *map(len, keys)])
-        wanted = hashes(b"".join(keys), ends)
-        at = np.searchsorted(self._hashes, wanted)
+        if self._index is None:
+            self._index = self._read_index()
+        known, number = self._index
+        wanted = hashes(b"".join(keys), np.cumsum([0, *map(len, keys)]))
+        at = np.searchsorted(known, wanted)
         found, left = np.full(len(keys), -1, np.int64), np.arange(len(keys))
         while len(left):  # once, but for hashes that several keys share
-            places = at[left]
-            left = left[places < len(self._hashes)]
-            left = left[self._hashes[at[left]] == wanted[left]]
-            numbers = self._numbers[at[left]].astype(np.int64)
-            fits = self._have(numbers, [keys[one] for one in left.tolist()])
+            left = left[at[left] < len(known)]
+            left = left[known[at[left]] == wanted[left]]
+            numbers = number[at[left]].astype(np.int64)
+            there = zip(self.store.keys(numbers), left.tolist(), strict=True)
+            fits = np.array([key.encode() == keys[one] for key, one in there], np.bool_)
             found[left[fits]] = numbers[fits]
             left = left[~fits]
             at[left] += 1
         return found
 
-    def _have(self, numbers: Numbers, keys: list[bytes]) -> NDArray[np.bool_]:
-        """Return which samples have the keys."""
-        there = _keys_of(self._store, self._catalog, numbers)
-        return np.array([one.encode() == key for one, key in zip(there, keys, strict=True)], np.bool_)
+    def _read_index(self) -> tuple[Hashes, NDArray[np.integer]]:
+        """Return the index of all keys, which the first process that needs it makes."""
+        catalog, count = self.store.catalog, len(self.store.catalog)
+        kind = np.dtype(np.uint32 if count < 2**32 else np.int64)
+        size, place = count * (_WORD + kind.itemsize), len(catalog.shards)
+        block: memoryview | bytearray | None = catalog.shared.read(place)
+        if block is None:
+            started = time.monotonic()
+            block = catalog.shared.write(place, size, self._sorted(kind))
+            if block is None:
+                block = bytearray(size)
+                for at, data in self._sorted(kind):
+                    block[at : at + len(data)] = data
+            _log.info("an index of %s keys was built in %.1f s", f"{count:,}", time.monotonic() - started)
+        return np.frombuffer(block, np.uint64, count), np.frombuffer(block, kind, count, count * _WORD)
 
-    def _sorted(self) -> Iterator[tuple[int, bytes]]:
+    def _sorted(self, kind: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
         """Yield parts of the block, and where they stand: hashes, and numbers, of so many keys at a time."""
-        count = len(self._catalog)
+        catalog, count = self.store.catalog, len(self.store.catalog)
         everything = _scratch(count)
-        for shard in range(len(self._catalog.shards)):
-            first, last = self._catalog.firsts[shard : shard + 2].tolist()
-            index = self._store.index(shard)
+        for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
+            index = self.store.index(shard)
             everything[first:last] = hashes(index.keys, index.key_ends)
         parts, done = -(-count // _AT_ONCE), 0
         for part in range(parts):
@@ -556,14 +548,8 @@ class _KeyIndex:
             found = everything[where]
             order = np.argsort(found, kind="stable")
             yield done * _WORD, found[order].tobytes()
-            yield count * _WORD + done * self._number.itemsize, where[order].astype(self._number).tobytes()
+            yield count * _WORD + done * kind.itemsize, where[order].astype(kind).tobytes()
             done += len(where)
-
-    def _in_memory(self, size: int) -> bytes:
-        block = bytearray(size)
-        for at, data in self._sorted():
-            block[at : at + len(data)] = data
-        return bytes(block)
 
 
 def _scratch(count: int) -> Hashes:
@@ -617,11 +603,11 @@ def _mixed(state: Hashes, word: Hashes) -> Hashes:
 class Keys(Sequence[str]):
     """The keys of samples, in their order; read shard by shard when they are asked for."""
 
-    def __init__(self, store: IndexStore, finder: KeyFinder, catalog: Catalog, chosen: Numbers | None) -> None:
-        self._store, self._finder, self._catalog, self._chosen = store, finder, catalog, chosen
+    def __init__(self, finder: KeyFinder, view: SampleView) -> None:
+        self._finder, self._view = finder, view
 
     def __len__(self) -> int:
-        return len(self._catalog) if self._chosen is None else len(self._chosen)
+        return self._view.length
 
     @overload
     def __getitem__(self, which: int) -> str: ...
@@ -637,35 +623,22 @@ class Keys(Sequence[str]):
         return self.of(np.array([at % len(self)]))[0]
 
     def __iter__(self) -> Iterator[str]:
-        if self._chosen is None:
-            for shard in range(len(self._catalog.shards)):
-                for key in self._store.index(shard).all_keys():
-                    yield key.decode()
-            return
         for first in range(0, len(self), _AT_ONCE // 64):
             yield from self.of(np.arange(first, min(len(self), first + _AT_ONCE // 64)))
 
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False
-        number = self._finder.numbers([key])[0]
-        return bool(number >= 0 and (self._chosen is None or np.any(self._chosen == number)))
+        number, chosen = self._finder.numbers([key])[0], self._view.chosen
+        return bool(number >= 0 and (chosen is None or np.any(chosen == number)))
 
     def __repr__(self) -> str:
         return f"<{len(self):,} keys: {listing([*map(repr, self[:3])], total=len(self))}>"
 
     def of(self, places: Numbers) -> list[str]:
         """Return the keys at places here, in the order of the places."""
-        return _keys_of(self._store, self._catalog, places if self._chosen is None else self._chosen[places])
-
-
-def _keys_of(store: IndexStore, catalog: Catalog, numbers: Numbers) -> list[str]:
-    """Return the keys of samples, in the order of their numbers in the argument."""
-    found = [""] * len(numbers)
-    for shard, rows, which in catalog.by_shard(numbers):
-        for at, key in zip(which.tolist(), store.index(shard).keys_of(rows), strict=True):
-            found[at] = key
-    return found
+        chosen = self._view.chosen
+        return self._finder.store.keys(places if chosen is None else chosen[places])
 
 
 def _without_ending(finder: KeyFinder, name: str) -> str:

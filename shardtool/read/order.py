@@ -150,7 +150,7 @@ class SampleView:
         """How many numbers there are."""
         return len(self.catalog)
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Samples in an epoch."""
         return len(self.catalog) if self.chosen is None else len(self.chosen)

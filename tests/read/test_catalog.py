@@ -106,7 +106,7 @@ def test_parts_share_their_indexes(tmp_path: Path) -> None:
     assert both.shared.read(2) is not None
     again = pickle.loads(pickle.dumps(both))  # noqa: S301
     assert [again.shared.read(at) is not None for at in range(6)] == [False, False, True, False, True, False]
-    assert KeyFinder(IndexStore(both), both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
+    assert KeyFinder(IndexStore(both)).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
     assert again.shared.read(6) is not None
     assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
     both.shared.let_go()

@@ -38,7 +38,7 @@ class _Counted(IndexStore):
 
     def finder(self) -> KeyFinder:
         """Return what finds keys by these indexes."""
-        return KeyFinder(self, self._catalog)
+        return KeyFinder(self)
 
 
 @given(keys=st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300), max_size=10))
@@ -79,7 +79,7 @@ def test_every_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shu
     store = IndexStore(open_catalog(pattern))
     keys = [key for at in range(SHARDS) for key in map(bytes.decode, store.index(at).all_keys())]
     assert (keys == KEYS) == (not shuffle)
-    finder = KeyFinder(store, open_catalog(pattern))
+    finder = KeyFinder(store)
     assert finder.numbers([*keys, "no", *keys[::-1]]).tolist() == [*range(COUNT), -1, *range(COUNT)[::-1]]
     assert [finder.numbers([key]).tolist() for key in keys] == [[at] for at in range(COUNT)]
 
@@ -99,7 +99,7 @@ def test_hashes_that_many_keys_share(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "hashes", lambda _, ends: np.zeros(len(ends) - 1, np.uint64))
     monkeypatch.setattr(KeyFinder, "_look_in_ranges", lambda *_: None)
     store = IndexStore(open_catalog(packed(tmp_path / "set")))
-    finder = KeyFinder(store, open_catalog(f"{tmp_path}/set"))
+    finder = KeyFinder(store)
     assert finder.numbers([*KEYS, "no"]).tolist() == [*range(COUNT), -1]
 
 
