@@ -171,6 +171,7 @@ FIELDS = "__fields__"
 _SMALL = 2**31
 _NO_FACT = ShardFact("", -1, None, "")
 _ALIGNED = 8
+_DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
 _PLACES = ("key_ends", "starts", "sizes", "firsts", "offsets", "lengths")
 
 
@@ -282,8 +283,13 @@ class ShardIndex:
     # Its samples.
 
     def keys_of(self, rows: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples."""
+        """Return the keys of some samples, whose rows ascend."""
         starts, ends, keys = self.key_ends[rows].tolist(), self.key_ends[rows + 1].tolist(), self.keys
+        if starts and rows[-1] - rows[0] < _DENSE * len(rows):  # all at once: half the time
+            first = starts[0]
+            text = str(keys[first : ends[-1]], "utf-8")
+            if len(text) == ends[-1] - first:  # no character takes several bytes, in which places are
+                return [text[start - first : end - first] for start, end in zip(starts, ends, strict=True)]
         return [str(keys[start:end], "utf-8") for start, end in zip(starts, ends, strict=True)]
 
     def all_keys(self) -> list[bytes]:

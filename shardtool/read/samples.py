@@ -308,7 +308,6 @@ _LONGEST = 2**18  # bytes of one read of small payloads, about
 LATE = 2**12  # bytes of a sample from which on it is read on its own, when it is wanted (measured)
 _TOGETHER = 2**15  # bytes of a single sample up to which one system call reads all of it
 _NO_NUMBER = "not what its kind of feature holds"
-_DENSE = 8  # keys are decoded all at once where so many at most stand for one that is wanted
 
 
 class Layout(NamedTuple):
@@ -392,19 +391,6 @@ class OpenShard:
                     sample[name] = read(sample[name])
         return sample
 
-    def keys(self, rows: Numbers) -> list[str]:
-        """Return the keys of samples, whose rows ascend."""
-        index, first, last = self.index, int(rows[0]), int(rows[-1]) + 1
-        if last - first > _DENSE * len(rows):
-            return index.keys_of(rows)
-        base = int(index.key_ends[first])
-        data = index.keys[base : int(index.key_ends[last])]
-        text = str(data, "utf-8")
-        if len(text) < len(data):  # places are in bytes, and some characters take several
-            return index.keys_of(rows)
-        ends = (index.key_ends[rows] - base).tolist(), (index.key_ends[rows + 1] - base).tolist()
-        return [text[start:end] for start, end in zip(*ends, strict=True)]
-
     def layout(self, rows: Numbers, wanted: frozenset[str] | None) -> Layout:
         """Return where the payloads of samples lie, whose rows ascend: of the fields that are wanted, or all."""
         index, firsts = self.index, self.index.firsts[rows]
@@ -458,7 +444,7 @@ def each_sample(
              if edges and edges[0] == names and opened.readers == readers]  # fmt: skip
     if len(alike) < len(parts):
         return map(one, numbers.tolist())
-    keys = [key for opened, rows in parts for key in opened.keys(rows)]
+    keys = [key for opened, rows in parts for key in opened.index.keys_of(rows)]
     files = [opened.file for opened, rows in parts for _ in range(len(rows))]
     edges = np.concatenate(alike)
     if (np.diff(numbers) < 0).any():
@@ -528,7 +514,10 @@ class ShardRows:
     _errors: dict[int, ShardError] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._keys, self._layout = self.opened.keys(self.rows), self.opened.layout(self.rows, self.options.fields)
+        self._keys, self._layout = (
+            self.opened.index.keys_of(self.rows),
+            self.opened.layout(self.rows, self.options.fields),
+        )
 
     def samples(self) -> list[Sample | ShardError]:
         """Return the samples, by the least reading that shows what they hold; errors in place of damaged ones.
