@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from shardtool import CreateOptions
-from shardtool.entries.entries import Entries, FieldRows, FieldSpans, Names
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names
 from shardtool.request.observer import Observer
 from shardtool.values import FILE
 
@@ -57,7 +57,9 @@ def changed(entries: Entries, **values: Any) -> Entries:
     for name in ("rows", "values", "spans"):
         block = getattr(entries, name)
         own = {one: _like(getattr(block, one), values.pop(one)) for one in [*values] if hasattr(block, one)}
-        blocks[name] = replace(block, **own) if own else block
+        if own:
+            block = block._replace(**own) if isinstance(block, FieldValues) else replace(block, **own)
+        blocks[name] = block
     return replace(entries, **blocks, **values)
 
 

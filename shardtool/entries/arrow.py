@@ -207,21 +207,9 @@ def truths(mask: NDArray[np.bool_]) -> pa.Array:
 
 def places(mask: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
     """Return where a boolean array, or a chunked one, is true; a null is not."""
-    chunks = mask.chunks if isinstance(mask, pa.ChunkedArray) else [mask]
-    found, before = [np.zeros(0, np.int64)], 0
-    for chunk in chunks:
-        bits = _bits(chunk.buffers()[1], chunk)
-        if chunk.null_count:
-            bits = bits & _bits(chunk.buffers()[0], chunk)
-        found.append(np.flatnonzero(bits) + before)
-        before += len(chunk)
-    return np.concatenate(found)
+    import pyarrow.compute as pc
 
-
-def _bits(buffer: pa.Buffer, array: pa.Array) -> NDArray[np.uint8]:
-    end = array.offset + len(array)
-    bits = np.unpackbits(np.frombuffer(buffer or b"", np.uint8), count=end, bitorder="little")
-    return bits[array.offset :]
+    return numbers(pc.indices_nonzero(mask)).astype(np.int64)
 
 
 def lengths(array: pa.Array) -> NDArray[np.int64]:

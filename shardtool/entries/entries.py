@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ _CHUNK = 2**16  # names at a time
 _MANY = 2**18  # names: of so many, gathering some is worth an import of pyarrow.compute
 _FEW = 2**8  # that are gathered faster one by one
 _Number = TypeVar("_Number", bound=np.generic)
-_Value = TypeVar("_Value")
 
 
 class Texts(Protocol):
@@ -182,8 +181,8 @@ class FieldRows:
     def take(self, rows: NDArray[np.int64]) -> FieldRows:
         """Return `rows`, in that order."""
         paths = None if self.paths is None else self.paths.take(rows)
-        times = _taken(self.mtime_ns, rows), _taken(self.changed_ns, rows)
-        return FieldRows(self.code[rows], _taken(self.kind, rows), self.size[rows], *times, paths)
+        times = taken(self.mtime_ns, rows), taken(self.changed_ns, rows)
+        return FieldRows(self.code[rows], taken(self.kind, rows), self.size[rows], *times, paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,17 +209,19 @@ class FieldSpans:
 
     def take(self, samples: NDArray[np.int64], rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `rows`, those of `samples`, in that order."""
-        return replace(self.take_rows(rows), file=_taken(self.file, samples))
+        return replace(self.take_rows(rows), file=taken(self.file, samples))
 
     def take_rows(self, rows: NDArray[np.int64]) -> FieldSpans:
         """Return the spans of `rows`, in that order, which belong to the same samples."""
         whole = None if self.whole is None else self.whole[rows]
-        of_row, expected = None if self.of_row is None else self.of_row[rows], _taken(self.expected, rows)
+        of_row, expected = None if self.of_row is None else self.of_row[rows], taken(self.expected, rows)
         return replace(self, offset=self.offset[rows], expected=expected, whole=whole, of_row=of_row)
 
 
-@dataclass(frozen=True, slots=True)
-class FieldValues:
+_NONE: Mapping[str, Any] = {}
+
+
+class FieldValues(NamedTuple):
     """What is known of the fields' values, by the fields' names.
 
     Attributes:
@@ -230,10 +231,10 @@ class FieldValues:
         classes: The names of its class numbers.
     """
 
-    inline: Mapping[str, Texts] = field(default_factory=dict)
-    types: Mapping[str, ValueType] = field(default_factory=dict)
-    lists: Mapping[str, Kind] = field(default_factory=dict)
-    classes: Mapping[str, list[str]] = field(default_factory=dict)
+    inline: Mapping[str, Texts] = _NONE
+    types: Mapping[str, ValueType] = _NONE
+    lists: Mapping[str, Kind] = _NONE
+    classes: Mapping[str, list[str]] = _NONE
 
     @property
     def numbers(self) -> dict[str, Number]:
@@ -242,12 +243,22 @@ class FieldValues:
 
     def renamed(self, names: Mapping[str, str]) -> FieldValues:
         """Return the values of the fields `names`, in that order, by the new name of each."""
-        types, lists = _renamed(self.types, names), _renamed(self.lists, names)
-        return FieldValues(_renamed(self.inline, names), types, lists, _renamed(self.classes, names))
+        facts: list[Any] = [{new: known[old] for old, new in names.items() if old in known} for known in self]
+        return FieldValues(*facts)
+
+    def only(self, names: Collection[str]) -> FieldValues:
+        """Return the values of some fields."""
+        facts: list[Any] = [{name: known[name] for name in known if name in names} for known in self]
+        return FieldValues(*facts)
+
+    def with_more(self, other: FieldValues) -> FieldValues:
+        """Return these values and others, which count where both know a field."""
+        facts: list[Any] = [{**one, **two} for one, two in zip(self, other, strict=True)]
+        return FieldValues(*facts)
 
     def take(self, samples: NDArray[np.int64]) -> FieldValues:
         """Return the values of `samples`, in that order."""
-        return replace(self, inline={name: texts.take(samples) for name, texts in self.inline.items()})
+        return self._replace(inline={name: texts.take(samples) for name, texts in self.inline.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,10 +398,6 @@ class Entries:
         return replace(self, rows=self.rows.take(rows), spans=spans)
 
 
-def _renamed(known: Mapping[str, _Value], names: Mapping[str, str]) -> dict[str, _Value]:
-    return {new: known[old] for old, new in names.items() if old in known}
-
-
 def joined(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
     """Return columns of rows as one; where all are one value, in no memory."""
     if not any(any(one.strides) for one in columns) and len({one[0].item() for one in columns if len(one)}) == 1:
@@ -398,7 +405,7 @@ def joined(columns: Sequence[NDArray[_Number]]) -> NDArray[_Number]:
     return np.concatenate(columns)
 
 
-def _taken(values: NDArray[_Number], which: NDArray[np.int64]) -> NDArray[_Number]:
+def taken(values: NDArray[_Number], which: NDArray[np.int64]) -> NDArray[_Number]:
     """Return some of an array's values; where all are one value, in no memory."""
     if len(values) and not any(values.strides):
         return np.broadcast_to(values[0], len(which))

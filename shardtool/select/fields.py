@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
-from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names, Texts, joined
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names, Texts, joined, taken
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
 from shardtool.table.columns import check_field, no_such, places_among
@@ -23,7 +22,7 @@ from shardtool.values import FIELD_LIMIT, INLINE, ValueType, agreed_type, to_byt
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -129,7 +128,7 @@ def _values(values: FieldValues, becomes: dict[str, str]) -> FieldValues:
         types.pop(new, None)
         if (kind := agreed_type(map(values.types.get, names))) is not None:
             types[new] = kind
-    return replace(found, inline=inline, types=types)
+    return found._replace(inline=inline, types=types)
 
 
 def _one_column(columns: list[Texts]) -> Names:
@@ -188,8 +187,8 @@ def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.
         return columns
     if not np.array_equal(arrow.numbers(pc.list_value_length(lists)), entries.counts()):
         return columns  # not of this tool's making
-    paths = lists.flatten().take(number_array(rows))
-    found = pa.ListArray.from_arrays(number_array(first.astype(np.int32)), paths)
+    paths = lists.flatten().take(arrow.number_array(rows))
+    found = pa.ListArray.from_arrays(arrow.number_array(first.astype(np.int32)), paths)
     return columns.set_column(at, columns.schema.field(at), pc.cast(found, lists.type))
 
 
@@ -248,7 +247,6 @@ def check_count(where: str, names: Sequence[str] | Sequence[bytes], remedy: str 
 
 
 _CHUNK = 2**16  # samples, or rows, at a time
-_Value = TypeVar("_Value")
 _Number = TypeVar("_Number", bound=np.generic)
 
 
@@ -284,30 +282,19 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
     if not made:
         return entries
     rows, values, spans = entries.rows, entries.values, entries.spans
-    used = {*entries.used_fields()}
-    fields = tuple(sorted(used | {one.name for one in made}, key=to_bytes))
+    used, names = {*entries.used_fields()}, {one.name for one in made}
+    fields = tuple(sorted(used | names, key=to_bytes))
     check_count(option("values"), fields, f"Leave some out with {option('drop_fields')}.")
-    place = {name: at for at, name in enumerate(fields)}
-    code = np.array([place.get(name, 0) for name in entries.fields], np.uint16)[rows.code]
-    new = [(place[one.name], one.given) for one in made]
-    parts = [_merged_rows(entries, code, new, at) for at in range(0, len(entries), _CHUNK)]
-    code, source, counts = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    is_old = source >= 0
-
-    def filled(values: NDArray[_Number], value: int) -> NDArray[_Number]:
-        found = np.full(len(source), value, values.dtype)
-        found[is_old] = values[source[is_old]]
-        return found
+    sizes = [one.texts.lengths()[one.given] for one in made]
+    new = [np.full(len(size), fields.index(one.name), np.uint16) for one, size in zip(made, sizes, strict=True)]
+    firsts, codes = [np.append(0, np.cumsum(one.given)) for one in made], [*new, _codes(entries, fields)]
+    order, first = _in_order([*firsts, entries.first], codes)
+    before = sum(map(len, new))
 
     def extended(values: NDArray[_Number], value: int) -> NDArray[_Number]:
-        """Return a value for each row, the same for all new ones; where it is for all rows, in no memory."""
-        if len(values) and not any(values.strides) and values[0] == value:
-            return np.broadcast_to(values[0], len(source))
-        return filled(values, value)
+        """Return a value for each row, the same for all new ones."""
+        return taken(joined((np.broadcast_to(values.dtype.type(value), before), values)), order)
 
-    size = filled(rows.size, 0)
-    for one in made:
-        size[~is_old & (code == place[one.name])] = one.texts.lengths()[one.given]
     if spans is not None:  # new rows are not in them
         whole = None if spans.whole is None else extended(spans.whole, 0)
         of_row = None if spans.of_row is None else extended(spans.of_row, 0)
@@ -318,60 +305,61 @@ def with_fields(entries: Entries, made: Sequence[Field]) -> Entries:
         """Tell whether all that a field holds is of one kind: samples that do not get it may have another."""
         return bool(one.given.all()) or one.name not in used or values.types.get(one.name) == one.kind
 
-    old = {*fields} - {one.name for one in made}
+    known = FieldValues(
+        inline={one.name: one.texts for one in made},
+        types={one.name: one.kind for one in made if one.kind and is_alike(one)},
+        classes={one.name: one.labels for one in made if one.labels is not None},
+    )
     return replace(
         entries,
-        first=np.concatenate(([0], np.cumsum(counts))),
+        first=first,
         fields=fields,
         rows=FieldRows(
-            code=code,
+            code=np.concatenate(codes)[order],
             kind=extended(rows.kind, INLINE),
-            size=size,
+            size=np.concatenate([*sizes, rows.size])[order],
             mtime_ns=extended(rows.mtime_ns, 0),
             changed_ns=extended(rows.changed_ns, 0),
-            paths=None if rows.paths is None else _extended_paths(rows.paths, source),
+            paths=None if rows.paths is None else _extended_paths(rows.paths, order - before),
         ),
-        values=FieldValues(
-            inline=_of(old, values.inline) | {one.name: one.texts for one in made},
-            types=_of(old, values.types) | {one.name: one.kind for one in made if one.kind and is_alike(one)},
-            lists=_of(old, values.lists),
-            classes=_of(old, values.classes) | {one.name: one.labels for one in made if one.labels is not None},
-        ),
+        values=values.only({*fields} - names).with_more(known),
         spans=spans,
         metadata=arrow.with_columns(entries.metadata, {one.name: one.column for one in made}),
     )
 
 
-def _of(names: Collection[str], known: Mapping[str, _Value]) -> dict[str, _Value]:
-    return {name: value for name, value in known.items() if name in names}
+def _codes(entries: Entries, fields: Sequence[str]) -> NDArray[np.uint16]:
+    """Return the codes of all rows where they are places among `fields`, which have all that are used."""
+    place = {name: at for at, name in enumerate(fields)}
+    return np.array([place.get(name, 0) for name in entries.fields], np.uint16)[entries.rows.code]
 
 
-def _merged_rows(
-    entries: Entries, code: NDArray[np.uint16], new: Sequence[tuple[int, NDArray[np.bool_]]], start: int
-) -> tuple[NDArray[np.uint16], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the code and the old place of each row, -1 for new ones, and how many rows samples have, for some of them.
+def _in_order(
+    firsts: Sequence[NDArray[np.int64]], codes: Sequence[NDArray[np.uint16]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return rows of several parts, end to end, in the order of samples and their fields, and where samples start.
 
-    Only some: this takes more than what it gives.
+    Where several parts have a field of a sample, the first of them has it alone. Some samples at a time, for this takes
+    more than what it gives.
 
     Args:
-        entries: The samples.
-        code: The new codes of their rows.
-        new: The code of each new field, and bool[samples] that get it.
-        start: The first of the samples.
+        firsts: Of each part, int64[samples + 1], where the rows of the samples start.
+        codes: Of each part, the fields of the rows.
     """
-    first = entries.first[start : start + _CHUNK + 1]
-    count, old = len(first) - 1, slice(int(first[0]), int(first[-1]))
-    code, owner = code[old], np.repeat(np.arange(count), np.diff(first))
-    stays, given = np.ones(len(code), bool), [np.flatnonzero(gets[start : start + count]) for _, gets in new]
-    for field, gets in new:
-        stays &= (code != field) | ~gets[start : start + count][owner]
-    kept = np.flatnonzero(stays)
-    owner = np.concatenate([owner[kept], *given])
-    codes = [np.full(len(at), field, np.uint16) for (field, _), at in zip(new, given, strict=True)]
-    code = np.concatenate([code[kept], *codes])
-    source = np.concatenate([kept + old.start, np.full(len(owner) - len(kept), -1)])
-    order = np.lexsort((code, owner))
-    return code[order], source[order], np.bincount(owner, minlength=count)
+    orders, counts, before = [], [np.zeros(1, np.int64)], np.cumsum([0, *map(len, codes)])
+    for start in range(0, len(firsts[0]) - 1, _CHUNK):
+        some = [first[start : start + _CHUNK + 1] for first in firsts]
+        rows = np.concatenate([np.arange(one[0], one[-1]) + at for one, at in zip(some, before, strict=False)])
+        owner = np.concatenate([np.repeat(np.arange(len(one) - 1), np.diff(one)) for one in some])
+        code = np.concatenate([of[one[0] : one[-1]] for one, of in zip(some, codes, strict=True)])
+        order = np.lexsort((code, owner))
+        rows, owner, code = rows[order], owner[order], code[order]
+        part, place = np.searchsorted(before, rows, "right"), np.arange(len(rows))
+        place[1:][(owner[1:] == owner[:-1]) & (code[1:] == code[:-1])] = 0
+        stays = part == part[np.maximum.accumulate(place)]
+        orders.append(rows[stays])
+        counts.append(np.bincount(owner[stays], minlength=len(some[0]) - 1))
+    return np.concatenate(orders), np.cumsum(np.concatenate(counts))
 
 
 def _extended_paths(paths: Texts, source: NDArray[np.int64]) -> Names:
@@ -416,26 +404,18 @@ def put_beside(entries: Entries, other: Entries) -> Entries:
     """
     names = sorted({*entries.used_fields(), *other.used_fields()}, key=to_bytes)
     check_count(option("add"), names)
-    parts, place = (entries, other), {name: at for at, name in enumerate(names)}
-    codes = [np.array([place.get(name, 0) for name in one.fields], np.uint16)[one.rows.code] for one in parts]
-    owners = np.concatenate([np.repeat(np.arange(len(one)), one.counts()) for one in parts])
-    order = np.lexsort((np.concatenate(codes), owners))
-    values, columns = [one.values for one in parts], entries.metadata
+    codes, columns = [_codes(one, names) for one in (entries, other)], entries.metadata
+    order, first = _in_order([entries.first, other.first], codes)
     if other.metadata is not None:
         for name in other.metadata.column_names:
             if columns is None or name not in columns.column_names:
                 columns = arrow.with_column(columns, name, other.metadata.column(name))
     return replace(
         entries,
-        first=np.concatenate(([0], np.cumsum(entries.counts() + other.counts()))).astype(np.int64),
+        first=first,
         fields=tuple(names),
-        rows=FieldRows.joined([one.rows for one in parts], codes).take(order),
-        values=FieldValues(
-            inline={**values[0].inline, **values[1].inline},
-            types={**values[0].types, **values[1].types},
-            lists={**values[0].lists, **values[1].lists},
-            classes={**values[0].classes, **values[1].classes},
-        ),
+        rows=FieldRows.joined([entries.rows, other.rows], codes).take(order),
+        values=entries.values.with_more(other.values),
         spans=_spans_of_both(entries, other).take_rows(order),
         metadata=columns,
         identity=f"{entries.identity} {other.identity}",

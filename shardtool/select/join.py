@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
@@ -344,7 +343,7 @@ def _spread(column: pa.Array, found: NDArray[np.int64], before: pa.Array | None)
     for first in range(0, len(found), _CHUNK):
         rows = found[first : first + _CHUNK]
         known = arrow.truths(rows >= 0)
-        values = column.take(pc.if_else(known, number_array(rows), _NOWHERE))
+        values = column.take(pc.if_else(known, arrow.number_array(rows), _NOWHERE))
         if before is not None:
             values = pc.if_else(known, values, before.slice(first, _CHUNK))
         chunks.append(values)

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.format.tar import NAME_LIMIT as HEADER_LIMIT
@@ -403,11 +402,12 @@ def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]
         shard: Which of `shards` each sample lies in.
         shards: The names of the shards.
     """
+    names = arrow.texts([*map(printable, shards)])
     made: dict[str, Callable[[], pa.Array]] = {
         "key": lambda: arrow.unended(entries.keys.span(0, len(entries)), pa.large_string()),
-        "shard": lambda: pa.DictionaryArray.from_arrays(number_array(shard), arrow.texts([*map(printable, shards)])),
-        "size": lambda: number_array(np.diff(np.append(0, np.cumsum(entries.rows.size))[entries.first])),
-        "fields": lambda: number_array(entries.counts()),
+        "shard": lambda: pa.DictionaryArray.from_arrays(arrow.number_array(shard), names),
+        "size": lambda: arrow.number_array(np.diff(np.append(0, np.cumsum(entries.rows.size))[entries.first])),
+        "fields": lambda: arrow.number_array(entries.counts()),
     }
     table = pa.Table.from_arrays([], names=[]) if entries.metadata is None else entries.metadata
     own = {name: make() for name, make in made.items() if name not in table.column_names}

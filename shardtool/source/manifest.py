@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from shardtool.dataset.dataset_file import open_classes
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import InvalidRequest, SampleFailed, listing, printable
 from shardtool.fetch import LONGEST, shown_url
@@ -167,7 +166,7 @@ class ManifestSource(Source):
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep only some of the rows that are left; `rows` are their places."""
         for columns in (self._columns, self._labels):
-            columns.update({name: column.take(number_array(rows)) for name, column in columns.items()})
+            columns.update({name: column.take(arrow.number_array(rows)) for name, column in columns.items()})
         self._lengths = [lengths[rows] for lengths in self._lengths]
         self._numbers, self._count = rows if self._numbers is None else self._numbers[rows], len(rows)
 
@@ -198,7 +197,7 @@ class ManifestSource(Source):
         if options.sample is not None or options.head is not None:  # before a file is looked at
             some = self._keep_some(names, groups)
             names, groups = names.take(some), None if groups is None else find_groups(names.take(some), by_key=False)
-            paths, urls = ([one.take(number_array(some)) for one in columns] for columns in (paths, urls))
+            paths, urls = ([one.take(arrow.number_array(some)) for one in columns] for columns in (paths, urls))
             sizes = sizes if isinstance(sizes, int) else sizes[some]
             endings = None if endings is None else endings.take(some)
         self._measure()
@@ -254,7 +253,7 @@ class ManifestSource(Source):
         new = [name for name in names if name is not None and name not in self._columns]
         columns = read_columns(self._table, new, self._roles.texts())
         if self._numbers is not None:
-            columns = {name: column.take(number_array(self._numbers)) for name, column in columns.items()}
+            columns = {name: column.take(arrow.number_array(self._numbers)) for name, column in columns.items()}
         found = self._columns | columns
         self._columns = {name: found[name] for name in self._table.schema.names if name in found}
 
@@ -858,7 +857,7 @@ def check_agreement(rows: Rows, columns: Iterable[str], groups: Groups) -> None:
     Raises:
         InvalidRequest: There are such values.
     """
-    first = number_array(groups.first[groups.of_part])
+    first = arrow.number_array(groups.first[groups.of_part])
     for name in columns:
         column = rows.columns[name]
         if pa.types.is_floating(column.type):
@@ -950,7 +949,7 @@ def absolute_places(paths: pa.Array) -> NDArray[np.int64]:
 def upward_places(paths: pa.Array) -> NDArray[np.int64]:
     """Return which of `relative` paths leave the root by `..`, whatever links are on the way."""
     found = arrow.places(pc.match_substring_regex(paths, _UP))
-    shown = paths.take(number_array(found)).to_pylist()
+    shown = paths.take(arrow.number_array(found)).to_pylist()
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
 
 
@@ -1060,8 +1059,8 @@ def row_paths(
             return arrow.texts(["\0"] * len(rows))
         sample, place = np.divmod(rows, roles.shape[1])
         role = roles[0 if endings is None else endings[sample], place]
-        taken = [_large(column.take(number_array(sample))) for column in columns]
-        texts = pc.choose(number_array(role + 1), _EMPTY, *taken)
+        taken = [_large(column.take(arrow.number_array(sample))) for column in columns]
+        texts = pc.choose(arrow.number_array(role + 1), _EMPTY, *taken)
         return pc.binary_join_element_wise(texts, _END, _EMPTY)
 
     return ArrowTexts(count, render, _CHUNK)
@@ -1215,7 +1214,7 @@ def write(
         end = done + count
         if rows is not None:
             end = int(np.searchsorted(rows, before + count))
-            wanted = number_array(rows[done:end] - before)
+            wanted = arrow.number_array(rows[done:end] - before)
             kept = [array.take(wanted) for array in batch]
         before += count
         planned = [column[done:end] for column in lengths]

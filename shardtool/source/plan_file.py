@@ -17,7 +17,7 @@ import mmap
 import os
 import re
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import compress
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
@@ -502,7 +502,7 @@ def read_entries(
         first=first,
         fields=names,
         rows=FieldRows(code, kind, size, mtime_ns, changed_ns, paths),
-        values=replace(values, inline=inline),
+        values=values._replace(inline=inline),
         spans=spans,
         metadata=file.read(there.names[own:]) if own < len(there) else None,
         identity=asked.identity,

@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.request.texts import pairs
@@ -195,7 +194,7 @@ def _table_of_files(entries: Entries) -> pa.Table:
         folders = [name.rpartition(b"/")[0] for name in names]
         totals = np.add.reduceat(sizes[: ends[-1]], ends[:-1])
         texts = map(arrow.strings, (names, paths, folders))
-        chunks.append(pa.RecordBatch.from_arrays([*texts, number_array(totals)], names=list(_COLUMNS)))
+        chunks.append(pa.RecordBatch.from_arrays([*texts, arrow.number_array(totals)], names=list(_COLUMNS)))
     schema = pa.schema([*((name, pa.string()) for name in _COLUMNS[:-1]), (_COLUMNS[-1], pa.int64())])
     own, table = pa.Table.from_batches(chunks, schema=schema), entries.metadata
     if table is None:
@@ -491,7 +490,7 @@ def _differing(
             said[sample][name] = digest
     table = entries.metadata if entries.metadata is not None else pa.table({})
     for name in filter(is_label, table.column_names):
-        values = table.column(name).take(number_array(samples)).to_pylist()
+        values = table.column(name).take(arrow.number_array(samples)).to_pylist()
         for sample, value in zip(samples.tolist(), values, strict=True):
             if value is not None:
                 said[sample].setdefault(name, value)

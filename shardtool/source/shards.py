@@ -20,7 +20,6 @@ from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, 
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import SurveyTask, survey
 from shardtool.entries import arrow
-from shardtool.entries.arrow import string_array
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import sum_fingerprints
@@ -114,7 +113,7 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
     skipped = tuple(one for part in parts for one in part.skipped)
     entries = _entries(parts, numbers, seen)
     types = _types(datasets, numbers)
-    entries = replace(entries, values=replace(entries.values, types=types, classes=classes), metadata=columns)
+    entries = replace(entries, values=entries.values._replace(types=types, classes=classes), metadata=columns)
     if numbers.damaged:
         entries, lost = _without(entries, numbers.damaged, shards)
         skipped += lost
@@ -294,7 +293,7 @@ def _keys(parts: list[SourceShard]) -> Names:
     Raises:
         InvalidRequest: One cannot be part of a file's name.
     """
-    names, bad = gather(string_array(bytes(part.index.keys), part.index.key_sizes) for part in parts)
+    names, bad = gather(arrow.string_array(bytes(part.index.keys), part.index.key_sizes) for part in parts)
     if len(bad):
         ends = np.cumsum([len(part.index) for part in parts])
         at = int(np.searchsorted(ends, bad[0], side="right"))

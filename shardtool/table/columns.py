@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.values import NAME_LIMIT, counted, is_utf8, to_bytes
@@ -269,7 +268,7 @@ class Rows(NamedTuple):
 
     def examples(self, column: pa.ChunkedArray, at: NDArray[np.int64]) -> str:
         """Return the first few of the values at these places."""
-        values = column.take(number_array(at[:_EXAMPLES])).to_pylist()
+        values = column.take(arrow.number_array(at[:_EXAMPLES])).to_pylist()
         return listing([f"'{short(printable(str(value)))}'" for value in values], _EXAMPLES, total=len(at))
 
 
@@ -380,7 +379,7 @@ def places_among(keys: Names, others: Names) -> NDArray[np.int64]:
     sought, values = keys.array(), others.array()
     for part in range(_PARTS):
         some, among = np.flatnonzero(ours == part), np.flatnonzero(theirs == part)
-        place = pc.index_in(sought.take(number_array(some)), value_set=values.take(number_array(among)))
+        place = pc.index_in(sought.take(arrow.number_array(some)), value_set=values.take(arrow.number_array(among)))
         known = arrow.places(place.is_valid())
         found[some[known]] = among[arrow.numbers(place)[known]]
     return found

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import are_names, is_text, recorded
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.table.columns import LONGEST_ROW, too_deep, too_long
@@ -229,7 +228,7 @@ def read_coco(where: str, document: JsonStream) -> tuple[pa.Table, dict[str, lis
     are_texts = any(isinstance(one, str) for one in images["id"])
     table = {ON: arrow.texts([*map(str, images[ON])]), "coco_id": pa.array(ids if are_texts else images["id"])}
     table |= {side: pa.array(images[side]) for side in _SIDES if any(images[side])}
-    offsets, which = number_array(np.concatenate(([0], ends)).astype(np.int32)), number_array(order)
+    offsets, which = arrow.number_array(np.concatenate(([0], ends)).astype(np.int32)), arrow.number_array(order)
     for name, column in _COLUMNS.items():
         if said[name].null_count < len(said[name]):
             table[column] = pa.ListArray.from_arrays(offsets, said[name].take(which))

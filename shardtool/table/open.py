@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import are_names, recorded
 from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing, printable
 from shardtool.request.texts import BY_NAME, TextForm
@@ -744,7 +743,7 @@ class ParquetTable(_Files):
                 table = _read_columns(file, own)
                 for name in folders:
                     if name in partition and name not in own:
-                        same = number_array(np.zeros(table.num_rows, np.int64))
+                        same = arrow.number_array(np.zeros(table.num_rows, np.int64))
                         table = table.append_column(name, arrow.texts([partition[name]]).take(same))
                 tables.append(table)
             table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.entries import arrow
-from shardtool.entries.arrow import number_array
 from shardtool.entries.classes import Classes, number_classes
 from shardtool.errors import InvalidRequest
 from shardtool.wording import option
@@ -102,7 +101,7 @@ def column_texts(table: pa.Table, render: Render) -> ArrowTexts:
     def texts(which: NDArray[np.int64] | slice) -> pa.Array:
         if isinstance(which, slice):
             return render(table.slice(which.start, which.stop - which.start))
-        return render(table.take(number_array(which)))
+        return render(table.take(arrow.number_array(which)))
 
     row = table.nbytes // max(1, table.num_rows) + 1
     return ArrowTexts(table.num_rows, texts, max(1, min(_CHUNK, _CHUNK_BYTES // row)))
@@ -175,7 +174,7 @@ def _list(array: pa.Array, render: Render, brackets: str) -> pa.Array:
     counts = pc.fill_null(pc.list_value_length(array), 0)
     offsets = np.concatenate(([0], np.cumsum(arrow.numbers(counts), dtype=np.int64)))
     elements = _join(render(array.flatten()))  # so that a null in a list is the text null
-    joined = pc.binary_join(pa.LargeListArray.from_arrays(number_array(offsets), elements), arrow.text(","))
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(arrow.number_array(offsets), elements), arrow.text(","))
     return _unless_null(array, _join(arrow.text(brackets[0]), joined, arrow.text(brackets[1])))
 
 
@@ -226,7 +225,7 @@ def _as_python(array: pa.Array, found: pa.Array) -> pa.Array:
     found = pc.replace_substring_regex(found, pattern=r"^(-?\d+)$", replacement=r"\1.0")
     other = np.flatnonzero(~simple)
     if len(other):
-        again = found.take(number_array(other)).to_pylist()
+        again = found.take(arrow.number_array(other)).to_pylist()
         shown = [None if one in (None, "nan") else repr(float(one)) for one in again]
         mask = arrow.truths(~simple)
         found = pc.replace_with_mask(found, mask, arrow.texts(shown))
@@ -393,7 +392,7 @@ def numbers_kept(
             numbers = numbers.cast(flat.type)
         if is_list:
             ends = np.cumsum(arrow.numbers(pc.fill_null(pc.list_value_length(values), 0)))
-            offsets = number_array(np.append(0, ends).astype(np.int32))
+            offsets = arrow.number_array(np.append(0, ends).astype(np.int32))
             numbers = pa.ListArray.from_arrays(offsets, numbers, mask=values.is_null())
         yield column, numbers
 
@@ -414,4 +413,4 @@ def numbered(labels: pa.ChunkedArray, field: str, known: Classes | None = None) 
     shown = texts.span(0, len(texts)).split(b"\0")[:-1]
     place, names = number_classes(set(shown), field, known)
     numbers = np.array([place[label] for label in shown], np.int64)[arrow.numbers(found.indices)]
-    return number_array(numbers), names
+    return arrow.number_array(numbers), names

@@ -391,7 +391,7 @@ class Packing:
         own = self.destination.own  # what the plan leaves out is listed once, by the first of several parts
         values = self.plan.entries.values
         if run.options.map:  # the function may make anything of text and JSON, and is trusted with numbers
-            values = replace(values, types=values.numbers)
+            values = values._replace(types=values.numbers)
         self.totals = output.totals = Totals(values)
         self.totals.skipped += self.plan.skipped if own is None or own.part.number == 1 else ()
         self._round, self._base = self.plan, self.destination.first  # this round's plan, and its first shard's number
