@@ -292,8 +292,7 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
         ours = _typed(document, "shardtool", dict)
         if (version := _typed(ours, "format_version", int)) == FORMAT_VERSION:
             _check_texts(document, ours)
-            folder = _without_folder(document, ours)
-            return replace(_dataset(document, ours), shards_folder=folder)
+            return _dataset(document, ours)
     except (KeyError, TypeError, ValueError, RecursionError, InvalidRequest) as error:
         raise CorruptShard(name, f"no dataset file: {str(error)[:200]}", remedy=made_again()) from None
     raise CorruptShard(name, f"format version {version}", expected=f"{FORMAT_VERSION}", remedy="Use a newer shardtool.")
@@ -339,23 +338,11 @@ def _must(right: object, problem: str) -> None:
         raise ValueError(problem)
 
 
-def _without_folder(document: Json, ours: Json) -> str:
-    """Take the shards' folder away from their names, and return it: a path down from the dataset file's folder."""
-    if "shards_folder" not in ours:
-        return ""
-    folder: str = _typed(ours, "shards_folder", str)
-    for part in folder.split("/"):
-        _file_name({"part": part}, "part")
-    for shard in _typed(document, "shardlist", list):
-        url = _typed(shard, "url", str)
-        if not url.startswith(f"{folder}/"):
-            raise ValueError(f"{url!r:.80} is no file in the folder {folder!r:.80}")
-        shard["url"] = url.removeprefix(f"{folder}/")
-    return folder
-
-
 def _dataset(document: Json, ours: Json) -> DatasetFile:
-    shards = tuple(_shard(one) for one in _typed(document, "shardlist", list))
+    folder: str = _typed(ours, "shards_folder", str) if "shards_folder" in ours else ""
+    for part in folder.split("/") if "shards_folder" in ours else ():
+        _file_name({"part": part}, "part")
+    shards = tuple(_shard(one, folder and f"{folder}/") for one in _typed(document, "shardlist", list))
     _must(shards, "no shards")
     _must(len({shard.sidecar for shard in shards}) == len(shards), "a sidecar is listed twice")
     shard_format: str = _typed(ours, "format", str)
@@ -402,6 +389,7 @@ def _dataset(document: Json, ours: Json) -> DatasetFile:
         skipped_crc=_crc(ours, "skipped_crc32c") if "skipped_crc32c" in ours else None,
         types=types,
         appends=tuple(appends),
+        shards_folder=folder,
     )
 
 
@@ -451,8 +439,11 @@ def _check_values(value: object, depth: int = 0) -> None:
             _check_values(one, depth + 1)
 
 
-def _shard(found: Json) -> ShardEntry:
-    index, name = _typed(found, "index", dict), _file_name(found, "url")
+def _shard(found: Json, folder: str) -> ShardEntry:
+    """Return what is said of a shard; `folder`: what its name begins with, a path down to where shards lie."""
+    if not (url := _typed(found, "url", str)).startswith(folder):
+        raise ValueError(f"{url!r:.80} is no file in the folder {folder[:-1]!r:.80}")
+    index, name = _typed(found, "index", dict), _file_name({"url": url.removeprefix(folder)}, "url")
     if (sidecar := _file_name(index, "name")) != sidecar_name(name):
         raise ValueError(f"{sidecar!r:.80} is no name for the sidecar of {name!r:.80}")
     samples, size = (_typed(found, key, int) for key in ("nsamples", "filesize"))

@@ -34,16 +34,7 @@ from shardtool.dataset.dataset_file import (
 )
 from shardtool.dataset.shard_file import FETCH, looks_like, shard_kind
 from shardtool.dataset.walk import SurveyTask, survey
-from shardtool.errors import (
-    AccessRefused,
-    CorruptShard,
-    InvalidRequest,
-    ShardError,
-    listing,
-    printable,
-    raise_if_machines,
-    reason,
-)
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import (
     DATASET_SUFFIX,
     KNOWN,
@@ -81,7 +72,7 @@ from shardtool.storage.places import (
     refuse_near_url,
 )
 from shardtool.values import SPLIT_NAMES, Dots, Given, counted, given_names, output_text, to_bytes
-from shardtool.wording import create_again, either, made_again
+from shardtool.wording import create_again, either
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -162,27 +153,18 @@ class StoredShard:
         Raises:
             CorruptShard: There is no sound sidecar, and the shard cannot be opened.
         """
-        from shardtool.dataset.shard_index import read_bytes, read_sidecar, walked_index
-
-        def read(where: str, size: int | None) -> tuple[ShardFact, ShardIndex]:
-            found = read_sidecar(read_bytes(where), where, size, metadata=metadata)
-            return found.fact, found
-
-        found = self._said(read)
-        if isinstance(found, tuple):
-            return found[1]
-        return replace(walked_index(survey(SurveyTask(self.path, dots=self.dots))), damage=found)
-
-    def _said(
-        self, read: Callable[[str, int | None], tuple[ShardFact, Value]]
-    ) -> tuple[ShardFact, Value] | CorruptShard | None:
-        """Return what is read of the sidecar, or what is wrong with it; None where there is none."""
-        from shardtool.dataset.shard_index import check_shard
+        from shardtool.dataset.shard_index import ShardIndex, read_bytes, sidecar_of, walked_index
 
         where, size = self.sidecar, self.size()
+        found = self._said(lambda: sidecar_of(read_bytes(where), where, self.name, size, metadata=metadata))
+        if isinstance(found, ShardIndex):
+            return found
+        return replace(walked_index(survey(SurveyTask(self.path, dots=self.dots))), damage=found)
+
+    def _said(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
+        """Return what is read of the sidecar, or what is wrong with it; None where there is none."""
         try:
-            found = read(where, size)
-            check_shard(found[0], where, self.name, found[0].size if size is None else size)
+            return read()
         except FileNotFoundError:
             return None
         except AccessRefused:
@@ -190,10 +172,9 @@ class StoredShard:
                 return None
             raise
         except OSError as error:
-            return CorruptShard(where, f"cannot be read: {reason(error)}")
+            return CorruptShard(self.sidecar, f"cannot be read: {reason(error)}")
         except CorruptShard as error:
             return error
-        return found
 
     def head(self) -> tuple[int, ShardFact] | None:
         """Return how many samples it has, as the footer of its sidecar says, and what that says of it.
@@ -202,26 +183,14 @@ class StoredShard:
         """
         from shardtool.dataset.shard_index import read_count
 
-        found = self._said(lambda where, _: read_count(where))
-        return (found[1], found[0]) if isinstance(found, tuple) else None
+        found = self._said(partial(read_count, self.sidecar, self.name, self.size()))
+        return found if isinstance(found, tuple) else None
 
     def schema(self) -> pa.Schema:
         """Return the columns of its sidecar and their types, by the footer alone; of a shard without one, `SCHEMA`."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from shardtool.dataset.shard_index import SCHEMA, read_schema
 
-        from shardtool.dataset.shard_index import SCHEMA, read_bytes
-
-        if self.head() is None:
-            return SCHEMA
-        where = self.sidecar
-        try:
-            return pq.read_schema(pa.BufferReader(read_bytes(where)) if is_url(where) else where).remove_metadata()
-        except MemoryError:
-            raise  # of pyarrow, it is an ArrowException, too
-        except (OSError, pa.ArrowException) as error:
-            raise_if_machines(error, where)
-            raise CorruptShard(where, f"no sidecar: {error}", remedy=made_again()) from None
+        return SCHEMA if self.head() is None else read_schema(self.sidecar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -734,7 +703,7 @@ def fact_beside(shard: str) -> ShardFact | None:
 
     try:
         return read_facts(data, path)
-    except ShardError:
+    except CorruptShard:
         return None
 
 
@@ -748,14 +717,12 @@ def recorded_dots(found: StoredDataset) -> Dots:
 
     sidecars = [shard.sidecar for shard in found.shards]
     for where, data in zip(sidecars, for_each(read_beside, sidecars), strict=True):
-        try:
-            index = read_sidecar(data, where, None, metadata=False) if data is not None else None
-        except ShardError:
-            continue
-        if index is None or b"." not in bytes(index.keys):
-            continue
-        if any(b"." in key.rpartition(b"/")[2][1:] for key in index.all_keys()):
-            return "last"
+        with suppress(CorruptShard):
+            index = None if data is None else read_sidecar(data, where, None, metadata=False)
+            if index is None or b"." not in bytes(index.keys):
+                continue
+            if any(b"." in key.rpartition(b"/")[2][1:] for key in index.all_keys()):
+                return "last"
     return "first"
 
 
@@ -839,7 +806,7 @@ def recorded_pattern(file: DatasetFile) -> ShardPattern | None:
         return None
     try:
         return parse_pattern(file.pattern)
-    except (ShardError, ValueError):
+    except (InvalidRequest, ValueError):
         return None
 
 

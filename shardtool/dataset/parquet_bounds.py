@@ -131,14 +131,9 @@ def read_extents(data: bytes, footer: Footer) -> tuple[Extent, ...]:
         raise ValueError("columns that share their pages")  # to read them again and again would take for ever
     found = []
     for at, leaf in enumerate(footer.leaves):
-        values = unfolded = 0
-        coded = False
-        for rows, chunks in footer.chunks:
-            pages = _pages(data, chunks[at], leaf)
-            if pages.values < rows or (pages.values > rows and not leaf.repeated):
-                raise ValueError(f"{pages.values:,} values of {leaf.path} in {rows:,} rows")
-            values, unfolded, coded = values + pages.values, unfolded + pages.unfolded, coded or pages.coded
-        found.append(Extent(leaf, values, unfolded, coded))
+        parts = [_extent(data, chunks[at], leaf, rows) for rows, chunks in footer.chunks]
+        values, unfolded = sum(one.values for one in parts), sum(one.unfolded for one in parts)
+        found.append(Extent(leaf, values, unfolded, any(one.coded for one in parts)))
     return tuple(found)
 
 
@@ -196,16 +191,8 @@ def _facts(footer: _Struct) -> dict[str, str]:
     return {_text(pair, _KEY).decode(): _text(pair, _VALUE).decode() for pair in pairs}
 
 
-class _Pages(NamedTuple):
-    """The pages of a leaf in one row group; attributes as those of `Extent`."""
-
-    values: int
-    unfolded: int
-    coded: bool
-
-
-def _pages(data: bytes, chunk: _Struct, leaf: Leaf) -> _Pages:
-    """Return what the heads of a leaf's pages say."""
+def _extent(data: bytes, chunk: _Struct, leaf: Leaf, rows: int) -> Extent:
+    """Return what a leaf takes in one row group, as the heads of its pages say."""
     values = unfolded = 0
     coded = False
     at = _number(chunk, _DATA_PLACE, _I64)
@@ -219,10 +206,8 @@ def _pages(data: bytes, chunk: _Struct, leaf: Leaf) -> _Pages:
         size = _number(head, _UNCOMPRESSED, _I32)
         at += _number(head, _COMPRESSED, _I32)
         unfolded += size
-        for kind, encoding in _ENCODING.items():
-            if kind not in head:
-                continue
-            count = _page(head, kind, encoding)
+        for kind in _ENCODING.keys() & head.keys():
+            count = _page(head, kind)
             if kind == _DICTIONARY_PAGE:
                 coded = True
                 if count * leaf.width > size:
@@ -234,13 +219,15 @@ def _pages(data: bytes, chunk: _Struct, leaf: Leaf) -> _Pages:
     if values != _number(chunk, _CHUNK_VALUES, _I64):
         expected = f"{_number(chunk, _CHUNK_VALUES, _I64):,}, as the footer says"
         raise ValueError(f"pages of {leaf.path} with {values:,} values, not {expected}")
-    return _Pages(values, unfolded, coded)
+    if values < rows or (values > rows and not leaf.repeated):
+        raise ValueError(f"{values:,} values of {leaf.path} in {rows:,} rows")
+    return Extent(leaf, values, unfolded, coded)
 
 
-def _page(head: _Struct, field: int, encoding: int) -> int:
+def _page(head: _Struct, field: int) -> int:
     """Return how many values a page has, if they are stored in a way that takes bytes for bytes."""
     kind, page = head[field]
-    if kind != _STRUCT or _number(page, encoding, _I32) not in _ENCODINGS:
+    if kind != _STRUCT or _number(page, _ENCODING[field], _I32) not in _ENCODINGS:
         raise ValueError("a page in an encoding that no sidecar has")
     return _number(page, _PAGE_VALUES, _I32)
 

@@ -600,18 +600,36 @@ def most_metadata(size: int) -> int:
     return _METADATA_SLACK + _FACTOR * size
 
 
-def check_shard(fact: ShardFact, where: str, name: str, size: int) -> None:
-    """Check that a sidecar is about the shard beside it.
+def sidecar_of(
+    data: bytes, where: str, name: str, size: int | None, entry: ShardEntry | None = None, *, metadata: bool = True
+) -> ShardIndex:
+    """Return what the sidecar of a shard says, if it is about that shard, and is the one that the dataset file lists.
 
     Args:
-        fact: What it says.
-        where: The path of the sidecar, for messages.
+        data: Its bytes.
+        where: Its path, for messages.
         name: The file name of the shard.
-        size: Bytes of the shard.
+        size: Bytes of the shard; None where it is not there.
+        entry: What the dataset file says of it; None: none of ours does.
+        metadata: Whether the columns of metadata are wanted, too.
 
     Raises:
-        CorruptShard: It is about another one.
+        CorruptShard: It is damaged, about another shard, or another one than is listed.
+        MemoryError: There is no memory for it; that says nothing of the sidecar.
     """
+    if entry is not None:
+        check_listed(data, where, entry)
+    index = read_sidecar(data, where, size, metadata=metadata)
+    _check_shard(index.fact, where, name, size)
+    if entry is not None and len(index) != entry.samples:
+        found, expected = counted(len(index), "sample"), f"{entry.samples:,}, as the dataset file says"
+        raise CorruptShard(where, found, expected=expected, remedy=_verify())
+    return index
+
+
+def _check_shard(fact: ShardFact, where: str, name: str, size: int | None) -> None:
+    """Check that a sidecar is about the shard beside it; of one that is not there, that it has its name."""
+    size = fact.size if size is None else size
     if (fact.name, fact.size) != (name, size):
         found, expected = f"the index of {printable(fact.name)}, {fact.size:,} bytes", f"that of {name}, {size:,} bytes"
         raise CorruptShard(where, found, expected=expected, remedy=made_again())
@@ -627,17 +645,6 @@ def check_listed(data: bytes, where: str, entry: ShardEntry) -> None:
     if (len(data), crc) != (entry.sidecar_size, entry.sidecar_crc):
         found = f"{len(data):,} bytes with the CRC-32C {crc:08x}"
         expected = f"{entry.sidecar_size:,} bytes with {entry.sidecar_crc:08x}, as the dataset file says"
-        raise CorruptShard(where, found, expected=expected, remedy=_verify())
-
-
-def check_samples(index: ShardIndex, where: str, entry: ShardEntry) -> None:
-    """Check that a sidecar lists as many samples as the dataset file.
-
-    Raises:
-        CorruptShard: It does not.
-    """
-    if len(index) != entry.samples:
-        found, expected = counted(len(index), "sample"), f"{entry.samples:,}, as the dataset file says"
         raise CorruptShard(where, found, expected=expected, remedy=_verify())
 
 
@@ -845,19 +852,42 @@ def read_facts(data: bytes, name: str) -> ShardFact:
     return _read_head(data, name)[0]
 
 
-def read_count(path: str) -> tuple[ShardFact, int]:
-    """Return what a sidecar says of its shard, and how many samples it lists; no more than its footer is read.
+def read_count(path: str, name: str, size: int | None) -> tuple[int, ShardFact]:
+    """Return how many samples the sidecar of a shard lists, and what it says of it; no more than its footer is read.
+
+    Args:
+        path: Where the sidecar is.
+        name: The file name of the shard.
+        size: Bytes of the shard; None where it is not there.
 
     Raises:
-        CorruptShard: It is no sidecar of a version that this program knows.
+        CorruptShard: It is no sidecar of a version that this program knows, or about another shard.
         OSError: It is not there, or cannot be read.
     """
+    fact, footer = _read_head(_read_end(path), path)
+    _check_shard(fact, path, name, size)
+    return footer.rows, fact
+
+
+def read_schema(path: str) -> pa.Schema:
+    """Return the columns of a sidecar and their types; no more than its footer is read.
+
+    Raises:
+        CorruptShard: It is no sidecar.
+    """
+    try:
+        return pq.read_schema(pa.BufferReader(_read_end(path))).remove_metadata()
+    except MemoryError:
+        raise  # of pyarrow, it is an ArrowException, too
+    except (OSError, pa.ArrowException) as error:
+        raise CorruptShard(path, f"no sidecar: {error}", remedy=made_again()) from None
+
+
+def _read_end(path: str) -> bytes:
+    """Return the end of the file that has a sidecar's name, with all of its footer."""
     data = read_tail(path, _TAIL)
     size = int.from_bytes(data[-8:-4], "little") + len(MAGIC) + 4
-    if data[-4:] == MAGIC and len(data) == _TAIL < size:
-        data = read_tail(path, size + 4)
-    fact, footer = _read_head(data, path)
-    return fact, footer.rows
+    return read_tail(path, size + 4) if data[-4:] == MAGIC and len(data) == _TAIL < size else data
 
 
 def _read_head(data: bytes, name: str) -> tuple[ShardFact, Footer]:

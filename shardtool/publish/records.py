@@ -363,7 +363,7 @@ def read_listed(folder: OutputFolder, shard: ShardEntry, known: Mapping[str, Fil
     Raises:
         CorruptShard: It is another, or cannot be read.
     """
-    from shardtool.dataset.shard_index import check_listed, check_samples, check_shard, read_sidecar
+    from shardtool.dataset.shard_index import sidecar_of
 
     where, name = folder.full_path(shard.sidecar), local_name(shard.sidecar)
     check_size(folder, name, shard.sidecar_size, known)  # one that is right may be held in memory
@@ -371,10 +371,7 @@ def read_listed(folder: OutputFolder, shard: ShardEntry, known: Mapping[str, Fil
         data = folder.read(name)
     except OSError as error:
         raise CorruptShard(where, reason(error), remedy=LOOK) from None
-    check_listed(data, where, shard)
-    index = read_sidecar(data, where, shard.size, metadata=False)
-    check_shard(index.fact, where, shard.name, shard.size)
-    check_samples(index, where, shard)
+    index = sidecar_of(data, where, shard.name, shard.size, shard, metadata=False)
     if index.fact.crc not in (None, shard.crc):
         found, expected = f"the checksum {index.fact.crc:08x} of its shard", "that in the dataset file"
         raise CorruptShard(where, found, expected=expected, remedy=LOOK)

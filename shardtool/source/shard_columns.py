@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardtool.dataset.shard_file import is_packed, unopened
-from shardtool.dataset.shard_index import (
-    ShardIndex,
-    check_listed,
-    check_samples,
-    check_shard,
-    differences,
-    ends_of,
-    read_bytes,
-    read_sidecar,
-    walked_index,
-)
+from shardtool.dataset.shard_index import ShardIndex, differences, ends_of, read_bytes, sidecar_of, walked_index
 from shardtool.dataset.walk import FeatureConflict, Survey, walked_text
 from shardtool.entries.entries import Names
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
@@ -191,13 +181,7 @@ def indexed(shard: SourceShard, data: bytes) -> SourceShard:
     Raises:
         CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
     """
-    path, entry, size = shard.stored.sidecar, shard.stored.entry, shard.file.size
-    if entry is not None:
-        check_listed(data, path, entry)
-    index = read_sidecar(data, path, size)
-    check_shard(index.fact, path, shard.name, size)
-    if entry is not None:
-        check_samples(index, path, entry)
+    index = sidecar_of(data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry)
     return replace(shard, index=replace(index, metadata=index.plain_metadata()))
 
 
