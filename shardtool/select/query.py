@@ -46,6 +46,7 @@ Kind = Literal["a number", "text", "true or false", "a time", "a list", "empty",
 _BLOCK = 2**16  # rows at a time: what pandas makes of them stays small
 _SHOWN = 80  # characters of a query in a message
 _NAMED = 50  # columns in a message
+_TOO_LONG = "integer string conversion"  # in what Python says of a number of thousands of digits
 _LARGE, _STEEP = 2**64, 64  # the most that a constant may be raised from, and to
 
 _LANGUAGE = (
@@ -245,15 +246,17 @@ def _parse(text: str, where: str, classes: Classes) -> _Query:
         raise InvalidRequest(where, "an empty query", expected="one such as label == 'dog' and width > 256")
     try:
         tree = ast.parse(spelled, mode="eval").body
-    except SyntaxError as error:
+        ast.unparse(tree)  # as messages and workers get it: a number in hex may have too many digits for that
+    except (SyntaxError, ValueError, MemoryError) as error:
+        if not isinstance(error, SyntaxError) or _TOO_LONG in error.msg:  # a NUL, before Python 3.12; signs without end
+            problem = "too long a number" if _TOO_LONG in str(error) else str(error) or "nested too deeply"
+            raise InvalidRequest(where, f"{_short(text)}: {problem}") from None
         at = error.offset - 1 if error.offset else len(spelled)  # 0: the end came too early
         marked = _restored(f"{spelled[:at][-_SHOWN:]} <HERE> {_short(spelled[at:])}", names).split()
         problem = f"{error.msg.partition('. Maybe')[0]}: {' '.join(marked)}"
         expected = "a comparison, or several with and, or, not"
         cure = "Equality is ==. Text stands in quotes; names with blanks, or such as class, in `backticks`."
         raise InvalidRequest(where, problem, expected=expected, remedy=cure) from None
-    except (ValueError, MemoryError) as error:  # a NUL, before Python 3.12; signs without end
-        raise InvalidRequest(where, f"{_short(text)}: {str(error) or 'nested too deeply'}") from None
     return _Query(tree, names, where, classes)
 
 
