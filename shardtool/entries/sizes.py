@@ -17,7 +17,7 @@ from shardtool.values import to_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TRAILER_SIZE = {"tar": len(tar.TRAILER), "tfrecord": 0}
+TRAILER_SIZE = {"tar": len(tar.TRAILER), "tfrecord": 0, "files": 0}
 SAMPLE_LIMIT = {"tar": 2**62, "tfrecord": tfrecord.RECORD_LIMIT}
 _CHUNK = 2**18  # samples at a time: temporary columns stay small
 NUMBERS = {"tar": False, "tfrecord": True, "files": False}  # whether a format has numbers; others store their text

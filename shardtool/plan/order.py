@@ -165,13 +165,9 @@ class Limits(NamedTuple):
         max_count: Samples; None: any number.
     """
 
-    room: int
-    planned: int
-    max_count: int | None
-
-    def fill(self, total: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ends of the least number of shards for samples that take `total` bytes before each place."""
-        return Runs(total, self.planned, self.max_count).fill()
+    room: int = NO_LIMIT
+    planned: int = NO_LIMIT
+    max_count: int | None = None
 
 
 def running(sizes: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -195,7 +191,7 @@ def cut(total: NDArray[np.int64], asked: ShardsAsked | None, limits: Limits, bou
     Raises:
         InvalidRequest: There are fewer samples, or no such number of shards can hold them.
     """
-    runs = Runs(total, limits.planned, limits.max_count)
+    runs = Runs(total, limits)
     if asked is None:
         return _fewest(runs, bounds)
     count, samples = asked.count, runs.samples
@@ -239,13 +235,12 @@ class Runs:
 
     Args:
         total: int64[samples + 1], bytes of the samples before each place.
-        room: Bytes that a shard has for records.
-        max_count: Samples, or None.
+        limits: What a shard may hold.
     """
 
-    def __init__(self, total: NDArray[np.int64], room: int, max_count: int | None) -> None:
-        self.total, self.room, self.samples = total, room, len(total) - 1
-        self.max_count = self.samples if max_count is None else max_count
+    def __init__(self, total: NDArray[np.int64], limits: Limits) -> None:
+        self.total, self.room, self.samples = total, limits.planned, len(total) - 1
+        self.max_count = self.samples if limits.max_count is None else limits.max_count
 
     def reach(self, first: int) -> int:
         """Return the last place at which a shard that starts at `first` can end."""

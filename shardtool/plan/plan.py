@@ -10,7 +10,8 @@ contiguous runs of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from shardtool.entries.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payload
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fetch import shown_bytes
 from shardtool.format.tfrecord import KEY_FEATURE, encode_number
-from shardtool.plan.order import NO_LIMIT, Bounds, HashedSamples, Limits, ShardsAsked, cut, running, shuffled
+from shardtool.plan.order import NO_LIMIT, Bounds, HashedSamples, Limits, Runs, ShardsAsked, cut, running, shuffled
 from shardtool.skipped import Skipped
 from shardtool.values import (
     INLINE,
@@ -54,7 +55,7 @@ DEFAULT_MAX_SIZE = 10**9
 _ESTIMATED_SHARE = 0.97  # of the bound is filled where sizes are estimates: few shards leave a remainder then
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Samples in shard order, and where the shards end.
 
@@ -65,7 +66,6 @@ class Plan:
         order: int64[samples]: which sample stands where; None for the entries' own order.
         total: int64[samples + 1]: bytes of the records before each place.
         ends: int64[shards]: the place after each shard's last sample.
-        sizes: int64[shards]: bytes of each finished file, exact.
         limits: What the shards were cut by.
         skipped: Samples that `oversize` left out.
         notes: What the user should know, such as shards over the bound.
@@ -79,8 +79,7 @@ class Plan:
     order: NDArray[np.int64] | None
     total: NDArray[np.int64]
     ends: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    limits: Limits
+    limits: Limits = field(default_factory=Limits)
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     regions: NDArray[np.int64] | None = None
@@ -93,6 +92,12 @@ class Plan:
     def shards(self) -> int:
         """The number of shards."""
         return len(self.ends)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """int64[shards]: bytes of each finished file, exact."""
+        sizes: NDArray[np.int64] = np.diff(self.total[np.append(0, self.ends)])
+        return sizes + TRAILER_SIZE[self.format]
 
     def span(self, shard: int) -> tuple[int, int]:
         """Return the first place of a shard, and the place after its last."""
@@ -125,9 +130,7 @@ class Plan:
         """Return the plan for the samples at some places of this one's order, in that order, by the same limits."""
         order = places if self.order is None else self.order[places]
         total = running(np.diff(self.total), places)
-        ends = self.limits.fill(total)
-        sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[self.format]
-        return replace(self, order=order, total=total, ends=ends, sizes=sizes, skipped=(), notes=())
+        return replace(self, order=order, total=total, ends=Runs(total, self.limits).fill(), skipped=(), notes=())
 
     def which(self, shard: int) -> NDArray[np.int64]:
         """Return the samples of a shard."""
@@ -166,10 +169,9 @@ def make_plan(
         InvalidRequest: A sample over the bound, or more shards than the pattern has names.
     """
     shard_format = pattern.format
-    trailer = TRAILER_SIZE[shard_format]
     asked = _asked(pattern, bounds, len(entries) if which is None else len(which))
     max_size = bounds.max_size or (DEFAULT_MAX_SIZE if bounds.max_count is None and asked is None else None)
-    room = max_size - trailer if max_size else NO_LIMIT
+    room = max_size - TRAILER_SIZE[shard_format] if max_size else NO_LIMIT
     stored, rounded = _stored(entries) if NUMBERS[shard_format] else (None, ())
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
@@ -192,9 +194,7 @@ def make_plan(
         ends = cut(total, asked, limits, bounds)
     order = which if order is None else order if which is None else which[order]
     notes = (*notes, *_check_names(pattern, bounds, len(ends), len(chosen)))
-    starts = np.concatenate(([0], ends[:-1]))
-    shard_sizes = total[ends] - total[starts] + trailer
-    return Plan(shard_format, entries, stored, order, total, ends, shard_sizes, limits, skipped, (*notes, *rounded))
+    return Plan(shard_format, entries, stored, order, total, ends, limits, skipped, (*notes, *rounded))
 
 
 def plan_of_counts(entries: Entries, shard_format: str, counts: Sequence[int]) -> Plan:
@@ -204,10 +204,8 @@ def plan_of_counts(entries: Entries, shard_format: str, counts: Sequence[int]) -
         InvalidRequest: A number that the format cannot hold.
     """
     stored, rounded = _stored(entries) if NUMBERS[shard_format] else (None, ())
-    total, ends = running(_sizes(entries, stored, shard_format)), np.cumsum(counts)
-    sizes = np.diff(total[np.concatenate(([0], ends))]) + TRAILER_SIZE[shard_format]
-    limits = Limits(NO_LIMIT, NO_LIMIT, None)
-    return Plan(shard_format, entries, stored, None, total, ends, sizes, limits, notes=rounded)
+    total = running(_sizes(entries, stored, shard_format))
+    return Plan(shard_format, entries, stored, None, total, np.cumsum(counts), notes=rounded)
 
 
 def _sizes(entries: Entries, stored: NDArray[np.int64] | None, shard_format: str) -> NDArray[np.int64]:

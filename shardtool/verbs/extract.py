@@ -248,7 +248,7 @@ def _tasks(listed: Listing, entries: Entries, place: Folder, workers: int) -> It
     """
     import numpy as np
 
-    from shardtool.plan.order import NO_LIMIT, Limits, running
+    from shardtool.plan.order import running
     from shardtool.plan.plan import Plan, shard_samples
 
     sizes = np.add.reduceat(entries.rows.size, entries.first[:-1])
@@ -261,9 +261,7 @@ def _tasks(listed: Listing, entries: Entries, place: Folder, workers: int) -> It
         ends[np.flatnonzero(np.diff(total // (most * _BYTES))) + 1] = True
         ends[most * _SAMPLES :: most * _SAMPLES] = True
     ends[0] = False
-    stops = np.flatnonzero(ends)
-    bounds, limits = np.diff(total[np.append(0, stops)]), Limits(NO_LIMIT, 0, None)
-    plan = Plan("files", entries, None, None, total, stops, bounds, limits)
+    plan = Plan("files", entries, None, None, total, np.flatnonzero(ends))
     for number in range(plan.shards):
         name = listed.shards[int(file[plan.span(number)[0]])]
         yield ShardTask(number, name, plan.format, place, shard_samples(plan, number), "stop", 0)

@@ -24,7 +24,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed, memory_for
-from shardtool.plan.order import Runs, running
+from shardtool.plan.order import Limits, Runs, running
 from shardtool.storage.places import is_place
 from shardtool.storage.staging import Folder, Spool, local_folder, spool_remedy
 from shardtool.values import SPAN, OnError, ReadMethod, SpanFile, counted, parse_size, show_size, show_time, to_text
@@ -289,7 +289,7 @@ def _cut(total: NDArray[np.int64], shard_ends: NDArray[np.int64], room: int) -> 
     """Return the places after each bucket: as much of a shard as `room` holds, or one sample."""
     ends, at = [np.zeros(0, np.int64)], 0
     for end in shard_ends.tolist():
-        ends.append(at + Runs(total[at : end + 1], room, None).fill())
+        ends.append(at + Runs(total[at : end + 1], Limits(planned=room)).fill())
         at = end
     return np.concatenate(ends)
 
