@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.skipped import Skipped
-    from shardtool.storage.shared import JoinedBlocks, SharedBlocks
+    from shardtool.storage.shared import SharedBlocks
 
     # For reading, they are int32 where the shard is smaller than 2 GiB, which halves what an index takes.
     Places = NDArray[np.int64]
@@ -391,7 +391,7 @@ class ShardIndex:
             at = _aligned(at + column.nbytes)
         return [*parts, (at, self.keys)]
 
-    def put_into(self, blocks: SharedBlocks | JoinedBlocks, number: int) -> ShardIndex:
+    def put_into(self, blocks: SharedBlocks, number: int) -> ShardIndex:
         """Return the index as it now lies in shared blocks, as block `number`; itself where there is no room for it."""
         parts = self.packed()
         block = blocks.write(number, parts[-1][0] + len(parts[-1][1]), parts)

@@ -14,7 +14,7 @@ import time
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, w
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.select.query import matching
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
-from shardtool.storage.shared import ForkLock, JoinedBlocks, SharedBlocks
+from shardtool.storage.shared import ForkLock, SharedBlocks
 from shardtool.values import Given, Kind, ValueType, counted
 from shardtool.wording import made_again, option
 
@@ -66,7 +66,8 @@ class Catalog:
         content: The content fingerprint, which neither order nor sharding nor format changes; empty if not known.
         key_ranges: The first and the last key of each shard, as dataset files say; empty where one does not.
         parts: The catalog of each of several datasets; empty of one.
-        shared: The indexes that were read, shared by all processes; after those of shards, one of keys.
+        shared: What processes share: of one dataset, the indexes of its shards that were read, each at its place
+            there; after the last shard's, one of keys.
         crcs: int64 [shards]: the CRC-32C of each shard, as a dataset file says; -1 where none does.
         split: Of one dataset, its name among others: the split that it is, or what its file or folder is called.
         listed: Whether dataset files of ours list all shards.
@@ -87,7 +88,7 @@ class Catalog:
     content: str = ""
     key_ranges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     parts: tuple[Catalog, ...] = field(default=(), repr=False)
-    shared: SharedBlocks | JoinedBlocks = field(default_factory=partial(SharedBlocks, 0), repr=False)
+    shared: SharedBlocks = field(default_factory=SharedBlocks, repr=False)
     crcs: Numbers = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
     split: str = ""
     listed: bool = False
@@ -120,12 +121,13 @@ class Catalog:
         """The catalog of each dataset."""
         return self.parts or (self,)
 
-    def dataset(self, shard: int) -> Catalog:
-        """Return the catalog of the dataset that a shard is of."""
-        if not self.parts:
-            return self
-        ends = np.cumsum([len(one.shards) for one in self.parts])
-        return self.parts[int(np.searchsorted(ends, shard, side="right"))]
+    def dataset(self, shard: int) -> tuple[Catalog, int]:
+        """Return the catalog of the dataset that a shard is of, and its place there."""
+        for one in self.parts:
+            if shard < len(one.shards):
+                return one, shard
+            shard -= len(one.shards)
+        return self, shard
 
     @cached_property
     def is_remote(self) -> bool:
@@ -192,62 +194,46 @@ def joined(parts: Sequence[Catalog]) -> Catalog:
         lists=frozenset(name for one in parts for name in one.lists),
         key_ranges=tuple(pair for some in ranges for pair in some) if all(ranges) else (),
         parts=tuple(parts),
-        shared=JoinedBlocks([(one.shared, len(one.shards)) for one in parts]),
         crcs=np.concatenate([one.crcs for one in parts]),
         listed=all(one.listed for one in parts),
     )
 
 
 def _catalog(opened: StoredDataset) -> Catalog:
-    file, shared = opened.file, SharedBlocks(len(opened.shards) + 1)
-    name = without_secrets(opened.dataset_file or listing([*opened.paths], 1))
+    """Return the catalog of one dataset: as its dataset file says, or sidecars, and walks over the other shards."""
+    file, shared, shards = opened.file, SharedBlocks(), opened.shards
+    entries: Sequence[tuple[int, int, int | None]]  # samples, bytes, CRC-32C
     if file is None:
-        return _without_file(opened, name, shared)
-    of, features = file.shards, file.features
-    counts = [one.samples for one in of]
-    facts = (f"{one.size} {one.crc} {one.first_key}" for one in of)
+        heads = [*for_each(StoredShard.head, shards, lambda shard: shard.path)]
+        if None in heads:  # keys of shards that are walked end where those of the others do
+            shards = opened.with_dots(recorded_dots(opened)).shards
+        walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
+        sizes = for_each(StoredShard.size, shards, lambda shard: shard.path)
+        entries = [
+            (walked[number], size or 0, None) if head is None else (head[0], size or 0, head[1].crc)
+            for number, (head, size) in enumerate(zip(heads, sizes, strict=True))
+        ]
+        facts = [shard.file_name + f" {size} {crc}" for shard, (_, size, crc) in zip(shards, entries, strict=True)]
+        known: dict[str, Any] = {"walks": None in heads}
+    else:
+        shards = tuple(replace(one, entry=None) for one in shards)  # they go to other processes: `firsts` says it
+        entries = [(one.samples, one.size, one.crc) for one in file.shards]
+        facts = [file.fingerprint, *(f"{one.size} {one.crc} {one.first_key}" for one in file.shards)]
+        known = {name: getattr(file, name) for name in ("fields", "classes", "types", "appends")}
+        known |= {"kinds": numbers_in(file.features), "content": file.fingerprint, "listed": True}
+        known["lists"] = frozenset(name for name, one in file.features.items() if one.is_list)
+        known["key_ranges"] = tuple((one.first_key, one.last_key) for one in file.shards)
+    counts = [samples for samples, _, _ in entries]
     return Catalog(
-        name=name,
-        shards=tuple(replace(one, entry=None) for one in opened.shards),  # they go to other processes: `firsts` says it
-        firsts=ends_of(counts),
-        sizes=np.array([one.size for one in of], np.int64),
-        fields=file.fields,
-        kinds=numbers_in(features),
-        classes=file.classes,
-        types=file.types,
-        fingerprint=_hash(file.fingerprint, str(counts), file.fingerprint, *facts),
-        lists=frozenset(name for name, one in features.items() if one.is_list),
-        content=file.fingerprint,
-        key_ranges=tuple((one.first_key, one.last_key) for one in of),
-        shared=shared,
-        crcs=np.array([-1 if one.crc is None else one.crc for one in of], np.int64),
-        split=file.made.split or _called(opened),
-        listed=True,
-        appends=file.appends,
-    )
-
-
-def _without_file(opened: StoredDataset, name: str, shared: SharedBlocks) -> Catalog:
-    """Return the catalog of shards as their sidecars, and walks over the other shards, say."""
-    heads = [*for_each(StoredShard.head, opened.shards, lambda shard: shard.path)]
-    if None in heads:  # keys of shards that are walked end where those of the others do
-        opened = opened.with_dots(recorded_dots(opened))
-    shards = opened.shards
-    walked = _walk([shard for shard, head in zip(shards, heads, strict=True) if head is None], shared)
-    counts = [walked[number] if head is None else head[0] for number, head in enumerate(heads)]
-    sizes = [size or 0 for size in for_each(StoredShard.size, shards, lambda shard: shard.path)]
-    crcs = [None if head is None else head[1].crc for head in heads]
-    facts = (f"{shard.file_name} {size} {crc}" for shard, size, crc in zip(shards, sizes, crcs, strict=True))
-    return Catalog(
-        name=name,
+        name=without_secrets(opened.dataset_file or listing([*opened.paths], 1)),
         shards=shards,
         firsts=ends_of(counts),
-        sizes=np.array(sizes, np.int64),
-        fingerprint=_hash("", str(counts), *facts),
+        sizes=np.array([size for _, size, _ in entries], np.int64),
+        fingerprint=_hash(file.fingerprint if file else "", str(counts), *facts),
         shared=shared,
-        crcs=np.array([-1 if crc is None else crc for crc in crcs], np.int64),
-        split=_called(opened),
-        walks=None in heads,
+        crcs=np.array([-1 if crc is None else crc for _, _, crc in entries], np.int64),
+        split=(file.made.split if file else "") or _called(opened),
+        **known,
     )
 
 
@@ -452,8 +438,9 @@ class IndexStore:
             if kept is not None:
                 self._look(shard, kept)
                 return kept
-        if (block := self.catalog.shared.read(shard)) is None:
-            found = read_index(self.catalog, shard).put_into(self.catalog.shared, shard)
+        dataset, place = self.catalog.dataset(shard)
+        if (block := dataset.shared.read(place)) is None:
+            found = read_index(self.catalog, shard).put_into(dataset.shared, place)
         else:
             found = ShardIndex.unpacked(block)
         with self._lock:
@@ -499,7 +486,8 @@ class IndexStore:
             self._looked_at += index.nbytes
         if index.is_shared:
             if self._looked_at > _ROOM:
-                self.catalog.shared.let_go()
+                for one in (self.catalog, *self.catalog.parts):
+                    one.shared.let_go()
                 self._looked_at = 0
                 self._seen.clear()
                 self._given_back()
@@ -521,7 +509,7 @@ def read_index(catalog: Catalog, number: int) -> ShardIndex:
         CorruptShard: There is no sound sidecar, and the shard is damaged; or it has other samples than the dataset
             file says.
     """
-    shard, dataset, size = catalog.shards[number], catalog.dataset(number), int(catalog.sizes[number])
+    shard, dataset, size = catalog.shards[number], catalog.dataset(number)[0], int(catalog.sizes[number])
     if dataset.listed and not is_url(shard.path):  # one that is elsewhere has that size, or the first read of it fails
         there = shard.size()  # of one that is missing, what opens it says more
         if there is not None and there != size:

@@ -383,7 +383,7 @@ class Fetcher(_SampleReader):
             place, index = self.catalog.shards[shard], self.store.index(shard)
             is_tar = shard_format(place.path) == "tar"
             # Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
-            readers = self._readers if self.catalog.dataset(shard).listed and not index.kinds else None
+            readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(place, self._sizes[shard] or None)
             found = self._near[shard] = OpenShard(index, file, is_tar, {} if is_tar else readers)
         return replace(found, readers=None) if self._parses and not found.is_tar else found

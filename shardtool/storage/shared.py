@@ -9,14 +9,12 @@ import os
 import stat
 import struct
 import threading
-from bisect import bisect_right
 from contextlib import AbstractContextManager, contextmanager, suppress
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 
 # Locks on files that die with their process, whatever ends it: `flock`, taken without waiting.
@@ -172,8 +170,8 @@ def write_all(fd: int, data: bytes | memoryview, at: int | None = None) -> None:
 # forkserver) open it by way of /proc, from the process that made it and for as long as that lives. Where none of this
 # can be done, there are no shared blocks, and each process makes its own.
 #
-# The file starts with a word for where free space begins, and two for each block: its place and its size. A block is
-# seen once it has a place.
+# The file starts with a word for where free space begins, and room for two of each block, which takes none before they
+# are written: its place and its size. A block is seen once it has a place.
 
 
 # Objects with locks, made fit for use in a process that was forked while another thread held them.
@@ -208,11 +206,13 @@ class ForkLock:
         self._lock = threading.Lock()
 
 
-_MOST = 2**33  # bytes of the file, and no more than a part of what the folder has free:
+_MOST = 2**33  # bytes of blocks, and no more than a part of what the folder has free:
 _PART_OF_FREE = 4
 _WORD = 8
 _ENTRY = struct.Struct("<qq")
 _END = struct.Struct("<q")
+_MOST_BLOCKS = 2**20
+_HEAD = _END.size + _MOST_BLOCKS * _ENTRY.size
 
 
 class _Origin(NamedTuple):
@@ -240,14 +240,13 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 class SharedBlocks:
-    """Blocks by number; safe in threads and processes, and picklable: the other process then shares them.
+    """Blocks by number, of which the first million are kept.
 
-    Args:
-        count: How many blocks there can be.
+    They are safe in threads and processes, and picklable: the other process then shares them.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count, self._most = count, 0
+    def __init__(self) -> None:
+        self._most = 0
         self._start(_made())
         if self._origin is not None:
             free = os.fstatvfs(self._fd)
@@ -270,11 +269,11 @@ class SharedBlocks:
         self._start(fd)
         self._maps = before
 
-    def __getstate__(self) -> tuple[int, int, _Origin | None]:
-        return self._count, self._most, self._origin
+    def __getstate__(self) -> tuple[int, _Origin | None]:
+        return self._most, self._origin
 
-    def __setstate__(self, state: tuple[int, int, _Origin | None]) -> None:
-        self._count, self._most, origin = state
+    def __setstate__(self, state: tuple[int, _Origin | None]) -> None:
+        self._most, origin = state
         self._start(None if origin is None else origin.open())
 
     def __del__(self) -> None:
@@ -283,7 +282,7 @@ class SharedBlocks:
 
     def read(self, number: int) -> memoryview | None:
         """Return a block; None where no process has made it."""
-        if not self._is_open():
+        if number >= _MOST_BLOCKS or not self._is_open():
             return None
         entry = os.pread(self._fd, _ENTRY.size, self._entry(number))
         start, size = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
@@ -302,7 +301,7 @@ class SharedBlocks:
             size: Its bytes.
             parts: Places in it, and what stands there.
         """
-        if not self._is_open():
+        if number >= _MOST_BLOCKS or not self._is_open():
             return None
         try:
             start = self._reserve(size)
@@ -340,10 +339,9 @@ class SharedBlocks:
         fd = self._fd
         with self.alone():
             (start,) = _END.unpack(os.pread(fd, _END.size, 0) or bytes(_END.size))
-            start = max(int(start), self._entry(self._count))
-            start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            start = -(-max(int(start), _HEAD) // mmap.PAGESIZE) * mmap.PAGESIZE
             end = start + size
-            if end > self._most:
+            if end > _HEAD + self._most:
                 return None
             os.pwrite(fd, _END.pack(end), 0)
             if end > os.fstat(fd).st_size:
@@ -362,33 +360,6 @@ class SharedBlocks:
             finally:
                 if locks:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-
-class JoinedBlocks:
-    """The blocks of several, one after the other, and one more behind them.
-
-    Args:
-        parts: Blocks, and how many of them count.
-    """
-
-    def __init__(self, parts: Sequence[tuple[SharedBlocks | JoinedBlocks, int]]) -> None:
-        self._parts = [*(blocks for blocks, _ in parts), SharedBlocks(1)]
-        self._firsts = [*accumulate((count for _, count in parts), initial=0)]
-
-    def read(self, number: int) -> memoryview | None:
-        """Return a block; None where no process has made it."""
-        part = bisect_right(self._firsts, number) - 1
-        return self._parts[part].read(number - self._firsts[part])
-
-    def write(self, number: int, size: int, parts: Iterable[tuple[int, bytes | memoryview]]) -> memoryview | None:
-        """Make a block, and return it; None where there is no room for it."""
-        part = bisect_right(self._firsts, number) - 1
-        return self._parts[part].write(number - self._firsts[part], size, parts)
-
-    def let_go(self) -> None:
-        """Let the system take back the pages that this process has looked at."""
-        for one in self._parts:
-            one.let_go()
 
 
 def _made() -> int | None:

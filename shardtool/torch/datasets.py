@@ -556,7 +556,7 @@ class StreamDataset(Streaming, torch.utils.data.IterableDataset):  # type: ignor
     goes on with any number of ranks and workers.
     """
 
-    _tallies: SharedBlocks = field(init=False, repr=False, default_factory=partial(SharedBlocks, WORKERS))
+    _tallies: SharedBlocks = field(init=False, repr=False, default_factory=SharedBlocks)
     _start: SharedStart = field(init=False, repr=False)
     _passes: int = field(init=False, repr=False, default=0)  # that this process began
     _group: tuple[int, int, int] = field(init=False, repr=False, default=(0, 0, 0))  # of the last one's workers

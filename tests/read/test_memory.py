@@ -57,7 +57,7 @@ def pss(pids):
 
 catalog.read_index = made
 catalog._ROOM = 2**40  # no pages are given back
-store = catalog.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks(SHARDS + 1)))
+store = catalog.IndexStore(replace(made_catalog([COUNT] * SHARDS), shared=SharedBlocks()))
 
 def worker(begin, done):
     os.read(begin, 1)

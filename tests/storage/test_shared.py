@@ -44,7 +44,7 @@ def _in_child(work: Callable[[], bool]) -> bool:
 @given(blocks=st.dictionaries(st.integers(0, 9), st.binary(max_size=9000), max_size=10))
 def test_blocks_are_read_as_written(blocks: dict[int, bytes]) -> None:
     """A block has the bytes that were written, at any time after; there is none before."""
-    made = SharedBlocks(10)
+    made = SharedBlocks()
     for number, data in blocks.items():
         assert made.read(number) is None
         assert bytes(_put(made, number, data) or b"") == data
@@ -54,7 +54,7 @@ def test_blocks_are_read_as_written(blocks: dict[int, bytes]) -> None:
 
 def test_a_block_outlives_what_made_it() -> None:
     """Bytes that were given stay where they are, whatever grows or goes."""
-    made = SharedBlocks(3)
+    made = SharedBlocks()
     first = _put(made, 0, b"first" * 100)
     _put(made, 1, bytes(2**20))
     del made
@@ -64,7 +64,7 @@ def test_a_block_outlives_what_made_it() -> None:
 
 def test_forked_processes_share() -> None:
     """What a forked process writes is seen by its parent, and the other way round."""
-    made = SharedBlocks(3)
+    made = SharedBlocks()
     _put(made, 0, b"of the parent")
     assert _in_child(lambda: _has(made, 0, b"of the parent") and _put(made, 1, b"of the child") is not None)
     assert _has(made, 1, b"of the child")
@@ -72,7 +72,7 @@ def test_forked_processes_share() -> None:
 
 def test_a_lock_that_was_held_at_the_fork() -> None:
     """A child reads and writes, whatever its parent's threads were doing."""
-    made, held, done = SharedBlocks(3), threading.Event(), threading.Event()
+    made, held, done = SharedBlocks(), threading.Event(), threading.Event()
     _put(made, 0, b"before")
 
     def hold() -> None:
@@ -92,7 +92,7 @@ def test_a_lock_that_was_held_at_the_fork() -> None:
 
 def test_many_writers() -> None:
     """Blocks of processes that write at the same time do not meet."""
-    made = SharedBlocks(200)
+    made = SharedBlocks()
 
     def write(first: int) -> bool:
         return all(_put(made, number, bytes([number]) * 5000) is not None for number in range(first, 200, 4))
@@ -112,7 +112,7 @@ _CHILD = "import pickle, sys; made = pickle.load(sys.stdin.buffer); print(made.r
 
 def test_other_processes_share_while_it_lives() -> None:
     """A process that gets blocks as a pickle has them while the one that made them lives, and then has none."""
-    made = SharedBlocks(3)
+    made = SharedBlocks()
     _put(made, 0, b"here")
     data = pickle.dumps(made)
     assert len(data) < 300
@@ -125,7 +125,7 @@ def test_other_processes_share_while_it_lives() -> None:
 _KILLED = """
 import os
 from shardtool.storage.shared import SharedBlocks
-made = SharedBlocks(3)
+made = SharedBlocks()
 made.write(0, 4, [(0, b'here')])
 print(os.listdir(os.environ['TMPDIR']))
 os.kill(os.getpid(), 9)
@@ -143,11 +143,11 @@ def test_nothing_is_left(tmp_path: Path) -> None:
 def test_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the file may not grow, or there can be none, there are no blocks, and no error."""
     monkeypatch.setattr(shared, "_MOST", 10_000)
-    made = SharedBlocks(3)
+    made = SharedBlocks()
     assert _put(made, 0, bytes(20_000)) is None
     assert _put(made, 0, bytes(1000)) is not None
     monkeypatch.setattr(shared, "_made", lambda: None)
-    made = SharedBlocks(3)
+    made = SharedBlocks()
     assert (_put(made, 0, b"here"), made.read(0)) == (None, None)
     made.let_go()
 
@@ -156,7 +156,7 @@ def test_a_closed_descriptor() -> None:
     """A program that closes all descriptors, and opens other files, loses the blocks; those files stay as they are."""
 
     def close_all() -> bool:
-        made = SharedBlocks(3)
+        made = SharedBlocks()
         _put(made, 0, b"here")
         os.closerange(3, 1000)
         other = [os.memfd_create("other") for _ in range(20)]
