@@ -73,9 +73,7 @@ if TYPE_CHECKING:  # isort: off
     from shardtool.verbs.remove import remove as remove
     from shardtool.verbs.verify.findings import Finding as Finding, Report as Report
     from shardtool.verbs.verify.verify import verify as verify
-    from shardtool.writer.output import merge as merge
-    from shardtool.writer.output import WriterOptions as WriterOptions
-    from shardtool.writer.writer import ShardWriter as ShardWriter
+    from shardtool.writer.writer import ShardWriter as ShardWriter, WriterOptions as WriterOptions, merge as merge
 
 
 _NAMES = {  # by module
@@ -107,8 +105,7 @@ _NAMES = {  # by module
     "verbs.remove": ("remove",),
     "verbs.verify.findings": ("Finding", "Report"),
     "verbs.verify.verify": ("verify",),
-    "writer.output": ("WriterOptions", "merge"),
-    "writer.writer": ("ShardWriter",),
+    "writer.writer": ("ShardWriter", "WriterOptions", "merge"),
 }  # fmt: skip
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_MODULES)

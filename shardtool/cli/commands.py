@@ -479,7 +479,7 @@ def _index(dataset: Sequence[str], options: _Making, terminal: Observer) -> tupl
     lines, file, forms = list[str](), dataset[0], options.export
     if options.merge or not forms or len(dataset) > 1 or not file.endswith(".json") or options.checksum:
         if options.merge:  # what it imports starts threads, after which workers are not forked, but started afresh
-            from shardtool.writer.output import merge
+            from shardtool.writer.writer import merge
 
             result: IndexResult = merge(dataset[0] if len(dataset) == 1 else dataset, observer=terminal)
         else:

@@ -10,7 +10,7 @@ import pytest
 import shardtool
 from shardtool import CorruptShard, InvalidRequest, OutputExists, ShardWriter, merge, verify
 from shardtool.pattern import parse_pattern
-from shardtool.writer.output import PartFiles, find_parts, part_pattern, part_tag
+from shardtool.writer.writer import PartFiles, find_parts, part_pattern, part_tag
 from tests.helpers import read_tree, typed
 
 
