@@ -17,7 +17,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing
 from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, a_few
 from shardtool.interop.indexes import EXPORTS, wanted_exports
-from shardtool.pattern import DATASET_SUFFIX, KNOWN, ShardPattern, is_shard_name, parse_pattern, sidecar_name
+from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.publish.records import LOOK
 from shardtool.request.calls import by_names
@@ -28,7 +28,7 @@ from shardtool.request.run_record import RunRecord
 from shardtool.request.settings import given_options
 from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
-from shardtool.values import Dots, Given, Kind, ValueType, __version__, counted, local_name, output_text
+from shardtool.values import Given, Kind, ValueType, __version__, counted, local_name, output_text
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import either, flag, option
 
@@ -39,74 +39,6 @@ if TYPE_CHECKING:
 
 
 _ONLY_A_PLAN = "how the dataset was made, what was left out and the names of classes"
-
-
-class IndexTarget(NamedTuple):
-    """Shards to index.
-
-    Attributes:
-        dataset: The shards.
-        pattern: Their pattern.
-        size: Their bytes.
-        folder: The folder of the sidecars and the dataset file.
-        shards_folder: The way from there down to the shards; empty: the same folder.
-        dataset_file: The name of the dataset file.
-        old: What a dataset file said of them so far; None where there is none, or it may be replaced.
-        own: Whether that is the dataset file at this very place.
-        dots: Where keys end in members' names: as was asked for, or as the dataset file or the sidecars show.
-    """
-
-    dataset: StoredDataset
-    pattern: ShardPattern
-    size: int
-    folder: OutputFolder
-    shards_folder: str
-    dataset_file: str
-    old: DatasetFile | None
-    own: bool
-    dots: Dots
-
-    @property
-    def base(self) -> str:
-        """The name of the dataset file without its ending."""
-        return self.dataset_file.removesuffix(DATASET_SUFFIX)
-
-
-def index_target(dataset: Given, options: IndexOptions) -> IndexTarget:
-    """Return the shards that are to be indexed.
-
-    Raises:
-        InvalidRequest: There are no such shards, they are compressed, lie where no dataset file can list them, or are
-            not all that their run was to write.
-        CorruptShard: A shard is not there, or no plain file.
-        OutputExists: Other shards own these names, or there is a dataset file that may not be replaced.
-    """
-    found = _in_its_order(find_dataset(dataset))
-    _check_format(found)
-    sizes = plain_sizes(found.paths)
-    if None in sizes:
-        raise _missing(found.paths[sizes.index(None)])
-    names = [shard.file_name for shard in found.shards]
-    if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
-        raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
-    pattern = parse_pattern(names)
-    folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
-    shards_folder = _below(folder.path, found.folders())
-    _check_rivals(folder, names, set() if shards_folder else {*names})
-    name = base_name(found.dataset_file) if found.dataset_file else pattern.dataset_file
-    path = folder.full_path(name)
-    data = read_there(path)
-    if data is None:
-        old = sound_dataset(path if found.dataset_file is None else found.dataset_file)  # where `output` is elsewhere
-        if old is None:
-            check_finished(found)
-    else:
-        old = _old(found, path, data, overwrite=options.overwrite)
-        if old is not None:
-            _check_listed(old, found, path, shards_folder, overwrite=options.overwrite)
-    own, size = data is not None and old is not None, sum(filter(None, sizes))
-    dots = options.dots or (recorded_dots(found) if old is None else old.made.dots)
-    return IndexTarget(found, pattern, size, folder, shards_folder, name, old, own, dots)
 
 
 def _in_its_order(found: StoredDataset) -> StoredDataset:
@@ -307,18 +239,60 @@ def compare_sidecar(
 
 
 class Indexer:
-    """Writes the index of shards, under the lock of its target.
+    """Shards to index, and the index of them, which is written under the lock of `folder`.
 
     Args:
-        target: The shards.
+        dataset: What the user named.
         options: How to index them.
         observer: Gets progress and notes.
+
+    Attributes:
+        dataset: The shards.
+        pattern: Their pattern.
+        size: Their bytes.
+        folder: The folder of the sidecars and the dataset file.
+        shards_folder: The way from there down to the shards; empty: the same folder.
+        dataset_file: The name of the dataset file.
+        old: What a dataset file said of them so far; None where there is none, or it may be replaced.
+        own: Whether that is the dataset file at this very place.
+        dots: Where keys end in members' names: as was asked for, or as the dataset file or the sidecars show.
+
+    Raises:
+        InvalidRequest: There are no such shards, they are compressed, lie where no dataset file can list them, or are
+            not all that their run was to write.
+        CorruptShard: A shard is not there, or no plain file.
+        OutputExists: Other shards own these names, or there is a dataset file that may not be replaced.
     """
 
-    def __init__(self, target: IndexTarget, options: IndexOptions, observer: Observer) -> None:
-        self.target, self.options, self.observer = target, options, observer
+    def __init__(self, dataset: Given, options: IndexOptions, observer: Observer) -> None:
         from shardtool.entries.entries import FieldValues  # NumPy: once workers are forked
 
+        self.options, self.observer = options, observer
+        found = self.dataset = _in_its_order(find_dataset(dataset))
+        _check_format(found)
+        sizes = plain_sizes(found.paths)
+        if None in sizes:
+            raise _missing(found.paths[sizes.index(None)])
+        names = [shard.file_name for shard in found.shards]
+        if twice := [name for name, count in Counter(map(sidecar_name, names)).items() if count > 1]:
+            raise InvalidRequest(found.folder or ".", f"shards that want the same sidecar: {listing(twice)}")
+        self.pattern, self.size = parse_pattern(names), sum(filter(None, sizes))
+        self.folder = open_folder(found.folder if options.output is None else os.fspath(options.output))
+        self.shards_folder = _below(self.folder.path, found.folders())
+        _check_rivals(self.folder, names, set() if self.shards_folder else {*names})
+        self.dataset_file = base_name(found.dataset_file) if found.dataset_file else self.pattern.dataset_file
+        path = self.folder.full_path(self.dataset_file)
+        data = read_there(path)
+        if data is None:
+            self.old = sound_dataset(found.dataset_file or path)  # where `output` is elsewhere
+            if self.old is None:
+                check_finished(found)
+        else:
+            self.old = _old(found, path, data, overwrite=options.overwrite)
+            if self.old is not None:
+                _check_listed(self.old, found, path, self.shards_folder, overwrite=options.overwrite)
+        self.own = data is not None and self.old is not None
+        self.dots = options.dots or (recorded_dots(found) if self.old is None else self.old.made.dots)
         self.notes, self.totals, self.kept = Notes(observer), Totals(FieldValues()), 0
         self.odd: list[tuple[int, str]] = []  # how many members of a shard are no part of a sample, and the first one
         self.wrong: list[str] = []
@@ -329,11 +303,15 @@ class Indexer:
         self.schemas: dict[int, dict[str, str]] = {}
         self.digests: list[int | None] = []
 
+    @property
+    def base(self) -> str:
+        """The name of the dataset file without its ending."""
+        return self.dataset_file.removesuffix(DATASET_SUFFIX)
+
     def tasks(self) -> list[SurveyTask]:
         """Return what the workers do, a task per shard."""
-        paths = self.target.dataset.paths
-        self.observer.start(0, self.target.size, len(paths))
-        return [SurveyTask(path, self.options.checksum, self.target.dots) for path in paths]
+        self.observer.start(0, self.size, len(self.dataset.paths))
+        return [SurveyTask(path, self.options.checksum, self.dots) for path in self.dataset.paths]
 
     def add(self, number: int, found: Survey) -> None:
         """Write a shard's sidecar, unless the one that is there is right, or wrong and to be kept.
@@ -349,8 +327,8 @@ class Indexer:
         if found.error is not None:
             raise found.error
         _check_together(found)
-        walked, name = walked_index(found), self.target.dataset.shards[number].file_name
-        one, data, where = walked, None, self.target.folder.full_path(sidecar_name(name))
+        walked, name = walked_index(found), self.dataset.shards[number].file_name
+        one, data, where = walked, None, self.folder.full_path(sidecar_name(name))
         if (there := read_there(where)) is not None:
             known = compare_sidecar(found.path, walked, where, there)
             if not isinstance(known, DifferingSidecar):
@@ -389,11 +367,11 @@ class Indexer:
             OutputExists: There are files that are wrong, and the user did not ask to replace them.
             OutputFailed: It cannot be written.
         """
-        target, old, same, count = self.target, self.target.old, False, len(self.target.dataset.shards)
+        old, same, count = self.old, False, len(self.dataset.shards)
         if old is not None and len(self.entries) == len(old.shards) == count:
             same = all(_goes_with(before, self.entries[at]) for at, before in enumerate(old.shards))
-        if target.own and not same and not self.wrong:
-            self.wrong.append(f"{target.dataset_file} (of other shards)")
+        if self.own and not same and not self.wrong:
+            self.wrong.append(f"{self.dataset_file} (of other shards)")
         self._refuse_wrong()
         shards = tuple(self.entries[number] for number in range(count))
         if same and old is not None:  # what it says of the shards stays a claim, which `verify` holds them to
@@ -401,7 +379,7 @@ class Indexer:
                 one if one.crc is not None else replace(one, crc=before.crc)
                 for one, before in zip(shards, old.shards, strict=True)
             )
-            if target.own and old.shards == shards:
+            if self.own and old.shards == shards:
                 return self._result(shards)
         file = self._dataset_file(shards)
         if same and old is not None:  # the shards are the ones that it lists
@@ -413,7 +391,7 @@ class Indexer:
             counts, places = zip(*self.odd, strict=True)
             found = f"{counted(sum(counts), 'member')} no part of a sample"
             self.notes.add(f"{found}, in {counted(len(places), 'shard')}, such as {min(places)}")
-        self._publish(target.dataset_file, file.encode())
+        self._publish(self.dataset_file, file.encode())
         return self._result(shards)
 
     def _refuse_wrong(self) -> None:
@@ -421,7 +399,7 @@ class Indexer:
         if not self.wrong or self.options.overwrite:
             return
         columns = f" and the columns {listing(sorted(self.lost))}" if self.lost else ", metadata"
-        where, found = self.target.folder.path or ".", f"not what the shards hold: {listing(self.wrong)}"
+        where, found = self.folder.path or ".", f"not what the shards hold: {listing(self.wrong)}"
         remedy = (
             f"{flag('overwrite')} makes them again from the shards; what only they know is lost then: checksums"
             f"{columns}, how the dataset was made. `shardtool verify` shows whether the shards are right."
@@ -433,17 +411,17 @@ class Indexer:
         from shardtool.entries.entries import FieldValues
         from shardtool.verbs.create.result import dataset_of
 
-        target, totals = self.target, self.totals
+        totals = self.totals
         kinds = {name: kind for _, known in sorted(self.kinds.items(), reverse=True) for name, kind in known.items()}
         numbers: dict[str, ValueType] = {name: kind for name, kind in kinds.items() if kind != "bytes"}
         totals.values = FieldValues(types=numbers, lists={name: kinds[name] for name in self.lists})
         totals.shards, totals.schema, totals.digest = [*shards], self._schema(), sum(one or 0 for one in self.digests)
-        shard_format = target.dataset.shards[0].format
-        asked = {"options": {"dots": "last"}} if target.dots == "last" and shard_format == "tar" else {}
+        shard_format = self.dataset.shards[0].format
+        asked = {"options": {"dots": "last"}} if self.dots == "last" and shard_format == "tar" else {}
         made = RunRecord({"verb": "index", **asked, "tool": f"shardtool {__version__}"})
-        file = dataset_of(totals, target.pattern, (), made, shard_format)
+        file = dataset_of(totals, self.pattern, (), made, shard_format)
         known = "" if None in self.digests else file.fingerprint
-        return replace(file, name=output_text(target.base), fingerprint=known, shards_folder=target.shards_folder)
+        return replace(file, name=output_text(self.base), fingerprint=known, shards_folder=self.shards_folder)
 
     def _schema(self) -> dict[str, str]:
         """Return the columns of all sidecars in the order of the shards, of each the first type that holds values."""
@@ -451,7 +429,7 @@ class Indexer:
 
         found, others = dict[str, str](), dict[str, str]()
         for number, schema in sorted(self.schemas.items()):
-            sidecar = sidecar_name(self.target.dataset.shards[number].file_name)
+            sidecar = sidecar_name(self.dataset.shards[number].file_name)
             for column, before, kind in join_types(found, schema):
                 others.setdefault(column, f"{column!r} is {before}, but {kind} in {sidecar}")
         if others:
@@ -459,10 +437,10 @@ class Indexer:
         return found
 
     def _publish(self, name: str, data: bytes) -> None:
-        self.target.folder.publish(self.target.folder.stage_whole(name, data))
+        self.folder.publish(self.folder.stage_whole(name, data))
 
     def _result(self, shards: tuple[ShardEntry, ...]) -> IndexResult:
-        path, samples = self.target.folder.full_path(self.target.dataset_file), sum(one.samples for one in shards)
+        path, samples = self.folder.full_path(self.dataset_file), sum(one.samples for one in shards)
         return IndexResult(path, len(shards), self.kept, samples, tuple(self.notes.said))
 
 
@@ -504,11 +482,10 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
     """
     options, observer = given_options(options, IndexOptions), observer or Observer()
     with start_pool(options, observer=observer) as pool:
-        target = index_target(dataset, options)
-        pool.check(Needs(a_few(target.dataset.paths)))
-        target.folder.ready()
-        with target.folder.lock(target.base):
-            indexer = Indexer(target, options, observer)
+        indexer = Indexer(dataset, options, observer)
+        pool.check(Needs(a_few(indexer.dataset.paths)))
+        indexer.folder.ready()
+        with indexer.folder.lock(indexer.base):
             for number, found in pool.map(survey, indexer.tasks()):
                 indexer.add(number, found)
             pool.close()
