@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
@@ -34,6 +35,7 @@ from shardtool.storage.places import (
     read_head,
     read_small,
 )
+from shardtool.storage.staging import DurableFile
 from shardtool.values import counted, local_name, output_text
 from shardtool.wording import export_call, exporting, flag, made_again, option
 
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import Export, FolderIndex
     from shardtool.request.observer import Notes
-    from shardtool.storage.staging import DurableFile
+
+
+File = tuple[str, bytes, bool, bool]  # its path in a folder, its bytes, whether it replaces another, whether that stays
 
 
 def folder_below(folder: OutputFolder, names: str) -> OutputFolder:
@@ -64,19 +68,17 @@ def folder_below(folder: OutputFolder, names: str) -> OutputFolder:
 # An index file beside a shard.
 
 
-def misfit(path: str, form: str, shard: indexes.IndexedShard) -> str:
-    """Return what is wrong with a shard's index file; empty: readers find by it what lies there.
+def read_index(path: str, form: str, shard: indexes.IndexedShard) -> tuple[bytes, str]:
+    """Return the bytes of a shard's index file, as far as such a file can go, and what is wrong with them.
 
     Args:
         path: Where it is.
         form: What it is, as `form_of` returns it.
         shard: Its hashes are compared only where it has some.
+
+    Returns:
+        The text is empty where readers find by the file what lies there.
     """
-    return _read_index(path, form, shard)[1]
-
-
-def _read_index(path: str, form: str, shard: indexes.IndexedShard) -> tuple[bytes, str]:
-    """Return the bytes of a shard's index file, as far as such a file can go, and what is wrong with them."""
     limit = shard.limit()
     try:
         data, size = read_head(path, limit)
@@ -169,9 +171,8 @@ class StaleIndexes:
     ) -> None:
         self.folder, self._appends = folder, appends
         self.removed: dict[str, str] = {}
-        self._forms: dict[str, str] = {}  # by file
-        self._files: dict[str, list[str]] = {}  # by shard
-        self._stale: list[str] = []
+        self._files: dict[str, dict[str, str]] = {}  # by shard: its index files, and what each is
+        self._stale: dict[str, str] = {}  # the same of those that are to go
         self._counts: dict[str, dict[str, int]] = {}  # for this dataset's shards, by index of the folder
         self._owns = (lambda _: False) if pattern is None else pattern.owns
         if pattern is None:
@@ -180,8 +181,7 @@ class StaleIndexes:
         for name in there:
             owned = [stem + ending for stem in indexes.stems_of(name) if pattern.owns(stem + ending)]
             if owned and name != pattern.dataset_file and (form := self._form(name)):
-                self._forms[name] = form
-                self._files.setdefault(owned[0], []).append(name)
+                self._files.setdefault(owned[0], {})[name] = form
         for form, once in indexes.ONCE.items():
             counts = sample_counts(once, folder) or {}
             if ours := {name: count for name, count in counts.items() if pattern.owns(name)}:
@@ -213,22 +213,23 @@ class StaleIndexes:
             sidecar: Returns the bytes of its sidecar, as it will be; called where they are needed.
             written: Whether the shard is written, too; otherwise the one that is there stays.
         """
-        files, counts = self._files.pop(shard, []), {} if self._appends else self._counts
-        unread = [name for name in files if written and indexes.EXPORTS[self._forms[name]].hashed]
-        self._stale += unread  # hashes that were not taken yet
-        if len(files) == len(unread) and not counts:
+        files, counts = self._files.pop(shard, {}), {} if self._appends else self._counts
+        for name in [name for name, form in files.items() if written and indexes.EXPORTS[form].hashed]:
+            self._stale[name] = files.pop(name)  # hashes that were not taken yet
+        if not files and not counts:
             return
         from shardtool.dataset.shard_index import read_sidecar
 
         try:
             indexed = indexes.IndexedShard(read_sidecar(sidecar(), shard, None, metadata=False))
         except CorruptShard:
-            self._stale += [name for name in files if name not in unread]
+            self._stale |= files
             if counts:
                 raise
             return
-        paths = {name: self.folder.full_path(name) for name in files if name not in unread}
-        self._stale += [name for name, path in paths.items() if misfit(path, self._forms[name], indexed)]
+        for name, form in files.items():
+            if read_index(self.folder.full_path(name), form, indexed)[1]:
+                self._stale[name] = form
         self._drop_infos([form for form, listed in counts.items() if listed.pop(shard, 0) != len(indexed.index)])
 
     def drop(self, shard: str) -> None:
@@ -237,7 +238,7 @@ class StaleIndexes:
         Args:
             shard: Its name.
         """
-        self._stale += self._files.pop(shard, [])
+        self._stale |= self._files.pop(shard, {})
         if not self._appends:
             self._drop_infos([form for form, counts in self._counts.items() if shard in counts])
 
@@ -245,8 +246,7 @@ class StaleIndexes:
         """Have the files removed that list the folder's shards: without them, the folder is none of their readers'."""
         for form in forms:
             del self._counts[form]
-            self._stale.append(indexes.ONCE[form].info)
-            self._forms[indexes.ONCE[form].info] = form
+            self._stale[indexes.ONCE[form].info] = form
 
     def keep_only(self, shards: Iterable[str]) -> None:
         """Find the index files of shards that are no longer there.
@@ -256,15 +256,14 @@ class StaleIndexes:
         """
         wanted = {*map(local_name, shards)}
         for shard in sorted(set(self._files) - wanted):
-            self._stale += self._files.pop(shard)
+            self._stale |= self._files.pop(shard)
         self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
         there = set(self.folder.names())
         if indexes.README in there and indexes.is_ours(data := _read(self.folder, indexes.README) or b""):
             names = {name for name in there if not self._owns(name)} | wanted
             named = {name for name in indexes.listed(data, names) if self._owns(name)}
             if named and named != wanted:  # other shards of this dataset than there are
-                self._stale.append(indexes.README)
-                self._forms[indexes.README] = "huggingface"
+                self._stale[indexes.README] = "huggingface"
 
     def remove(self) -> None:
         """Remove what was found to be stale, durably; to be called before any of the shards changes.
@@ -275,8 +274,8 @@ class StaleIndexes:
         for name in self._stale:
             below, _, last = name.rpartition("/")
             (open_folder(self.folder.full_path(below)) if below else self.folder).remove([last])
-        self.removed |= {name: self._forms[name] for name in self._stale}
-        self._stale = []
+        self.removed |= self._stale
+        self._stale = {}
 
     def removal_notes(self, dataset_file: str, renewed: Collection[str] = ()) -> Iterator[str]:
         """Yield which were removed, but for those that the run makes again: `renewed`, as `--export` calls them."""
@@ -336,7 +335,7 @@ def _index_data(path: str, sidecar: str) -> bytes | None:
         if not (form := indexes.form_of(base_name(path), *read_head(path, indexes.HEAD_SIZE))):
             return b""
         shard = indexes.IndexedShard(read_sidecar(read_small(sidecar), sidecar, None, metadata=False))
-        data, wrong = _read_index(path, form, shard)
+        data, wrong = read_index(path, form, shard)
     except (OSError, CorruptShard):
         return None
     return None if wrong else data
@@ -393,60 +392,10 @@ def _put(folder: OutputFolder, path: str, data: bytes) -> bool:
 # The indexes are made.
 
 
-class Outbox:
-    """Files that appear together.
-
-    Args:
-        folder: Where they go.
-        paths: What may be written, in `folder` and in folders below it: what a killed run has left is removed.
-        overwrite: Replace other files of their names.
-    """
-
-    def __init__(self, folder: OutputFolder, paths: list[str], *, overwrite: bool) -> None:
-        self.kept, self._overwrite = 0, overwrite
-        self._names: dict[str, list[str]] = {"": []}  # by folder
-        for path in paths:
-            below, _, name = path.rpartition("/")
-            self._names.setdefault(below, []).append(name)
-        self._folders = {below: folder_below(folder, below) for below in self._names}
-        self._staged: dict[str, list[DurableFile]] = {}
-        self.discard()
-
-    def add(self, path: str, data: bytes, *, replaces: bool = False, lasting: bool = False) -> None:
-        """Stage a file, unless it is there with the same bytes.
-
-        Args:
-            path: Where in the folder.
-            data: Its bytes.
-            replaces: Whether it may take the place of what is there even without `overwrite`.
-            lasting: Whether it stays where it is there, whatever it holds.
-
-        Raises:
-            OutputExists: There is another one, which may not be replaced.
-            OutputFailed: It cannot be written.
-        """
-        below, _, name = path.rpartition("/")
-        folder = self._folders[below]
-        if (lasting and folder.facts([name])) or _is_there(folder, name, data, overwrite=self._overwrite or replaces):
-            self.kept += 1
-            return
-        if below:
-            folder.ready()
-        self._staged.setdefault(below, []).append(folder.stage_whole(name, data))
-
-    def publish(self) -> None:
-        """Let all appear, folder by folder, each in the order in which they were added.
-
-        Raises:
-            OutputFailed: The file system refuses.
-        """
-        for below, staged in self._staged.items():
-            self._folders[below].publish(*staged)
-
-    def discard(self) -> None:
-        """Remove what is staged."""
-        for below, folder in self._folders.items():
-            folder.discard_staged(self._names[below])
+def _discard(folders: Mapping[str, OutputFolder], paths: Sequence[str]) -> None:
+    """Remove what is staged of some files, or was left so by a killed run."""
+    for folder in folders.values():
+        folder.discard_staged(map(os.path.basename, paths))
 
 
 def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) -> bool:
@@ -564,20 +513,33 @@ class Exporter:
                 stack.enter_context(target.lock(_FOLDER_LOCK))
             shared = self._of_folder(dataset, target)
             names += [path for path, *_ in shared]
-            box = Outbox(target, names, overwrite=overwrite)
-            stack.callback(box.discard)
-            for shard in self._indexed(dataset, pool):
-                for export in wanted:
-                    if export.encode is not None:
-                        box.add(indexes.index_name(shard.name, export), export.encode(shard))
-            for path, data, replaces, lasting in shared:
-                box.add(path, data, replaces=replaces, lasting=lasting)
-            box.publish()
-        return tuple(names), box.kept
+            folders = {below: folder_below(target, below) for below in ("", *map(os.path.dirname, names))}
+            stack.callback(_discard, folders, names)
+            _discard(folders, names)
+            kept, staged = 0, dict[str, list[DurableFile]]()
+            for path, data, replaces, lasting in chain(self._of_shards(dataset, pool), shared):
+                below, name = os.path.split(path)
+                folder = folders[below]
+                if (lasting and folder.facts([name])) or _is_there(folder, name, data, overwrite=overwrite or replaces):
+                    kept += 1
+                    continue
+                if below:
+                    folder.ready()
+                staged.setdefault(below, []).append(folder.stage_whole(name, data))
+            for below, files in staged.items():
+                folders[below].publish(*files)
+        return tuple(names), kept
 
-    def _of_folder(self, dataset: DatasetFile, target: OutputFolder) -> list[tuple[str, bytes, bool, bool]]:
-        """Return files of which a folder has one set: path, bytes, whether it replaces another, whether that stays."""
-        found, wanted = list[tuple[str, bytes, bool, bool]](), self.wanted.values()
+    def _of_shards(self, dataset: DatasetFile, pool: Pool | None) -> Iterator[File]:
+        """Yield the index of each shard."""
+        for shard in self._indexed(dataset, pool):
+            for export in self.wanted.values():
+                if export.encode is not None:
+                    yield indexes.index_name(shard.name, export), export.encode(shard), False, False
+
+    def _of_folder(self, dataset: DatasetFile, target: OutputFolder) -> list[File]:
+        """Return the files of which a folder has one set."""
+        found, wanted = list[File](), self.wanted.values()
         for export in wanted:
             if (once := export.once) is not None:
                 files, renewed = _once_files(once, self._covered(export, dataset, target), target)

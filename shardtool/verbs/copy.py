@@ -167,12 +167,37 @@ def _places(sources: Sequence[CopySource], where: str) -> list[str]:
 # What is copied: the files of a dataset, and what its dataset file says that each of them is.
 
 
-class ShardPair(NamedTuple):
-    """A shard and its sidecar, as they are to be copied."""
+class ShardState(NamedTuple):
+    """A shard and its sidecar, as they are to be copied, and what is there of each.
+
+    Attributes:
+        shard: The shard.
+        sidecar: Its sidecar.
+        samples: How many samples it has.
+        shard_right: True if what is there of it is right, False if it is not, None if nothing is.
+        sidecar_right: The same of its sidecar.
+    """
 
     shard: Original
     sidecar: Original
     samples: int
+    shard_right: bool | None = None
+    sidecar_right: bool | None = None
+
+    @property
+    def wrong(self) -> list[str]:
+        """The names of what is there and is not right."""
+        return [one.name for one, right in self.parts if right is False]
+
+    @property
+    def size(self) -> int:
+        """The bytes that are copied."""
+        return sum(one.size for one, right in self.parts if not right)
+
+    @property
+    def parts(self) -> tuple[tuple[Original, bool | None], tuple[Original, bool | None]]:
+        """The shard and the sidecar, each with whether it is right."""
+        return (self.shard, self.shard_right), (self.sidecar, self.sidecar_right)
 
 
 class CopySource(NamedTuple):
@@ -182,14 +207,14 @@ class CopySource(NamedTuple):
         path: Where its dataset file is.
         data: The bytes of that file, which are what is copied, whatever becomes of the file meanwhile.
         file: What it says.
-        pairs: Its shards and their sidecars, in order.
+        pairs: Its shards and their sidecars, in order, of which nothing is known elsewhere.
         skipped: The list of what was left out; empty: there is none.
     """
 
     path: str
     data: bytes
     file: DatasetFile
-    pairs: tuple[ShardPair, ...]
+    pairs: tuple[ShardState, ...]
     skipped: bytes
 
     @property
@@ -240,7 +265,7 @@ def _open_source(given: Given) -> CopySource:
     sidecars = [_original(folder, one.sidecar, one.sidecar_size, one.sidecar_crc) for one in file.shards]
     if not is_web(folder):  # there, each is asked for when it is copied
         _check_sizes([*shards, *sidecars])
-    pairs = tuple(map(ShardPair, shards, sidecars, (one.samples for one in file.shards)))
+    pairs = tuple(map(ShardState, shards, sidecars, (one.samples for one in file.shards)))
     return CopySource(path, data, file, pairs, skipped_bytes(file, folder))
 
 
@@ -339,28 +364,6 @@ def _look(source: CopySource, where: str) -> CopyDestination:
     return CopyDestination(source, folder, below, facts, data, old, old_below)
 
 
-class ShardState(NamedTuple):
-    """What is there of a shard and of its sidecar: True if it is right, False if it is not, None if nothing is."""
-
-    pair: ShardPair
-    shard: bool | None = None
-    sidecar: bool | None = None
-
-    @property
-    def wrong(self) -> list[str]:
-        """The names of what is there and is not right."""
-        return [one.name for one, right in self._parts if right is False]
-
-    @property
-    def size(self) -> int:
-        """The bytes that are copied."""
-        return sum(one.size for one, right in self._parts if not right)
-
-    @property
-    def _parts(self) -> tuple[tuple[Original, bool | None], tuple[Original, bool | None]]:
-        return (self.pair.shard, self.shard), (self.pair.sidecar, self.sidecar)
-
-
 def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[ShardState]:
     """Return what is to be copied, now that all that is there was read: first what takes the place of nothing.
 
@@ -379,7 +382,7 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
     if not goal.has_grown and not options.overwrite:
         raise OutputExists(goal.dataset_file, _rival(goal), expected=f"{goal.source.path}, or none", remedy=cure)
     listed = {*map(_content, goal.old.shards)} if goal.old else set()
-    states = [known.get(pair.shard.name, ShardState(pair)) for pair in pairs]
+    states = [known.get(pair.shard.name, pair) for pair in pairs]
     mended, others = list[str](), list[str]()
     for state, entry in zip(states, goal.source.file.shards, strict=True):
         (mended if _content(entry) in listed else others).extend(state.wrong)
@@ -389,7 +392,9 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
     if mended:
         what = "not what the dataset file there says, and copied again"
         notes.add(f"{listing(sorted(mended), 3)} at the destination: {what}")
-    return sorted((one for one in states if not (one.shard and one.sidecar)), key=lambda one: bool(one.wrong))
+    return sorted(
+        (one for one in states if not (one.shard_right and one.sidecar_right)), key=lambda one: bool(one.wrong)
+    )
 
 
 def _rival(goal: CopyDestination) -> str:
@@ -406,17 +411,19 @@ def _content(entry: ShardEntry) -> tuple[object, ...]:
     return entry.name, entry.size, entry.crc, entry.sidecar_size, entry.sidecar_crc
 
 
-def _state_of(goal: CopyDestination, trust: Trust | None, pair: ShardPair, meter: Meter) -> ShardState:
+def _state_of(goal: CopyDestination, trust: Trust | None, pair: ShardState, meter: Meter) -> ShardState:
     """Return what is there of a shard and its sidecar; `trust`: by what a shard of the right size is known unread."""
     sidecar = _is_right(goal.folder, goal.facts[0], pair.sidecar, meter)
     fact = goal.facts[1].get(pair.shard.name)
     if fact is None or fact.size != pair.shard.size:
-        return ShardState(pair, None if fact is None else False, sidecar)
+        return pair._replace(shard_right=None if fact is None else False, sidecar_right=sidecar)
     if sidecar and trust and _is_trusted(goal, pair.shard, fact, trust, meter):
-        return ShardState(pair, shard=True, sidecar=True)
-    if pair.shard.crc is not None and (goal.below.hides or sidecar is None):  # a kill leaves a shard before its sidecar
-        return ShardState(pair, _is_right(goal.below, goal.facts[1], pair.shard, meter), sidecar)
-    return ShardState(pair, bool(sidecar) and _is_same_object(goal.below, pair.shard, meter), sidecar)
+        right: bool | None = True
+    elif pair.shard.crc is None or (sidecar is not None and not goal.below.hides):
+        right = bool(sidecar) and _is_same_object(goal.below, pair.shard, meter)
+    else:  # without its sidecar in a store, too: a kill leaves a shard before that
+        right = _is_right(goal.below, goal.facts[1], pair.shard, meter)
+    return pair._replace(shard_right=right, sidecar_right=sidecar)
 
 
 def _is_right(folder: OutputFolder, facts: Mapping[str, FileFact], original: Original, meter: Meter) -> bool | None:
@@ -505,7 +512,7 @@ def _discard(goal: CopyDestination) -> None:
 
 def _check_space(goal: CopyDestination, todo: Sequence[ShardState]) -> None:
     largest = goal.below.largest
-    if largest is not None and (too_large := [one.pair.shard for one in todo if one.pair.shard.size > largest]):
+    if largest is not None and (too_large := [one.shard for one in todo if one.shard.size > largest]):
         found, expected = show_size(too_large[0].size), f"{show_size(largest)} at most, as stores take at once"
         raise InvalidRequest(too_large[0].path, found, expected=expected, remedy="`reshard` makes smaller ones.")
     check_space(goal.folder, sum(one.size for one in todo), "copied")
@@ -525,19 +532,18 @@ class _Carrier:
         """Copy all shards that are to be copied, and publish."""
         observer, goal = self._notes.observer, self.goal
         waiting: list[Staged] = []
-        observer.start(sum(one.pair.samples for one in self.todo), sum(one.size for one in self.todo), len(self.todo))
+        observer.start(sum(one.samples for one in self.todo), sum(one.size for one in self.todo), len(self.todo))
         if not self._grows and not goal.folder.hides:
             self._withdraw()
         for state, staged in side_by_side(self._staged, self.todo, self._options, observer):
-            pair = state.pair
             if staged[0] and self._pattern is not None:
-                self._beside.compare(pair.shard.name, partial(_read, pair.sidecar.path), written=True)
+                self._beside.compare(state.shard.name, partial(_read, state.sidecar.path), written=True)
             if state.wrong and goal.folder.hides and not self._grows:
                 waiting.append(staged)
             else:
                 self._publish([staged])
-            observer.advance(pair.samples, 0, 1)
-            observer.shard(pair.shard.name, "copied", pair.samples, state.size)
+            observer.advance(state.samples, 0, 1)
+            observer.shard(state.shard.name, "copied", state.samples, state.size)
         if self._refusal:
             self._notes.add_new(
                 f"the store makes no copies itself ({self._refusal}): the bytes came through this machine"
@@ -550,7 +556,7 @@ class _Carrier:
         self.goal.folder.remove([self.goal.source.name])
         for state in self.todo:
             if state.wrong:
-                self._beside.drop(state.pair.shard.name)
+                self._beside.drop(state.shard.name)
         self._remove_old()
 
     def _remove_old(self) -> None:
@@ -563,10 +569,9 @@ class _Carrier:
 
     def _staged(self, state: ShardState, meter: Meter) -> Staged:
         """Copy a shard and its sidecar, under temporary names; what is right already stays."""
-        pair, goal = state.pair, self.goal
         found: Staged = ([], [])
-        parts = ((goal.below, pair.shard, state.shard), (goal.folder, pair.sidecar, state.sidecar))
-        for staged, (folder, original, is_right) in zip(found, parts, strict=True):
+        folders = self.goal.below, self.goal.folder
+        for staged, folder, (original, is_right) in zip(found, folders, state.parts, strict=True):
             if not is_right:
                 inside = is_right is None or not self._grows  # else what is there may be right, and the source wrong
                 try:

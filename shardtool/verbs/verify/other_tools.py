@@ -165,7 +165,7 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     unknown = [name for name in files if name not in forms and not name.endswith(".json")]
     if not forms:
         return [], unknown
-    from shardtool.publish.foreign_indexes import misfit
+    from shardtool.publish.foreign_indexes import read_index
 
     try:
         shard = _indexed(shard_task, hashed=any(indexes.EXPORTS[form].hashed for form in forms.values()))
@@ -175,8 +175,7 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
         return [], unknown  # a damaged shard, which other checks report
     findings = []
     for name, form in forms.items():
-        wrong = misfit(join(folder, name), form, shard)
-        if wrong:
+        if wrong := read_index(join(folder, name), form, shard)[1]:
             expected = f"an index of {shard_name}, for {indexes.EXPORTS[form].reader}"
             findings.append(Finding(CODE, output_text(name), wrong, expected))
     return findings, unknown
