@@ -30,8 +30,6 @@ from shardtool.writer.writer import ShardWriter as Writer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from typing_extensions import Self
-
     Handlers = Mapping[str, Callable[[Any], bytes]]
     Encoder = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -139,7 +137,7 @@ _FIXED: dict[str, tuple[tuple[object, ...], str]] = {  # what may be given, and 
 }
 
 
-class ShardWriter:
+class ShardWriter(Writer):
     """Writes samples into tar shards; see the module for what differs from webdataset's.
 
     Args:
@@ -187,7 +185,7 @@ class ShardWriter:
             raise InvalidRequest(pattern, f"{names.format} shards", expected="names that end in .tar")
         self._encode, self._keep_meta, self._waits = make_encoder(encoder), keep_meta, overwrite
         self._names, self._post, self.verbose = names, post, verbose
-        self._writer = Writer(
+        super().__init__(
             os.path.join(names.folder, names.text),
             max_count=_bound("maxcount", maxcount),
             max_size=_bound("maxsize", maxsize),
@@ -195,41 +193,27 @@ class ShardWriter:
             overwrite=overwrite,
             resume=resume,
         )
-        self.start_shard, self._done = start_shard, len(self._writer.shards)
+        self.start_shard, self._told = start_shard, len(self.shards)
         self.count = self.size = 0
-        self._say(self.total)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._writer.abandon()
+        self._print_name(self.total)
 
     @property
     def total(self) -> int:
         """How many samples are written."""
-        return self._writer.samples
+        return self.samples
 
     @property
     def shard(self) -> int:
         """The number of the shard after the one that is being written."""
-        return self.start_shard + self._done + 1
+        return self.start_shard + self._told + 1
 
     @property
     def fname(self) -> str:
         """The path of the shard that is being written."""
-        return os.path.join(self._names.folder, self._names.shard(self._done))
+        return os.path.join(self._names.folder, self._names.shard(self._told))
 
-    @property
-    def dataset_file(self) -> str:
-        """The path of the dataset file, which is there once the writer has been closed."""
-        return self._writer.dataset_file
-
-    def write(self, obj: Mapping[str, Any]) -> None:
-        """Write a sample: a dict of its key, `__key__`, and its fields.
+    def write(self, obj: Mapping[str, Any], metadata: Mapping[str, object] | None = None) -> None:
+        """Write a sample: a dict of its key, `__key__`, and its fields; `metadata`: further columns of its row.
 
         Raises:
             InvalidRequest: It cannot be written.
@@ -247,7 +231,7 @@ class ShardWriter:
             fields[name] = found
         key = {_KEY: encoded[_KEY]} if _KEY in encoded else {}
         before = self.total
-        self._writer.write({**key, **fields})
+        super().write({**key, **fields}, metadata)
         self._call_post(before)
         self.count += 1
         self.size += sum(len(value) for value in fields.values() if isinstance(value, bytes | bytearray | memoryview))
@@ -259,7 +243,7 @@ class ShardWriter:
             InvalidRequest: No sample was written.
             OutputFailed: The file system refuses.
         """
-        self._writer.close()
+        super().close()
         self._waits = False
         self._call_post()
 
@@ -273,16 +257,16 @@ class ShardWriter:
         """
         if self._waits:
             return
-        for _ in self._writer.shards[self._done :]:
+        for _ in self.shards[self._told :]:
             path = self.fname
-            self._done += 1
+            self._told += 1
             if self._post is not None:
                 self._post(path)
             if before is not None:
-                self._say(before)
+                self._print_name(before)
                 self.count = self.size = 0
 
-    def _say(self, before: int) -> None:
+    def _print_name(self, before: int) -> None:
         """Print the name of the shard that begins, and what is written: in the last shard, and in all."""
         if self.verbose:
             sys.stdout.write(f"# writing {self.fname} {self.count} {self.size / 1e9:.1f} GB {before}\n")
