@@ -385,11 +385,8 @@ class ManifestSource(Source):
 
     def _measure(self) -> None:
         """Find the lengths of the bytes in the table, a column each."""
-        rows = Rows(self._where, self._columns, self._numbers)
-        columns, found = self._roles.columns_of("binary"), []
-        if columns:
-            found = measure(self._table, columns)
-        self._lengths = found if self._numbers is None else [lengths[self._numbers] for lengths in found]
+        rows, columns = Rows(self._where, self._columns, self._numbers), self._roles.columns_of("binary")
+        self._lengths = measure(self._table, columns, self._numbers)
         for column, lengths in zip(columns, self._lengths, strict=True):
             expected = "bytes in each row; a path beside them is not followed"
             remedy = f"{option('files')} takes a column of paths; {option('where')} can leave such rows out."
@@ -404,7 +401,7 @@ class ManifestSource(Source):
         parts: dict[int, ListedPart] = {}
         for number, part in pool.map(stat_listed, self._tasks(paths)):
             parts[number] = part
-            observer.listed(part.samples)
+            observer.listed(len(part.kinds) // len(paths))
         return _put_together([parts[number] for number in sorted(parts)], len(paths))
 
     def _number_labels(self) -> None:
@@ -428,7 +425,7 @@ class ManifestSource(Source):
         for first in range(0, self._count, size):
             last = min(first + size, self._count)
             texts = join_rows(paths, first, last)
-            yield ListedTask(self._root, texts, outside=self._options.allow_outside, samples=last - first)
+            yield ListedTask(self._root, texts, outside=self._options.allow_outside)
 
     def _values(self) -> tuple[dict[str, ArrowTexts], FieldValues]:
         """Return the fields that are texts, and what their values were."""
@@ -619,9 +616,6 @@ def meta_clash() -> str:
 
 def _note(roles: Roles, options: CreateOptions) -> None:
     """Add to the notes what no column was found for, and nothing that was asked for says what becomes of that."""
-    if not roles.paths() and not roles.binary and not roles.urls and not roles.values:
-        other = f"{option('path', 'COLUMN')} names one"
-        roles.notes.append(f"no column of files: samples hold the table's values alone ({other})")
     if roles.key is None and options.key is None and not roles.paths() and not roles.binary:
         roles.notes.append(f"keys: the numbers of the rows ({option('key', 'COLUMN')} names a column)")
     if roles.meta and options.meta == "all":
@@ -690,41 +684,37 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
     Raises:
         InvalidRequest: There are such columns.
     """
-    kinds = {name: column.type for name, column in rows.columns.items()}
-    null, bytes_remedy = pa.null(), f"{option('binary')} takes a column of bytes."
-
-    def want(column: str, role: str, expected: str, *, right: bool, remedy: str = "") -> None:
-        if not right:
-            kind = kinds.get(column, schema.field(column).type)
-            found = f"column {column!r} ({role}) holds {kind}"
-            raise InvalidRequest(rows.where, found, expected=expected, remedy=remedy)
-
+    bytes_remedy, any_text = f"{option('binary')} takes a column of bytes.", "text or numbers"
+    not_in_meta = f"leave it out of {option('meta')}."
+    wanted: list[tuple[str, str, Callable[[pa.DataType], bool], str, str]] = []
     if roles.key is not None:
-        right = is_key(kinds.get(roles.key, null))
-        want(roles.key, "key", "text or whole numbers", right=right)
-    for column in roles.paths():
-        want(column, "path", "text", right=is_text(kinds.get(column, null)), remedy=bytes_remedy)
-    for column in roles.columns_of("urls"):
-        want(column, "URL", "text", right=is_text(kinds.get(column, null)))
+        wanted.append((roles.key, "key", is_key, "text or whole numbers", ""))
+    wanted += [(column, "path", is_text, "text", bytes_remedy) for column in roles.paths()]
+    wanted += [(column, "URL", is_text, "text", "") for column in roles.columns_of("urls")]
     for one, column in roles.values:
-        right = column in kinds and has_text(kinds[column])
-        want(column, f"field {one}", "text or numbers", right=right, remedy=bytes_remedy)
-        is_array = one.rpartition(".")[2].lower() == "npy"
-        cure = f"Call the field json; or {bytes_remedy} ShardWriter takes arrays."
-        want(column, f"field {one}", "the bytes of a .npy file", right=not is_array, remedy=cure)
+        wanted.append((column, f"field {one}", has_text, any_text, bytes_remedy))
+        if one.rpartition(".")[2].lower() == "npy":
+            cure = f"Call the field json; or {bytes_remedy} ShardWriter takes arrays."
+            wanted.append((column, f"field {one}", lambda _: False, "the bytes of a .npy file", cure))
         if one in classes:
-            want(column, "labels", "text or numbers", right=not pa.types.is_nested(kinds[column]))
+            wanted.append((column, "labels", lambda kind: not pa.types.is_nested(kind), any_text, ""))
     for column in roles.meta:
-        right = column in kinds and has_text(kinds[column])
-        remedy = f"Make it a field ({option('binary', {'jpg': column})}), or leave it out of {option('meta')}."
-        want(column, "metadata", "what JSON has a form for", right=right, remedy=remedy)
-        right = not is_hollow(kinds[column])
-        cure = f"Leave it out of {option('meta')}."
-        want(column, "metadata", "objects with a name in some row, as Parquet needs", right=right, remedy=cure)
-    for _, column in roles.binary:
-        kind = schema.field(column).type
-        right = is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
-        want(column, "bytes", "bytes, or text", right=right, remedy=f"{option('values')} takes a column of numbers.")
+        cure = f"Make it a field ({option('binary', {'jpg': column})}), or {not_in_meta}"
+        wanted.append((column, "metadata", has_text, "what JSON has a form for", cure))
+        expected = "objects with a name in some row, as Parquet needs"
+        wanted.append((column, "metadata", lambda kind: not is_hollow(kind), expected, not_in_meta.capitalize()))
+    cure = f"{option('values')} takes a column of numbers."
+    wanted += [(column, "bytes", _holds_bytes, "bytes, or text", cure) for column in roles.columns_of("binary")]
+    for column, role, is_right, expected, remedy in wanted:
+        kind = rows.columns[column].type if column in rows.columns else schema.field(column).type
+        if not is_right(kind):
+            raise InvalidRequest(
+                rows.where, f"column {column!r} ({role}) holds {kind}", expected=expected, remedy=remedy
+            )
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    return is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
 
 
 def check_values(rows: Rows, roles: Roles, classes: Mapping[str, list[str]]) -> None:
@@ -1055,8 +1045,6 @@ def row_paths(
 
     def render(which: NDArray[np.int64] | slice) -> pa.Array:
         rows = np.arange(which.start, which.stop) if isinstance(which, slice) else which
-        if not columns:
-            return arrow.texts(["\0"] * len(rows))
         sample, place = np.divmod(rows, roles.shape[1])
         role = roles[0 if endings is None else endings[sample], place]
         taken = [_large(column.take(arrow.number_array(sample))) for column in columns]
@@ -1153,19 +1141,15 @@ def _put_together(parts: list[ListedPart], columns: int) -> tuple[list[FieldColu
     Returns:
         The columns; (code, message); and int64[samples, columns]: 0, or one more than the place of what is wrong.
     """
-    before, problem = 0, []
-    for part in parts:
-        numbers = np.frombuffer(part.problem, np.uint32).astype(np.int64)
-        problem.append(np.where(numbers > 0, numbers + before, 0))
-        before += len(part.problems)
-
-    def column(name: str, kind: type[_Number]) -> NDArray[_Number]:
-        return np.concatenate([np.frombuffer(getattr(part, name), kind) for part in parts]).reshape(-1, columns)
-
-    kinds, facts = column("kinds", np.uint8), [column(name, np.int64) for name in ("sizes", "mtimes", "changed")]
-    found = [FieldColumn(kinds[:, at], *(fact[:, at] for fact in facts)) for at in range(columns)]
-    problems = [one for part in parts for one in part.problems]
-    return found, problems, np.concatenate(problem).reshape(-1, columns)
+    kinds = np.frombuffer(b"".join([part.kinds for part in parts]), np.uint8).reshape(-1, columns)
+    facts = [np.frombuffer(part.facts, np.int64).reshape(-1, columns, 4) for part in parts]
+    every, problem = np.concatenate(facts), []
+    problems: list[Problem] = []
+    for part, fact in zip(parts, facts, strict=True):
+        problem.append(np.where(fact[..., 3] > 0, fact[..., 3] + len(problems), 0))
+        problems += part.problems
+    found = [FieldColumn(kinds[:, at], *every[:, at, :3].T) for at in range(columns)]
+    return found, problems, np.concatenate(problem)
 
 
 # Bytes that a table holds: measured for the plan, and written end to end for the workers, in two passes over it.
@@ -1185,10 +1169,10 @@ def _spans(entries: Entries) -> FieldSpans:
     return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
 
 
-def measure(table: Table, columns: list[str]) -> list[NDArray[np.int64]]:
-    """Return int64[rows] for each column: the bytes of its values, -1 for a null."""
+def measure(table: Table, columns: list[str], rows: NDArray[np.int64] | None) -> list[NDArray[np.int64]]:
+    """Return int64[wanted rows] for each column: the bytes of its values, -1 for a null; see `write`."""
     found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
-    for batch in _batches(table, columns):
+    for batch in _batches(table, columns, rows) if columns else ():
         for array, lengths in zip(batch, found, strict=True):
             lengths.append(arrow.lengths(array))
             if array.null_count:
@@ -1208,31 +1192,31 @@ def write(
         lengths: int64[wanted rows] for each column.
         file: Takes them, in order.
     """
-    before = done = 0
-    for batch in _batches(table, columns):
-        count, kept = len(batch[0]), batch
-        end = done + count
-        if rows is not None:
-            end = int(np.searchsorted(rows, before + count))
-            wanted = arrow.number_array(rows[done:end] - before)
-            kept = [array.take(wanted) for array in batch]
-        before += count
-        planned = [column[done:end] for column in lengths]
-        if not all(np.array_equal(arrow.lengths(array), sizes) for array, sizes in zip(kept, planned, strict=True)):
+    done = 0
+    for batch in _batches(table, columns, rows):
+        planned = [column[done : done + len(batch[0])] for column in lengths]
+        if not all(np.array_equal(arrow.lengths(array), sizes) for array, sizes in zip(batch, planned, strict=True)):
             return False
-        _write_rows(file, kept, planned)
-        done = end
+        _write_rows(file, batch, planned)
+        done += len(batch[0])
     return done == len(lengths[0])
 
 
-def _batches(table: Table, columns: list[str]) -> Iterator[list[pa.Array]]:
-    """Yield the values of columns, some rows at a time."""
+def _batches(table: Table, columns: list[str], rows: NDArray[np.int64] | None) -> Iterator[list[pa.Array]]:
+    """Yield the values of columns in wanted rows, some of them at a time."""
+    before = 0
     with readable(table.where):
         for batch in table.batches(columns):
             for first in range(0, batch.num_rows, _ROWS):
                 some = batch.slice(first, _ROWS)
                 some.validate(full=True)  # offsets that lead elsewhere would be followed
-                yield [_bytes_of(some.column(at)) for at in range(len(columns))]
+                arrays = [_bytes_of(some.column(at)) for at in range(len(columns))]
+                if rows is not None:
+                    low, high = np.searchsorted(rows, (before, before + len(some)))
+                    wanted = arrow.number_array(rows[low:high] - before)
+                    arrays = [array.take(wanted) for array in arrays]
+                before += len(some)
+                yield arrays
 
 
 def _bytes_of(array: pa.Array) -> pa.Array:

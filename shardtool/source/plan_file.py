@@ -36,6 +36,7 @@ from shardtool.request.settings import facts
 from shardtool.skipped import SKIP_CODES, Skipped
 from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label, name_of
+from shardtool.source.scan import of_folder
 from shardtool.storage.folders import check_name, open_mappable, target_file
 from shardtool.storage.places import file_stat, identity, is_url, source_root
 from shardtool.storage.staging import check_target
@@ -613,30 +614,25 @@ def check_paths(entries: Entries, asked: PlanRequest, where: str) -> None:
     if not is_file.any():
         return
     roots = asked.folders or {b"": asked.root}
-    known = {root.rstrip(b"/"): os.path.realpath(root).rstrip(b"/") for root in roots.values()}
-    real = {top: known[root.rstrip(b"/")] + b"/" for top, root in roots.items()}
+    known = {root: os.path.join(os.path.realpath(root), b"") for root in roots.values()}
     for path in _leading(entries, is_file):
         top, _, below = path.partition(b"/") if asked.folders else (b"", b"", path)
         stays = top in roots and not below.startswith(b"/")
-        if not stays or not (asked.outside or (_real(roots[top] + below, known) + b"/").startswith(real[top])):
+        if stays and not asked.outside:
+            place = os.path.join(roots[top] + below, b"")  # of a link, too, with a slash
+            stays = of_folder(known, place, _real).startswith(known[roots[top]])
+        if not stays:
             found = f"a plan with a path that leads out of the source: {printable(path)}"
             name, value = ("allow_outside", True) if asked.kind == "manifest" else ("symlinks", "follow")
             raise InvalidRequest(where, found, expected=f"paths below it, or {option(name, value)}")
     _check_some(entries, where)
 
 
-def _real(path: bytes, known: dict[bytes, bytes]) -> bytes:
-    """Return where a folder or a link really lies; `known` tells of folders, so that each is looked at once."""
-    path, below = path.rstrip(b"/"), list[bytes]()
-    while path not in known:  # no recursion: a path may have a thousand parts
-        below.append(path)
-        path = path.rpartition(b"/")[0].rstrip(b"/")
-    real = known[path]
-    for one in reversed(below):
-        name = one.rpartition(b"/")[2]
-        is_plain = name not in (b"", b".", b"..") and not os.path.islink(one)
-        real = known[one] = real + b"/" + name if is_plain else os.path.realpath(one)
-    return real
+def _real(above: bytes, path: bytes) -> bytes:
+    """Return where a folder or a link really lies, ending in a slash as all here do; `above`: what it lies in."""
+    name = path[:-1].rpartition(b"/")[2]
+    is_plain = name not in (b"", b".", b"..") and not os.path.islink(path[:-1])
+    return above + name + b"/" if is_plain else os.path.join(os.path.realpath(path), b"")
 
 
 def _leading(entries: Entries, is_file: NDArray[np.bool_]) -> Iterator[bytes]:

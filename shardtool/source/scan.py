@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.skipped import SkipCode, Skipped
@@ -32,7 +32,7 @@ from shardtool.values import FILE, LINK, Dots, Symlinks, counted, split_name, to
 from shardtool.wording import typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -48,6 +48,7 @@ _OF_MACS = (b"._", b".DS_Store")  # what starts with the first, beside each file
 _SPECIAL = "a fifo, socket or device; only files can be packed"
 ALWAYS = 2**62  # "changed": where what a path leads to can change without a trace in the times of the tree
 _DOT = 46  # the byte
+Fact = TypeVar("Fact")
 _CHUNK = 8192  # files of one folder that a worker takes at a time
 
 
@@ -433,6 +434,24 @@ _LISTED = 1000  # objects between two reports
 _SORTED = 2**16  # files at a time
 
 
+def of_folder(known: dict[bytes, Fact], folder: bytes, of_below: Callable[[Fact, bytes], Fact]) -> Fact:
+    """Return what is known of a folder, which follows from what is known of the one that it lies in.
+
+    Args:
+        known: What is known of folders, by their paths: these are empty, or end in a slash. Takes what is found.
+        folder: The path.
+        of_below: Gives it, once for each folder, from that of the folder above and the path.
+    """
+    new = []
+    while folder not in known:  # no recursion: a path may have a thousand parts
+        new.append(folder)
+        folder = folder[: folder.rfind(b"/", 0, -1) + 1]
+    found = known[folder]
+    for below in reversed(new):
+        found = known[below] = of_below(found, below)
+    return found
+
+
 class NamedFiles:
     """Files that are named in any order.
 
@@ -450,7 +469,7 @@ class NamedFiles:
         """Return the key and the field of a file; None where it is not wanted, or its name has no field."""
         rules, start = self._rules, path.rfind(b"/") + 1
         above, name = path[:start], path[start:]
-        if not self._looks_into(above):
+        if not of_folder(self.folders, above, self._takes_below):
             return None
         if rules.hides(name):
             pass_over(rules, above, name, self.part)
@@ -510,21 +529,14 @@ class NamedFiles:
         found: NDArray[np.int64] = facts[order].T
         return found
 
-    def _looks_into(self, folder: bytes) -> bool:
-        """Tell whether a folder, empty or ending in a slash, is looked into, and all that it lies in."""
-        unknown = []
-        while folder not in self.folders:  # no recursion: a path may have a thousand parts
-            unknown.append(folder)
-            folder = folder[: folder.rfind(b"/", 0, -1) + 1]
-        taken = self.folders[folder]
-        for below in reversed(unknown):
-            name = below[len(folder) : -1]
-            if taken and self._rules.hides(name):
-                pass_over(self._rules, folder, name, self.part)
-                taken = False
-            taken = taken and self._rules.takes_folder(folder, name)
-            self.folders[below], folder = taken, below
-        return taken
+    def _takes_below(self, taken: bool, folder: bytes) -> bool:  # noqa: FBT001 - it is a value of `folders`
+        """Tell whether a folder is looked into; `taken`: whether the one above is."""
+        start = folder.rfind(b"/", 0, -1) + 1
+        above, name = folder[:start], folder[start:-1]
+        if taken and self._rules.hides(name):
+            pass_over(self._rules, above, name, self.part)
+            return False
+        return taken and self._rules.takes_folder(above, name)
 
 
 class Tree(NamedTuple):
@@ -606,36 +618,26 @@ class ListedTask(NamedTuple):
         root: What paths count from, ending in a slash.
         paths: A NUL after each.
         outside: Whether what a path leads to may lie outside of `root`.
-        samples: How many samples the paths belong to.
     """
 
     root: bytes
     paths: bytes
     outside: bool
-    samples: int
 
 
-@dataclass(slots=True)
-class ListedPart:
-    """The files that were found, one per path; zeros where there is a problem.
+class ListedPart(NamedTuple):
+    """The files that were found, one per path.
 
     Attributes:
-        samples: How many samples the paths belong to.
         kinds: FILE or LINK.
-        sizes: Bytes.
-        mtimes: Nanoseconds.
-        changed: The latest time at which anything could have changed what the path gives.
+        facts: int64[paths, 4]: bytes; when they were modified and the latest time at which anything could have changed
+            what the path gives, in nanoseconds; and 0, or one more than the place in `problems`: all else is 0 then.
         problems: (code, message), each once.
-        problem: 0, or one more than the place in `problems`.
     """
 
-    samples: int = 0
-    kinds: bytearray = field(default_factory=bytearray)
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    mtimes: array[int] = field(default_factory=lambda: array("q"))
-    changed: array[int] = field(default_factory=lambda: array("q"))
-    problems: list[tuple[SkipCode, str]] = field(default_factory=list)
-    problem: array[int] = field(default_factory=lambda: array("I"))
+    kinds: bytes
+    facts: bytes
+    problems: list[tuple[SkipCode, str]]
 
 
 class _Folder(NamedTuple):
@@ -647,7 +649,7 @@ class _Folder(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What is at a path: its kind, size and times as in `ListedPart`, or why it cannot be packed."""
+    """What is at a path: its kind, and facts as in `ListedPart`, or why it cannot be packed."""
 
     kind: int = FILE
     size: int = 0
@@ -663,20 +665,17 @@ def stat_listed(task: ListedTask) -> ListedPart:
         AccessRefused: We may not look at objects.
         StoreFailed: The store or server fails time and again.
     """
-    part, paths = ListedPart(task.samples), task.paths[:-1].split(b"\0")
+    paths, kinds, facts = task.paths[:-1].split(b"\0"), bytearray(), array("q")
     found: dict[tuple[SkipCode, str], int] = {}
     if is_place(task.root):
         all_seen: Iterable[_Seen] = together(_look_at_object, [task.root + path for path in paths])
     else:
         all_seen = map(_Files(task.root, outside=task.outside).look_at, paths)
     for kind, size, mtime_ns, changed_ns, problem in all_seen:
-        part.kinds.append(kind)
-        part.sizes.append(size)
-        part.mtimes.append(mtime_ns)
-        part.changed.append(changed_ns)
-        part.problem.append(0 if problem is None else found.setdefault(problem, len(found) + 1))
-    part.problems = list(found)
-    return part
+        kinds.append(kind)
+        number = 0 if problem is None else found.setdefault(problem, len(found) + 1)
+        facts.extend((size, mtime_ns, changed_ns, number))
+    return ListedPart(bytes(kinds), facts.tobytes(), [*found])
 
 
 class _Files:
@@ -696,7 +695,7 @@ class _Files:
 
     def look_at(self, path: bytes) -> _Seen:
         """Return what is at a path, relative to the root."""
-        folder, kind = self._folder(path[: path.rfind(b"/") + 1]), FILE
+        folder, kind = of_folder(self._folders, path[: path.rfind(b"/") + 1], self._below), FILE
         if folder.problem is not None:
             return _Seen(problem=folder.problem)
         try:
@@ -713,17 +712,6 @@ class _Files:
             return _Seen(problem=("special-file", what))
         changed_ns = ALWAYS if kind == LINK else max(fact.st_ctime_ns, folder.changed_ns)
         return _Seen(kind, fact.st_size, fact.st_mtime_ns, changed_ns)
-
-    def _folder(self, prefix: bytes) -> _Folder:
-        """Return what is known of a folder, relative to the root and ending in a slash."""
-        new = []
-        while prefix not in self._folders:  # no recursion: a path may have a thousand parts
-            new.append(prefix)
-            prefix = prefix[: prefix.rfind(b"/", 0, -1) + 1]
-        known = self._folders[prefix]
-        for below in reversed(new):
-            known = self._folders[below] = self._below(known, below)
-        return known
 
     def _below(self, above: _Folder, prefix: bytes) -> _Folder:
         if above.problem is not None:
