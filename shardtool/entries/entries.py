@@ -123,18 +123,9 @@ class Names:
 
         return np.asarray(pc.sort_indices(self.array()).to_numpy(), np.int64)  # the NUL at the end of each sorts lowest
 
-    def hashes(self, person: bytes = b"", salt: bytes = b"") -> NDArray[np.uint64]:
-        """Return the BLAKE2b (RFC 7693) of each name, of 8 bytes, little-endian: the same everywhere.
-
-        Args:
-            person: The personalization, which makes hashes for one use independent of those for others.
-            salt: The salt.
-        """
-        found = [np.zeros(0, np.uint64)]
-        for _, names in self.chunks():
-            digests = [blake2b(name, digest_size=8, person=person, salt=salt).digest() for name in names]
-            found.append(np.frombuffer(b"".join(digests), "<u8"))
-        return np.concatenate(found)
+    def hashes(self, person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
+        """Return the hash of each name: see `hashes_of`."""
+        return np.concatenate([np.zeros(0, np.uint64), *(hashes_of(names, person, seed) for _, names in self.chunks())])
 
     def runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the places of the names, equal ones together and in their order, and where each such run starts."""
@@ -145,6 +136,19 @@ class Names:
                 is_first[at] = name != last
                 last = name
         return order, np.flatnonzero(is_first)
+
+
+def hashes_of(texts: Iterable[bytes], person: bytes = b"", seed: int | None = None) -> NDArray[np.uint64]:
+    """Return the BLAKE2b (RFC 7693) of each text, of 8 bytes, little-endian: the same everywhere.
+
+    Args:
+        texts: The texts.
+        person: The personalization, which makes hashes for one use independent of those for others.
+        seed: A hash of it is the salt; None: there is none.
+    """
+    salt = b"" if seed is None else blake2b(b"%d" % seed, digest_size=16).digest()
+    digests = [blake2b(text, digest_size=8, person=person, salt=salt).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,8 +330,7 @@ class HashedSamples:
         if seed is None:
             order = self._keys.sorted_order()
         else:
-            salt = blake2b(b"%d" % seed, digest_size=16).digest()
-            order = np.argsort(self._keys.hashes(b"shardtool order", salt), kind="stable")
+            order = np.argsort(self._keys.hashes(b"shardtool order", seed), kind="stable")
         shard, counts, _ = self._loads(count)
         return order[np.argsort(shard[order], kind="stable")], np.cumsum(counts), notes
 

@@ -171,15 +171,22 @@ def with_columns(
     Raises:
         InvalidRequest: The samples have a column of that name, and another type.
     """
-    had, notes = entries.metadata, []
+    had, table, notes = entries.metadata, entries.metadata, list[str]()
     matched = counted(int(np.count_nonzero(found >= 0)), "sample")
     for name in [*columns]:
-        table = _with_column(source, entries.metadata, name, columns.pop(name), found)
+        column, before = columns.pop(name), None
+        if had is not None and name in had.column_names:
+            before = _one(had, name)
+            if (both := _united(column, before)) is None:
+                problem, cure = f"column {name!r} holds {column.type}", "Give it that type, or another name."
+                expected = f"{before.type}, as the dataset's column of that name does"
+                raise InvalidRequest(source.where, problem, expected=expected, remedy=cure)
+            column, before = both
+        table = arrow.with_column(table, name, _spread(column, found, before))
         if had is not None and name in had.column_names and not table[name].equals(had[name]):
             notes.append(f"column {name!r} replaced for {matched}")
-        entries = replace(entries, metadata=table)
     pa.default_memory_pool().release_unused()
-    return entries, tuple(notes)
+    return replace(entries, metadata=table), tuple(notes)
 
 
 def _places_by_path(entries: Entries, rows: Names, where: str) -> NDArray[np.int64]:
@@ -292,31 +299,6 @@ def _notes(name: str, samples: Names, lone: NDArray[np.int64], rows: Names, unus
         match = "matches" if len(unused) == 1 else "match"
         notes.append(f"{counted(len(unused), f'row of {name}')} {match} no sample, such as {_shown(rows, unused)}")
     return notes
-
-
-def _with_column(
-    source: Table, table: pa.Table | None, name: str, column: pa.Array, found: NDArray[np.int64]
-) -> pa.Table:
-    """Return the samples' metadata with a column of another table.
-
-    Args:
-        source: The other table.
-        table: The metadata; None: there is none.
-        name: The column's.
-        column: Its values.
-        found: int64[samples], the row of each; -1 where it has none.
-
-    Raises:
-        InvalidRequest: The metadata has a column of that name, and another type.
-    """
-    if table is None or name not in table.column_names:
-        return arrow.with_column(table, name, _spread(column, found, None))
-    before = _one(table, name)
-    if (both := _united(column, before)) is None:
-        problem = f"column {name!r} holds {column.type}"
-        expected = f"{before.type}, as the dataset's column of that name does"
-        raise InvalidRequest(source.where, problem, expected=expected, remedy="Give it that type, or another name.")
-    return arrow.with_column(table, name, _spread(both[0], found, both[1]))
 
 
 def _united(*columns: pa.Array) -> list[pa.Array] | None:

@@ -8,12 +8,12 @@ reads the column, names a file, or orders the samples of a split.
 from __future__ import annotations
 
 from fractions import Fraction
-from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from shardtool.entries.entries import Names, hashes_of
 from shardtool.errors import Bug, InvalidRequest, listing, printable
 from shardtool.request.texts import SHARE_UNIT, SplitOptions, check_split_names
 from shardtool.values import counted
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Names
 
 _MOST_SPLITS = 1000  # each is a dataset with shards of its own
 _MOST_LABELS = 2**20  # each is an object: within 100 bytes a sample where there are several samples a label
@@ -69,7 +68,7 @@ def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = 
     """
     asked = options.reads
     if asked is None:
-        return _by_hash(_hashes((names for _, names in keys.chunks()), options.seed), options)
+        return _by_hash((hashes_of(names, _PERSON, options.seed) for _, names in keys.chunks()), options)
     if values is None or len(values) != len(keys):
         raise Bug("divide", f"not one value of {asked[1]} for each sample")
     column = _plain(values, *asked)
@@ -78,7 +77,8 @@ def divide(keys: Names, options: SplitOptions, values: pa.ChunkedArray | None = 
         return _by_column(column, *asked)
     if options.stratify is not None:
         return _by_label(keys, column, options)
-    return _by_hash(_group_hashes(column, options.seed), options)
+    groups = _encoded(column)
+    return _by_hash((hashes_of(texts, _PERSON, options.seed)[codes] for texts, codes in groups), options)
 
 
 def _plain(values: pa.ChunkedArray, option: str, column: str) -> pa.ChunkedArray:
@@ -137,7 +137,7 @@ def _by_label(keys: Names, values: pa.ChunkedArray, options: SplitOptions) -> Sp
     column = str(options.stratify)
     label, labels = _labels(values, _MOST_LABELS, option("stratify"), column)
     counts = _apportion(np.bincount(label, minlength=len(labels)), weights)
-    hashes = keys.hashes(_PERSON, _salt(options.seed))
+    hashes = keys.hashes(_PERSON, options.seed)
     number = np.empty(len(keys), np.int16)
     every = np.tile(np.arange(len(names), dtype=np.int16), len(labels))
     number[np.lexsort((hashes, label))] = np.repeat(every, counts.ravel())
@@ -163,14 +163,10 @@ def some_of_each(keys: Names, values: pa.ChunkedArray, most: int, *, column: str
     found = _plain(values, option("of"), column)
     _check_nulls(keys, found, option("of"), column)
     label, labels = _labels(found, _MOST_LABELS, option("of"), column)
-    hashes = keys.hashes(b"shardtool class", _salt(seed))
+    hashes = keys.hashes(b"shardtool class", seed)
     order, counts = np.lexsort((hashes, label)), np.bincount(label, minlength=len(labels))
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.sort(order[rank < most])
-
-
-def _salt(seed: int) -> bytes:
-    return blake2b(b"%d" % seed, digest_size=16).digest()
 
 
 def _weights(options: SplitOptions) -> tuple[tuple[str, ...], list[int]]:
@@ -194,20 +190,6 @@ def _apportion(sizes: NDArray[np.int64], weights: list[int]) -> NDArray[np.int64
             row[split] += 1
             owed[split] -= SHARE_UNIT
     return counts
-
-
-def _hashes(chunks: Iterable[list[bytes]], seed: int) -> Iterator[NDArray[np.uint64]]:
-    """Yield a uniform 64-bit number for each text: BLAKE2b salted with the seed (RFC 7693), little-endian."""
-    salt = _salt(seed)
-    for texts in chunks:
-        hashed = [blake2b(text, digest_size=8, salt=salt, person=_PERSON).digest() for text in texts]
-        yield np.frombuffer(b"".join(hashed), "<u8").astype(np.uint64)
-
-
-def _group_hashes(values: pa.ChunkedArray, seed: int) -> Iterator[NDArray[np.uint64]]:
-    """Yield the hash of each sample's group."""
-    for texts, codes in _encoded(values):
-        yield next(_hashes([texts], seed))[codes]
 
 
 def _labels(values: pa.ChunkedArray, most: int, option: str, column: str) -> tuple[NDArray[np.int32], list[bytes]]:

@@ -13,6 +13,7 @@ timestamps are ISO 8601 text (UTC, with a Z, where they have a time zone); a dur
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
@@ -44,34 +45,28 @@ _END = arrow.text("\0")
 _SIMPLE = (1e-4, 1e10)  # the floats that Arrow writes as Python does, but for ".0"
 
 
+@dataclass(frozen=True, slots=True)
 class ArrowTexts:
     """Texts that are made when asked for.
 
-    Args:
+    Attributes:
         count: How many there are.
         render: Makes some of them, with a NUL after each: those of a slice, or at some places.
         step: How many at a time.
         which: Those that are meant, of `count`; None: all.
     """
 
-    __slots__ = ("_count", "_render", "_step", "_which")
-
-    def __init__(
-        self,
-        count: int,
-        render: Callable[[NDArray[np.int64] | slice], pa.Array],
-        step: int,
-        which: NDArray[np.int64] | None = None,
-    ) -> None:
-        self._count, self._render, self._step, self._which = count, render, step, which
+    count: int
+    render: Callable[[NDArray[np.int64] | slice], pa.Array]
+    step: int
+    which: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return self._count if self._which is None else len(self._which)
+        return self.count if self.which is None else len(self.which)
 
     def take(self, which: NDArray[np.int64]) -> ArrowTexts:
         """Return the texts `which`, in that order."""
-        which = which if self._which is None else self._which[which]
-        return ArrowTexts(self._count, self._render, self._step, which)
+        return replace(self, which=which if self.which is None else self.which[which])
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the bytes of each text, its NUL not counted."""
@@ -90,9 +85,9 @@ class ArrowTexts:
         return self.take(which).span(0, len(which))
 
     def _parts(self, first: int, last: int) -> Iterator[pa.Array]:
-        for at in range(first, last, self._step):
-            some = slice(at, min(at + self._step, last))
-            yield self._render(some if self._which is None else self._which[some])
+        for at in range(first, last, self.step):
+            some = slice(at, min(at + self.step, last))
+            yield self.render(some if self.which is None else self.which[some])
 
 
 def column_texts(table: pa.Table, render: Render) -> ArrowTexts:
