@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # isort: off
         ReshardOptions as ReshardOptions,
         VerifyOptions as VerifyOptions,
     )
-    from shardtool.request.observer import Observer as Observer
+    from shardtool.request.settings import Observer as Observer
     from shardtool.request.results import (
         CopyResult as CopyResult,
         CreateResult as CreateResult,
@@ -87,7 +87,7 @@ _NAMES = {  # by module
         "CopyOptions", "CreateOptions", "DiffOptions", "DoctorOptions", "ExportOptions", "ExtractOptions",
         "IndexOptions", "InspectOptions", "RemoveOptions", "ReshardOptions", "VerifyOptions",
     ),
-    "request.observer": ("Observer",),
+    "request.settings": ("Observer",),
     "request.results": (
         "Check", "CopyResult", "CreateResult", "DiffResult", "DoctorResult", "DryRun", "ExportResult",
         "ExtractResult", "IndexResult", "RemoveResult", "SplitResult",

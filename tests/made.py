@@ -9,7 +9,7 @@ import numpy as np
 
 from shardtool import CreateOptions
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names
-from shardtool.request.observer import Observer
+from shardtool.request.settings import Observer
 from shardtool.values import FILE
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from shardtool.dataset.find import StoredDataset
-    from shardtool.request.observer import Observer
     from shardtool.request.results import IndexResult
+    from shardtool.request.settings import Observer
     from shardtool.verbs.inspect.samples import SampleView
 
 __all__ = ["VERBS"]

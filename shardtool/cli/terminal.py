@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardtool.cli.output import LOG, say
 from shardtool.errors import printable
 from shardtool.fetch import FetchProgress
-from shardtool.request.observer import Observer
+from shardtool.request.settings import Observer
 from shardtool.storage.remote.retry import Remark, RequestAgain, Stall, asked_again, hear
 from shardtool.values import show_size
 

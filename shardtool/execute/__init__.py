@@ -14,8 +14,8 @@ from shardtool.wording import option
 
 if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
     from shardtool.request.options import WorkerOptions
+    from shardtool.request.settings import Observer
 
 _SETTINGS = {  # of Ray, which looks at them when it is imported; where the environment does not say otherwise
     "RAY_USAGE_STATS_ENABLED": "0",

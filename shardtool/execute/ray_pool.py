@@ -32,7 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
 from shardtool.execute.pool import ATTEMPT_BYTES, Pool, Surroundings, TaskCounts, look, see, serve, what_of
-from shardtool.request.observer import Observer
+from shardtool.request.settings import Observer
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
 from shardtool.storage.staging import local_folder

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.execute.pool import Pool
     from shardtool.interop.indexes import Export, FolderIndex
-    from shardtool.request.observer import Notes
+    from shardtool.request.settings import Notes
 
 
 File = tuple[str, bytes, bool, bool]  # its path in a folder, its bytes, whether it replaces another, whether that stays

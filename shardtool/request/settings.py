@@ -1,7 +1,8 @@
-"""What an option is: a field of its verb's class, declared by `setting` with all that is known of it.
+"""What a verb is given: options, each a field of its class, declared by `setting` with all that is known of it.
 
 From these facts and from the field's annotation come the attribute's description, the checks of `Settings`, what a run
-records, and the command line: its options, their help and their types (`cli/options.py`).
+records, how Python calls the verb (`by_names`), and the command line: its options, their help and their types
+(`cli/options.py`). Beside them a verb is given who watches it: an `Observer`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,68 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache, wraps
+from inspect import Signature, cleandoc, signature
 from operator import index
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, current_folder, printable
 from shardtool.request import texts
-from shardtool.request.observer import Observer  # noqa: TC001 - `kinds` evaluates annotations
 from shardtool.values import parse_size
 from shardtool.wording import FAMILIES, TYPED, WITH_COMMAS, either, flag, option, typed_option
 
+_Names = ParamSpec("_Names")
+
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
+
+    _A_contra = TypeVar("_A_contra", contravariant=True)
+    _B_contra = TypeVar("_B_contra", contravariant=True)
+    _Options_contra = TypeVar("_Options_contra", bound="Settings", contravariant=True)
+    _Result_co = TypeVar("_Result_co", covariant=True)
+
+    class VerbOfOne(Protocol[_A_contra, _Options_contra, _Result_co, _Names]):
+        """A verb of one argument, such as `verify(dataset, quick=True)`."""
+
+        @overload
+        def __call__(self, first: _A_contra, /, *args: _Names.args, **options: _Names.kwargs) -> _Result_co: ...
+        @overload
+        def __call__(
+            self, first: _A_contra, /, options: _Options_contra | None = ..., *, observer: Observer | None = ...
+        ) -> _Result_co: ...
+
+    class VerbOfTwo(Protocol[_A_contra, _B_contra, _Options_contra, _Result_co, _Names]):
+        """A verb of two arguments, such as `create(source, output, shuffle=True)`."""
+
+        @overload
+        def __call__(
+            self, first: _A_contra, second: _B_contra, /, *args: _Names.args, **options: _Names.kwargs
+        ) -> _Result_co: ...
+        @overload
+        def __call__(
+            self,
+            first: _A_contra,
+            second: _B_contra,
+            /,
+            options: _Options_contra | None = ...,
+            *,
+            observer: Observer | None = ...,
+        ) -> _Result_co: ...
 else:
 
     def dataclass_transform(**_: bool) -> Any:
@@ -49,6 +100,64 @@ _ONE_TEXT = {str, os.PathLike[str], type(None)}
 _FACTS: dict[type, dict[str, Facts]] = {}  # by class, as the next one
 _KINDS: dict[type, dict[str, tuple[object, ...]]] = {}  # annotations are evaluated once
 _NAMED = re.compile(r"`(\w+)(?:='([\w-]+)')?`")
+
+
+# Who watches a run.
+
+
+class Observer:
+    """Gets the progress and the notes of a run, in the parent process, and ignores them: override what you need."""
+
+    def note(self, text: str) -> None:
+        """Take something that the user should know before a byte is written."""
+
+    def log(self, text: str) -> None:
+        """Take a detail."""
+
+    def shard(self, name: str, done: str, samples: int, size: int) -> None:
+        """Take that a shard is done, what was done with it, and what it holds, its size in bytes."""
+        self.log(f"{name}: {done}, {samples:,} samples, {size:,} bytes")
+
+    def listed(self, samples: int) -> None:
+        """Take how many more samples were found."""
+
+    def phase(self, text: str, size: int) -> None:
+        """Take what is done before `start`, and how many bytes that takes; they come by `advance`."""
+
+    def start(self, samples: int, size: int, shards: int) -> None:
+        """Take how much there is to do, sizes in bytes."""
+
+    def failed(self, samples: int) -> None:
+        """Take how many of the samples that `advance` takes next could not be fetched."""
+
+    def advance(self, samples: int, size: int, shards: int) -> None:
+        """Take how much more is done."""
+
+
+class Notes:
+    """The notes of a run for the user: given to the observer at once, and kept in order for its result.
+
+    Args:
+        observer: Gets each note at once.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.said: list[str] = []
+
+    def add(self, *notes: str) -> None:
+        """Give notes to the user, now and in the result."""
+        for note in map(printable, notes):
+            self.said.append(note)
+            self.observer.note(note)
+
+    def add_new(self, note: str) -> None:
+        """Give a note to the user, unless it was given before."""
+        if printable(note) not in self.said:
+            self.add(note)
+
+
+# What is known of options.
 
 
 class Facts(NamedTuple):
@@ -537,3 +646,60 @@ def check_least(name: str, value: object, least: int = 1) -> None:
     """
     if type(value) is not int or value < least:
         raise InvalidRequest(name, repr(value), expected=f"a whole number, {least} or more")
+
+
+# How Python calls a verb: with its options by their names, or with an object that holds them.
+
+
+_F = TypeVar("_F")
+_S = TypeVar("_S")
+_R = TypeVar("_R")
+_Made = TypeVar("_Made", bound=Settings)
+_signature_of = cache(signature)  # that of a hundred options costs a millisecond
+
+
+class by_names(Generic[_Made, _Names]):  # noqa: N801 - a decorator
+    """Have a verb take its options by their names, too: `create("imgs", "out-{000000..}.tar", shuffle=True)`.
+
+    The verb itself gets them as one object, those by default where none are given, and always an observer.
+
+    The names, their types and what each does are those of the class of options: type checkers, `help` and completion
+    find them.
+
+    Args:
+        kind: The class of the verb's options.
+    """
+
+    def __init__(self, kind: Callable[_Names, _Made]) -> None:
+        self._kind: Any = kind
+
+    @overload
+    def __call__(self, verb: Callable[[_F, _S, _Made, Observer], _R]) -> VerbOfTwo[_F, _S, _Made, _R, _Names]: ...
+    @overload
+    def __call__(self, verb: Callable[[_F, _Made, Observer], _R]) -> VerbOfOne[_F, _Made, _R, _Names]: ...
+    def __call__(self, verb: Any) -> Any:
+        """Return the verb that takes them."""
+        kind, own = self._kind, signature(verb).parameters
+        at = [*own].index("options")
+
+        @wraps(verb)
+        def called(*given: object, observer: Observer | None = None, **named: Any) -> object:
+            names = {name: named.pop(name) for name in [*named] if name not in own}
+            options = given[at] if len(given) > at else named.pop("options", None)
+            if names:
+                check_names(verb.__name__, names, kind)
+                if options is not None:
+                    found = f"used with {next(iter(names))}"
+                    raise InvalidRequest("options", found, expected=f"either names, or {kind.__name__}(...)")
+                options = kind(**names)
+            asked: Settings = given_options(options, kind)
+            watches = observer or asked.observer or Observer()
+            with current_folder():
+                return verb(*given[:at], *given[at + 1 :], options=asked, observer=watches, **named)
+
+        taken = {one.name: one for one in [*own.values(), *_signature_of(kind).parameters.values()]}
+        taken["options"] = taken["options"].replace(default=None, annotation=f"{kind.__name__} | None")
+        called.__signature__ = Signature(sorted(taken.values(), key=lambda one: one.kind))  # type: ignore[attr-defined]
+        if verb.__doc__:  # python -OO has none
+            called.__doc__ = "\n".join([cleandoc(verb.__doc__), "", "Options:", *texts_of(kind)])
+        return called

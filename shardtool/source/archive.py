@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Pool
     from shardtool.format.zip_read import ZipMember
-    from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
+    from shardtool.request.settings import Observer
     from shardtool.select.names import KeyPattern
     from shardtool.source.base import Listing, Writable
     from shardtool.source.folder import Found

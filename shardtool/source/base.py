@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.entries.entries import Entries, Names
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
     from shardtool.transform import Condition
 
     Rows = NDArray[np.int64]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardtool.entries.classes import Classes
     from shardtool.entries.entries import Entries, Names
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
     from shardtool.select.names import Groups, KeyPattern
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]

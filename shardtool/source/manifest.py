@@ -84,8 +84,8 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Names
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
+    from shardtool.request.settings import Observer
     from shardtool.values import Dots, ValueType
 
     Problem = tuple[SkipCode, str]

@@ -27,7 +27,7 @@ from shardtool.execute.pool import cores
 from shardtool.fingerprint import crc32c
 from shardtool.format import zip_read
 from shardtool.format.tfrecord import INT64_LIMIT, encode_number, numbers_of
-from shardtool.request.observer import Observer
+from shardtool.request.settings import Observer
 from shardtool.skipped import SkipCode
 from shardtool.storage.places import (
     READ_FOLLOWING,

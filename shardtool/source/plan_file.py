@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
     from shardtool.request.options import CreateOptions
+    from shardtool.request.settings import Observer
 
 
 # Which source a plan is of, without a listing of it, and what was asked for.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from shardtool.execute.pool import Pool
     from shardtool.pattern import ShardPattern
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
     from shardtool.storage.remote.stores import BucketEntry
 
 

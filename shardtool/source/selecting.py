@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
     from shardtool.request.options import SelectingOptions
+    from shardtool.request.settings import Observer
 
     Rows = NDArray[np.int64]
 

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Names
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
     from shardtool.request.options import ReshardOptions
+    from shardtool.request.settings import Observer
     from shardtool.values import Given, Number, ValueType
 
 # The shard source: datasets become `Entries`, in the order in which they are given.

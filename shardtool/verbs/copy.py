@@ -39,11 +39,9 @@ from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.publisher import check_space
 from shardtool.publish.records import LOOK, skipped_bytes, wrong_size
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.request.texts import rate
 from shardtool.storage.folders import (
     NotCopied,
@@ -86,10 +84,7 @@ _THREADS, _MOST_THREADS = 4, 16
 
 
 @by_names(CopyOptions)
-def copy(
-    dataset: Given, where: str | os.PathLike[str], options: CopyOptions | None = None, *,
-    observer: Observer | None = None,
-) -> CopyResult:  # fmt: skip
+def copy(dataset: Given, where: str | os.PathLike[str], options: CopyOptions, observer: Observer) -> CopyResult:
     """Copy datasets into a folder, each file checked on the way by the checksum that the dataset file has for it.
 
     Shards, sidecars, the list of what was left out, indexes of other tools that are right, and at last the dataset
@@ -109,7 +104,7 @@ def copy(
         OutputFailed: The copy cannot be written.
         StoreFailed: A store or a server fails time and again.
     """
-    options, notes, begun = given_options(options, CopyOptions), Notes(observer or Observer()), time.monotonic()
+    notes, begun = Notes(observer), time.monotonic()
     target = _target(where)
     sources = [_open_source(given) for given in given_datasets(_as_sources(dataset, options.source_endpoint))]
     places = _places(sources, target)

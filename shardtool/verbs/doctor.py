@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.pattern import is_shard_name
-from shardtool.request.calls import by_names
 from shardtool.request.options import DoctorOptions
 from shardtool.request.results import Check, DoctorResult
-from shardtool.request.settings import given_options
+from shardtool.request.settings import by_names
 from shardtool.storage import places
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import open_blob
@@ -39,7 +38,7 @@ from shardtool.values import Given, counted, given_names, show_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
 
 
 Found = TypeVar("Found")
@@ -59,7 +58,7 @@ _ALLOW = {
 
 
 @by_names(DoctorOptions)
-def doctor(place: Given, options: DoctorOptions | None = None, *, observer: Observer | None = None) -> DoctorResult:  # noqa: ARG001
+def doctor(place: Given, options: DoctorOptions, observer: Observer) -> DoctorResult:  # noqa: ARG001
     """Return what a place allows, and what is in the way there.
 
     Args:
@@ -71,7 +70,7 @@ def doctor(place: Given, options: DoctorOptions | None = None, *, observer: Obse
     Raises:
         InvalidRequest: It is no place, or a library that reads it is not installed.
     """
-    options, begun = given_options(options, DoctorOptions), time.monotonic()
+    begun = time.monotonic()
     [path, *more] = given_names("the place", place, "a folder or an address") or [""]
     if more or not path:
         raise InvalidRequest("the place", counted(len(more) + 1, "name") if more else "none", expected="one")

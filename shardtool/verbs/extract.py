@@ -23,11 +23,9 @@ from urllib.parse import unquote_to_bytes
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable, reason
 from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, Pool
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.storage.staging import Folder, IfThere, Tree, are_plain, named_folder, path_problem
 from shardtool.values import Given, is_utf8, source_text, to_text
 from shardtool.wording import flag, option
@@ -59,9 +57,8 @@ _SHOWN = 5
 
 @by_names(ExtractOptions)
 def extract(
-    dataset: Given | Sequence[Given], folder: str | os.PathLike[str], options: ExtractOptions | None = None, *,
-    observer: Observer | None = None,
-) -> ExtractResult:  # fmt: skip
+    dataset: Given | Sequence[Given], folder: str | os.PathLike[str], options: ExtractOptions, observer: Observer
+) -> ExtractResult:
     """Write each field of samples to a file below a folder, and a table with a row for each sample.
 
     Args:
@@ -76,8 +73,7 @@ def extract(
         OutputExists: A file is there with other bytes, or another run writes or has not finished there.
         OutputFailed: A file cannot be written.
     """
-    options, begun = given_options(options, ExtractOptions), time.monotonic()
-    notes, place = Notes(observer or Observer()), named_folder(folder)
+    notes, place, begun = Notes(observer), named_folder(folder), time.monotonic()
     import_module("shardtool.write.unpack")
     with start_pool(options, "Run the same command again: what is there stays.") as pool:
         from shardtool.dataset.find import given_datasets, open_dataset

@@ -41,12 +41,10 @@ from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacing_name, sidecar_name
 from shardtool.publish.publisher import Destination, check_space, clean
 from shardtool.publish.records import encode_skipped, merged, skipped_rows, wrong_size
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import RemoveOptions
 from shardtool.request.results import RemovedFrom, RemoveResult
 from shardtool.request.run_record import RunRecord
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.skipped import Skipped, key_mark, without_keys
 from shardtool.storage.places import base_name, folder_of, is_folder, is_url
 from shardtool.storage.staging import Folder, local_folder
@@ -70,9 +68,7 @@ _SHOWN = 3
 
 
 @by_names(RemoveOptions)
-def remove(
-    dataset: Given | Sequence[Given], options: RemoveOptions | None = None, *, observer: Observer | None = None
-) -> RemoveResult:
+def remove(dataset: Given | Sequence[Given], options: RemoveOptions, observer: Observer) -> RemoveResult:
     """Remove samples from datasets, in place: those of `keys_from`, or those for which `where` is true.
 
     Args:
@@ -86,7 +82,7 @@ def remove(
         OutputExists: Another run is writing a dataset, or has not ended what it began.
         OutputFailed: The file system refuses.
     """
-    options, notes, begun = given_options(options, RemoveOptions), Notes(observer or Observer()), time.monotonic()
+    notes, begun = Notes(observer), time.monotonic()
     if options.where is None and options.keys_from is None:
         found = f"neither {option('where')} nor {option('keys_from')}"
         raise InvalidRequest("the samples", found, expected="one of them: which samples are to go")

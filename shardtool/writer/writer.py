@@ -65,10 +65,9 @@ from shardtool.publish.records import (
     read_skipped,
 )
 from shardtool.publish.records import find_parts as find_records
-from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CreateOptions, readers_of
 from shardtool.request.run_record import RunRecord
-from shardtool.request.settings import Settings, check_names, described, like, setting
+from shardtool.request.settings import Notes, Observer, Settings, check_names, described, like, setting
 from shardtool.skipped import Skipped
 from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.places import file_crc

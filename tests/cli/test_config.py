@@ -21,7 +21,7 @@ from tests.helpers import read_tree, typed, write_tree
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
 
 _USED = ("anonymous", "endpoint", "header", "retry_for", "store_option")  # they change this process
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

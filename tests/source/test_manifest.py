@@ -699,7 +699,7 @@ def test_without_pandas(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from shardtool import CreateOptions\n"
-        "from shardtool.request.observer import Observer\n"
+        "from shardtool.request.settings import Observer\n"
         "from shardtool.source.manifest import ManifestSource\n"
         "class Pool:\n"
         "    def map(self, function, tasks): return enumerate(map(function, tasks))\n"

@@ -28,8 +28,8 @@ from shardtool.dataset.shard_file import PackedFile
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError
 from shardtool.execute.pool import LocalPool, Pool
 from shardtool.pattern import sidecar_name
-from shardtool.request.observer import Observer
 from shardtool.request.options import ReshardOptions
+from shardtool.request.settings import Observer
 from shardtool.source.payloads import NumberField, TextTask, float_text, int_text, read_texts
 from shardtool.source.shards import list_datasets
 from shardtool.values import INLINE, SPAN, to_bytes
@@ -356,7 +356,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
         "from shardtool.execute.pool import LocalPool\n"
         "pool = LocalPool(2)\n"
         "from shardtool.source.shards import list_datasets\n"
-        "from shardtool.request.observer import Observer\n"
+        "from shardtool.request.settings import Observer\n"
         f"givens = [{str(ours['tar'])!r}, {str(tmp_path / 'a.tar.gz')!r}]\n"
         "found = list_datasets(givens, pool, Observer(), to_format='tfrecord')\n"
         "print(len(found.entries), sorted(found.entries.values.numbers), found.compressed, 'pandas' in sys.modules)\n"

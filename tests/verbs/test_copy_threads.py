@@ -8,8 +8,8 @@ import time
 import pytest
 
 from shardtool.errors import InvalidRequest
-from shardtool.request.observer import Observer
 from shardtool.request.options import CopyOptions
+from shardtool.request.settings import Observer
 from shardtool.verbs.copy import Meter, Pace, side_by_side
 from tests.helpers import PATIENCE_S
 

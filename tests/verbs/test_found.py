@@ -16,7 +16,7 @@ from PIL import Image
 
 from shardtool import CreateOptions, InvalidRequest, OutputExists, ReshardOptions, create, dry_run, reshard, verify
 from shardtool.cli.text import written_text
-from shardtool.request.observer import Observer
+from shardtool.request.settings import Observer
 from shardtool.transform.image import exif
 from shardtool.write.transformed import fetchers
 from tests.faults.helpers import start

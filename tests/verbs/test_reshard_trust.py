@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, ReshardOptions, SampleFailed, create, reshard, verify
-from shardtool.request.observer import Observer
+from shardtool.request.settings import Observer
 from shardtool.source.shard_columns import FilesSeen
 from shardtool.source.shards import open_datasets
 from shardtool.verbs.create import earlier as keep

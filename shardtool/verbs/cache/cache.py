@@ -53,7 +53,7 @@ from shardtool.wording import option
 from shardtool.writer.samples import OpenShard, Sample, SampleEncoder, SampleRefused, SampleWriter
 
 if TYPE_CHECKING:
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
     from shardtool.verbs.cache.folder import CacheContents, Counts, Resident
 
 

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
 from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, Pool, folders_of
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.source.open import open_source
 from shardtool.values import SPAN, Datasets, Dots, SpanFile, show_size
 from shardtool.verbs.create.run import (
@@ -49,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def write_dataset(
-    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file.
 
@@ -59,7 +57,7 @@ def write_dataset(
         options: What was asked for.
         observer: Gets the progress, and what the user should know.
     """
-    begun, notes = time.time(), Notes(observer or Observer())
+    begun, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
         run = read_run(names, options, pool, notes, begun=begun, dry=False)
         opened = _open_and_list(run, source)
@@ -102,10 +100,10 @@ def write_dataset(
 
 
 def plan_dataset(
-    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer | None
+    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> DryRun:
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
-    begun, notes = time.time(), Notes(observer or Observer())
+    begun, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool:
         run = read_run(names, options, pool, notes, begun=begun, dry=True)
         opened = _open_and_list(run, source)
@@ -317,9 +315,7 @@ def _export_missing(run: Run) -> None:
 
 
 @by_names(CreateOptions)
-def create(
-    source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
-) -> CreateResult:
+def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
@@ -337,7 +333,6 @@ def create(
         OutputFailed: The output cannot be written.
         WorkerDied: A worker was killed.
     """
-    options = given_options(options, CreateOptions)
     if not options.stat:
         expected = either("`dry_run`, which writes nothing", "--dry-run beside it")
         raise InvalidRequest(option("stat"), "a run that writes", expected=expected)
@@ -348,9 +343,7 @@ def create(
 
 
 @by_names(CreateOptions)
-def dry_run(
-    source: object, output: OutputNames, options: CreateOptions | None = None, *, observer: Observer | None = None
-) -> DryRun:
+def dry_run(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
     """Return what `create` would write, to the byte unless samples are changed on the way; write no shard.
 
     With `plan_only`, the file of the plan is written.
@@ -361,7 +354,7 @@ def dry_run(
         OutputExists: There is a file where the plan is to go.
         OutputFailed: The plan cannot be written.
     """
-    return plan_dataset(source, output, given_options(options, CreateOptions), observer)
+    return plan_dataset(source, output, options, observer)
 
 
 # `reshard`: datasets become another one, and no sample is decoded that stays as it is. The library twin of the command.
@@ -371,9 +364,7 @@ def dry_run(
 
 
 @by_names(ReshardOptions)
-def reshard(
-    datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
-) -> CreateResult:
+def reshard(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
 
     Bytes are moved and checked, and decoded only where they are to be changed: where an index has a payload's checksum,
@@ -393,17 +384,15 @@ def reshard(
         OutputFailed: The output, or the folder of temporary files, cannot be written.
         WorkerDied: A worker was killed.
     """
-    return write_dataset(datasets, output, given_options(options, ReshardOptions), observer)
+    return write_dataset(datasets, output, options, observer)
 
 
 @by_names(ReshardOptions)
-def reshard_dry_run(
-    datasets: Datasets, output: OutputNames, options: ReshardOptions | None = None, *, observer: Observer | None = None
-) -> DryRun:
+def reshard_dry_run(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> DryRun:
     """Return what `reshard` would write, to the byte unless samples are changed on the way; write nothing.
 
     Raises:
         InvalidRequest: The request makes no sense.
         CorruptShard: A dataset is damaged, as far as it was read.
     """
-    return plan_dataset(datasets, output, given_options(options, ReshardOptions), observer)
+    return plan_dataset(datasets, output, options, observer)

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardtool.entries.entries import Entries, Texts
-    from shardtool.request.observer import Notes, Observer
     from shardtool.request.options import OutputOptions
     from shardtool.request.results import Changes
     from shardtool.request.run_record import RunRecord
+    from shardtool.request.settings import Notes, Observer
     from shardtool.request.texts import Part
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import FileFact

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardFact, ShardTally
     from shardtool.entries.entries import Entries, FieldValues
     from shardtool.plan.plan import Plan
-    from shardtool.request.observer import Notes
     from shardtool.request.results import Changes
+    from shardtool.request.settings import Notes
     from shardtool.skipped import Skipped
     from shardtool.source.base import Listing
     from shardtool.source.plan_file import PlanRequest

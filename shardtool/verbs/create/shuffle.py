@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries, FieldSpans
     from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
     from shardtool.verbs.create.run import Run
 
 _BUFFERS = 2 * BUFFER_SIZE + GAP  # what a worker needs of its share besides payloads

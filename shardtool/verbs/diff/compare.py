@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries, Names
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Notes
     from shardtool.request.options import DiffOptions
+    from shardtool.request.settings import Notes
     from shardtool.source.base import Source
 
     Rows = NDArray[np.int64]

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 from shardtool.dataset.find import EXPECTED, find_dataset, given_datasets, open_dataset
 from shardtool.errors import InvalidRequest, listing, without_secrets
 from shardtool.execute import start_pool
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import DiffOptions
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.storage.places import is_url
 from shardtool.table.kinds import archive_in, is_table
 from shardtool.values import Given, given_names, output_text
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @by_names(DiffOptions)
-def diff(a: Given, b: object, options: DiffOptions | None = None, *, observer: Observer | None = None) -> DiffResult:
+def diff(a: Given, b: object, options: DiffOptions, observer: Observer) -> DiffResult:
     """Return what differs between two datasets: samples that only one has, that changed, or are in another split.
 
     Args:
@@ -42,7 +40,7 @@ def diff(a: Given, b: object, options: DiffOptions | None = None, *, observer: O
         InvalidRequest: There is no such dataset, or the source cannot be compared with it.
         CorruptShard: A dataset file, a sidecar or a shard is damaged.
     """
-    options, begun, notes = given_options(options, DiffOptions), time.time(), Notes(observer or Observer())
+    begun, notes = time.time(), Notes(observer)
     with start_pool(options) as pool:  # forked before anything heavy is imported
         from shardtool.verbs.diff.compare import Comparison, LeftOut, two_sides, with_source
 

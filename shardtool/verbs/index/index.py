@@ -20,12 +20,10 @@ from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
 from shardtool.publish.records import LOOK
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Notes, Observer
 from shardtool.request.options import ExportOptions, IndexOptions
 from shardtool.request.results import ExportResult, IndexResult
 from shardtool.request.run_record import RunRecord
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.values import Given, Kind, ValueType, __version__, counted, local_name, output_text
@@ -465,7 +463,7 @@ def _goes_with(before: ShardEntry, now: ShardEntry) -> bool:
 
 
 @by_names(IndexOptions)
-def index(dataset: Given, options: IndexOptions | None = None, *, observer: Observer | None = None) -> IndexResult:
+def index(dataset: Given, options: IndexOptions, observer: Observer) -> IndexResult:
     """Write the sidecars and the dataset file of existing shards.
 
     Args:
@@ -480,7 +478,6 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
             that is wrong, and `overwrite` was not asked for.
         OutputFailed: The output cannot be written.
     """
-    options, observer = given_options(options, IndexOptions), observer or Observer()
     with start_pool(options, observer=observer) as pool:
         indexer = Indexer(dataset, options, observer)
         pool.check(Needs(a_few(indexer.dataset.paths)))
@@ -497,11 +494,7 @@ def index(dataset: Given, options: IndexOptions | None = None, *, observer: Obse
 
 @by_names(ExportOptions)
 def export(
-    dataset_file: str | os.PathLike[str],
-    formats: str | Sequence[str],
-    options: ExportOptions | None = None,
-    *,
-    observer: Observer | None = None,
+    dataset_file: str | os.PathLike[str], formats: str | Sequence[str], options: ExportOptions, observer: Observer
 ) -> ExportResult:
     """Write the index files that other tools want for the shards of a dataset.
 
@@ -519,9 +512,7 @@ def export(
         OutputFailed: They cannot be written.
         WorkerDied: A worker was killed.
     """
-    options = given_options(options, ExportOptions)
-    notes = Notes(observer or Observer())
-    given = os.fspath(dataset_file)
+    notes, given = Notes(observer), os.fspath(dataset_file)
     source, name = folder_of(given), base_name(given)
     wanted = wanted_exports([formats] if isinstance(formats, str) else [*formats])
     if not wanted:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from shardtool.dataset.find import given_datasets, open_dataset
 from shardtool.errors import current_folder, listing, without_secrets
 from shardtool.execute import start_pool
-from shardtool.request.observer import Observer
 from shardtool.request.options import WorkerOptions
 from shardtool.request.results import LazyList
+from shardtool.request.settings import Observer
 from shardtool.values import Given, output_text
 
 if TYPE_CHECKING:

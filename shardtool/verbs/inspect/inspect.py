@@ -16,10 +16,8 @@ from shardtool.dataset.find import StoredDataset, given_datasets, open_dataset, 
 from shardtool.dataset.payload import content_of, is_label
 from shardtool.errors import CorruptShard, listing, printable, reason, without_secrets
 from shardtool.pattern import SIDECAR_SUFFIX
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Observer
 from shardtool.request.options import InspectOptions
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Observer, by_names
 from shardtool.storage.places import file_fact, for_each
 from shardtool.values import Given, output_text
 from shardtool.verbs.inspect.overview import Column, ColumnSummary, FieldTally, Overview, Sizes, Spread, by_count
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @by_names(InspectOptions)
-def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: Observer | None = None) -> Summary:
+def inspect(dataset: Given, options: InspectOptions, observer: Observer) -> Summary:
     """Return what is in a dataset, or in several.
 
     Args:
@@ -44,7 +42,6 @@ def inspect(dataset: Given, options: InspectOptions | None = None, *, observer: 
         InvalidRequest: There is none.
         CorruptShard: The dataset file is damaged, or no shard can be read.
     """
-    options, observer = given_options(options, InspectOptions), observer or Observer()
     opened = [open_dataset(one) for one in given_datasets(dataset)]
     return together([_seen(one, options, observer) for one in opened])
 

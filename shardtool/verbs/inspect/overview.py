@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.request.observer import Observer
     from shardtool.request.options import InspectOptions
+    from shardtool.request.settings import Observer
     from shardtool.values import Kind
 
 

@@ -28,8 +28,8 @@ from shardtool.dataset.shard_index import FieldRow, ShardIndex, ends_of
 from shardtool.errors import CorruptShard, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import MORE
-from shardtool.request.observer import Observer
 from shardtool.request.options import InspectOptions
+from shardtool.request.settings import Observer
 from shardtool.storage.folders import write_target
 from shardtool.transform.image import BadImage, ImageOptions, blamed, change
 from shardtool.values import IMAGE_ENDINGS, counted, show_size

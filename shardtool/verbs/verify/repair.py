@@ -26,8 +26,8 @@ from shardtool.errors import InvalidRequest, OutputFailed, ShardError, listing, 
 from shardtool.fingerprint import crc32c
 from shardtool.format.tfrecord import encode_number
 from shardtool.pattern import DATASET_SUFFIX, parse_pattern
-from shardtool.request.observer import Observer
 from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions, WorkerOptions
+from shardtool.request.settings import Observer
 from shardtool.storage.folders import open_folder
 from shardtool.storage.places import base_name
 from shardtool.storage.staging import DurableFile, KeptFiles

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.dataset_file import DatasetFile
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
-    from shardtool.request.observer import Observer
+    from shardtool.request.settings import Observer
     from shardtool.source.base import Listing
     from shardtool.verbs.verify.checks import Subject
 

@@ -25,10 +25,8 @@ from shardtool.dataset.walk import Survey
 from shardtool.errors import CorruptShard, listing, without_secrets
 from shardtool.execute import start_pool
 from shardtool.execute.pool import Needs, Pool, a_few, cores
-from shardtool.request.calls import by_names
-from shardtool.request.observer import Observer
 from shardtool.request.options import VerifyOptions
-from shardtool.request.settings import given_options
+from shardtool.request.settings import Observer, by_names
 from shardtool.request.texts import share
 from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import SPLIT_NAMES, Given, counted, output_text, show_size
@@ -46,7 +44,7 @@ _STORED = "the store's own checksums"
 
 
 @by_names(VerifyOptions)
-def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Observer | None = None) -> Report:
+def verify(dataset: Given, options: VerifyOptions, observer: Observer) -> Report:
     """Return what is wrong with a dataset, or with several. Nothing is written, but for `repair`.
 
     Args:
@@ -60,8 +58,7 @@ def verify(dataset: Given, options: VerifyOptions | None = None, *, observer: Ob
         CorruptShard: The dataset file names what lies elsewhere, or is none: nothing could be read.
         OutputFailed: The file system refuses to take what was mended.
     """
-    options, observer, begun = given_options(options, VerifyOptions), observer or Observer(), time.time()
-    givens = given_datasets(dataset)
+    givens, begun = given_datasets(dataset), time.time()
     with nullcontext() if options.repair else _open_pool(options, observer) as pool:
         looked = partial(_look_and_mend, options=options, observer=observer, pool=pool)
         report = _of_several(givens, options, looked) if len(givens) > 1 else _report(looked(givens[0]), options)

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardtool.pattern import ShardPattern
-    from shardtool.request.observer import Notes
     from shardtool.request.results import CreateResult
+    from shardtool.request.settings import Notes
 
 _OPTIONS = CreateOptions(workers=1, max_count=2, label_from_folder=True, on_error="skip")
 _PARTS = 3

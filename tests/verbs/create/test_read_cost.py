@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool import create
-from shardtool.request.observer import Observer
 from shardtool.request.options import CreateOptions
+from shardtool.request.settings import Observer
 from shardtool.source import payloads
 from shardtool.source.payloads import opening_s, reads_at_once
 from shardtool.storage import places as reading

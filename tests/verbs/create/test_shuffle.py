@@ -28,8 +28,8 @@ from shardtool.fingerprint import crc32c
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import Plan, make_plan, shard_samples
-from shardtool.request.observer import Observer
 from shardtool.request.options import ReshardOptions
+from shardtool.request.settings import Observer
 from shardtool.storage.staging import Folder
 from shardtool.values import INLINE, SPAN, SpanFile, show_time
 from shardtool.verbs.create import shuffle
