@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest, OutputFailed, StoreFailed, printable
-from shardtool.storage.remote.address import SOURCE, is_hub, is_source, parse_address, proxy_of, shown
+from shardtool.storage.remote.address import SOURCE, STORES, is_hub, is_source, parse_address, proxy_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -385,8 +385,6 @@ _SILENT = "RequestTimeout"  # of S3, with the status 400: we were silent for too
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
-_ELSEWHERE = ("AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
-              "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # the latter is obstore's
 _STATUS = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")  # in what obstore says
 _REGION = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -430,7 +428,8 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
     except (theirs.AlreadyExistsError, theirs.PreconditionError):
         raise FileExistsError(17, "changed meanwhile, or there already", where) from None
     except (theirs.PermissionDeniedError, theirs.UnauthenticatedError) as error:
-        raise _refused(where, "the store does not allow it", str(error).encode(), lists=lists) from None
+        status = _REFUSED[isinstance(error, theirs.PermissionDeniedError)]
+        raise _failure(address, status, {}, str(error).encode(), lists=lists) from None
     except theirs.NotSupportedError:
         raise StoreFailed(where, "the store cannot do what is asked") from None
     except theirs.InvalidPathError as error:
@@ -450,30 +449,15 @@ def store_failures(address: str, *, lists: bool = False) -> Iterator[None]:
         raise InvalidRequest(where, "no valid address or settings of a store") from None
 
 
-def _refused(where: str, said: str, body: bytes, *, lists: bool) -> AccessRefused:
-    code = code_in(body)
-    said = f"{said} ({code})" if code else said
-    if lists and code in _DENIED:
-        return AccessRefused(where, f"{said}: we may not list what lies there", expected=_TO_LIST, remedy=_UNLISTED)
-    return AccessRefused(where, said, remedy=OF_KEYS.get(code, _CHECK))
-
-
-def _generic(address: str, message: str, *, lists: bool) -> PassingFailure | StoreFailed:
+def _generic(address: str, message: str, *, lists: bool) -> Exception:
     """Return what obstore means by an error of no kind: by words that hold no secret."""
-    where = shown(address)
-    found, body = _STATUS.search(message), message.encode()
-    code = code_in(body)
-    if found or code == "AccessDenied":  # of objects that one request removes, each has a code, and none a status
+    where, body = shown(address), message.encode()
+    found = _STATUS.search(message)
+    if found or code_in(body) == "AccessDenied":  # of objects that one request removes, each has a code, and no status
         status = int(found[1] or found[2]) if found else HTTPStatus.FORBIDDEN.value
-        if status in BUSY:
-            return PassingFailure(f"the store answers {status}", answered=True)
-        if code in _EXPIRED:
-            return _expired(where, status, code)
-        if status in _REFUSED or code in OF_KEYS:
-            return _refused(where, f"the store answers {status}", body, lists=lists)
-        said = f"the store answers {status} {code}".rstrip()
-        what = "there is no such bucket" if status == HTTPStatus.NOT_FOUND else said
-        return StoreFailed(where, what, remedy=_wrong_place(address, body))
+        if status == HTTPStatus.NOT_FOUND:
+            return StoreFailed(where, "there is no such bucket", remedy=_wrong_place(address, body))
+        return _failure(address, status, {}, body, lists=lists)
     found = _SERVER.search(message)
     if why := _NO_TRUST.search(message):
         return _untrusted(where, found[1] if found else "the store", why[1])
@@ -568,21 +552,31 @@ def refusal(address: str, method: str, status: int, headers: Mapping[str, str], 
         return FileNotFoundError(2, MISSING.get(headers.get("X-Error-Code", ""), "no such object"), where)
     if status in (HTTPStatus.CONFLICT, HTTPStatus.PRECONDITION_FAILED):
         return FileExistsError(17, "changed meanwhile, or there already", where)
-    code = code_in(body)
-    said = f" {code}" if code else ""
+    return _failure(address, status, headers, body, f"permission for {method}")
+
+
+def _failure(
+    address: str, status: int, headers: Mapping[str, str], body: bytes, allowed: str = "", *, lists: bool = False
+) -> Exception:
+    """Return what an answer means that says of no object what it is: we may not, not now, or not there."""
+    where, code = shown(address), code_in(body)
+    found = f"the server answers {status} {code}".rstrip()
     if code in _EXPIRED:
-        return _expired(where, status, code)
+        return AccessRefused(where, f"{found}: the credentials are valid no more", remedy=OF_KEYS[code])
     if status in _REFUSED or code in OF_KEYS:
-        found = f"the server answers {status}{said}: not allowed, or not there"
-        expected = "" if code in OF_KEYS else f"permission for {method}"
-        refused = AccessRefused(where, found, expected=expected, remedy=OF_KEYS.get(code, _CHECK))
-        return closed(address) if is_hub(address) else refused
+        if is_hub(address):
+            return closed(address)
+        if lists and code in _DENIED:
+            found += ": we may not list what lies there"
+            return AccessRefused(where, found, expected=_TO_LIST, remedy=_UNLISTED)
+        expected, remedy = ("", OF_KEYS[code]) if code in OF_KEYS else (allowed, _CHECK)
+        return AccessRefused(where, f"{found}: not allowed, or not there", expected=expected, remedy=remedy)
     if status in BUSY or code == _SILENT:
         return busy(status, headers)
-    elsewhere = code in _ELSEWHERE or str(status).startswith("3")  # a request to a store is signed for one server
-    remedy = _wrong_place(address, body, headers.get("x-amz-bucket-region", "")) if elsewhere else ""
+    in_store = parse_address(address).scheme in STORES  # whose requests are signed for one server
+    remedy = _wrong_place(address, body, headers.get("x-amz-bucket-region", "")) if in_store else ""
     remedy = _PROXIES if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else remedy
-    return StoreFailed(where, f"the server answers {status}{said}", expected="200 or 206", remedy=remedy)
+    return StoreFailed(where, found, expected="200 or 206", remedy=remedy)
 
 
 def closed(address: str) -> AccessRefused:
@@ -605,11 +599,6 @@ def _wrong_place(address: str, body: bytes, region: str = "") -> str:
     region = found[1].decode() if found else region
     name = f"{SOURCE * is_source(address)}AWS_REGION"
     return f"Set {name}={printable(region)}, where the bucket lies." if region else WRONG_PLACE
-
-
-def _expired(where: str, status: int, code: str) -> AccessRefused:
-    found = f"the store answers {status} {code}: the credentials are valid no more"
-    return AccessRefused(where, found, remedy=OF_KEYS[code])
 
 
 def code_in(body: bytes) -> str:
