@@ -41,6 +41,9 @@ def test_reading(memory: str, tmp_path: Path) -> None:
     for given in ("d/out.json", "d", "d/out-{000..}.tar"):
         assert [dict(sample) for sample in shardtool.open(f"{memory}/{given}")] == local
     assert places.read_tail(f"{memory}/t/cat/1.jpg", 2) == b"ne"
+    capitals = memory.replace("memory:", "MEMORY:")
+    assert [dict(sample) for sample in shardtool.open(f"{capitals}/d")] == local
+    assert sorted(places.list_folder(f"{capitals}/t")) == sorted(places.list_folder(f"{memory}/t"))
 
 
 def test_source(memory: str, tmp_path: Path) -> None:

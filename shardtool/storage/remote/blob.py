@@ -807,6 +807,7 @@ class OtherBlob(Blob):
     """
 
     def __init__(self, address: str) -> None:
+        address = parse_address(address).text()  # its scheme in small letters: fsspec knows no others
         self.address, self._where, self.ranges = address, shown(address), True
         found = _asked(address, lambda files: files.info(address))
         if found["type"] != "file" or found["size"] is None:
@@ -833,6 +834,7 @@ def list_other(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         InvalidRequest: It names no repository.
         StoreFailed: It fails, or there is no such repository, or revision of it.
     """
+    address = parse_address(address).text()
     if is_hub(address):
         _hub_parts(address)
 
@@ -907,7 +909,8 @@ def _cat(address: str, span: Mapping[str, int], files: Any) -> Any:
 
 
 def _files(address: str) -> Any:
-    return _file_system(address.partition("://")[0], parse_address(address).host, os.getpid())
+    at = parse_address(address)
+    return _file_system(at.scheme, at.host, os.getpid())
 
 
 @functools.lru_cache(maxsize=16)

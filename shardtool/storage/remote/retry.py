@@ -525,14 +525,18 @@ def answering(address: str, url: str = "") -> Iterator[None]:
     from http.client import HTTPException
 
     from urllib3.connection import BaseSSLError
-    from urllib3.exceptions import HTTPError, SSLError
+    from urllib3.exceptions import HTTPError, ProxyError, SSLError
 
     try:
         yield
     except HTTPError as error:
         raise _lost(address, error, url) from None
-    except BaseSSLError as error:  # a connection without a pool raises it as it is
+    except BaseSSLError as error:  # a connection without a pool raises it as it is, and what follows
         raise _lost(address, SSLError(error), url) from None
+    except OSError as error:
+        if not _TUNNEL.match(str(error)):
+            raise
+        raise _lost(address, ProxyError("", error), url) from None
     except (ValueError, ArithmeticError, HTTPException):
         raise StoreFailed(shown(address), "no valid address, or an answer that is no HTTP") from None
 

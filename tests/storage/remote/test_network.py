@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
 
-from shardtool.errors import InvalidRequest, ShardError, StoreFailed
+from shardtool.errors import AccessRefused, InvalidRequest, ShardError, StoreFailed
 from shardtool.storage.folders import upload
 from shardtool.storage.places import list_folder, read_small
 from shardtool.storage.remote import address
@@ -146,6 +148,29 @@ def test_a_proxy_that_is_gone(bucket: tuple[str, str, FaultyProxy], monkeypatch:
     with pytest.raises(StoreFailed, match=r"the proxy 127\.0\.0\.1:9") as caught:
         read_small(f"{web}/x.txt")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [403, 407])
+@pytest.mark.parametrize("kind", ["read", "upload"])
+def test_a_proxy_that_refuses(
+    kind: str, status: int, bucket: tuple[str, str, FaultyProxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that lets nobody through to a server is named at once, with the cure, whatever is asked."""
+    with socket.create_server(("127.0.0.1", 0)) as gate:
+        where = f"127.0.0.1:{gate.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
+        monkeypatch.setenv("HTTPS_PROXY", where)
+        Thread(target=_refuse_one, args=(gate, status), daemon=True).start()
+        with pytest.raises(AccessRefused, match=f"the proxy {where}: it answers {status}") as caught:
+            _ASKS[kind](bucket[0])
+    assert "HTTPS_PROXY" in caught.value.remedy
+
+
+def _refuse_one(gate: socket.socket, status: int) -> None:
+    connection, _ = gate.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
 
 
 @pytest.mark.slow
