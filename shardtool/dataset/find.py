@@ -51,26 +51,8 @@ from shardtool.pattern import (
     sidecar_name,
     whole_of,
 )
-from shardtool.storage.places import (
-    base_name,
-    dangling,
-    folder_of,
-    folders_in,
-    for_each,
-    is_file,
-    is_folder,
-    is_url,
-    is_web,
-    join,
-    list_folder,
-    names_in,
-    plain_size,
-    plain_sizes,
-    read_beside,
-    read_small,
-    real_path,
-    refuse_near_url,
-)
+from shardtool.storage import places
+from shardtool.storage.places import base_name, folder_of, for_each, is_file, is_folder, is_url, is_web, join, names_in
 from shardtool.values import SPLIT_NAMES, Dots, Given, counted, given_names, output_text, to_bytes
 from shardtool.wording import create_again, either
 
@@ -142,7 +124,7 @@ class StoredShard:
 
     def size(self) -> int | None:
         """Return its bytes; None where it is no plain file."""
-        return plain_size(self.path)
+        return places.plain_size(self.path)
 
     def index(self, *, metadata: bool = False) -> ShardIndex:
         """Return where its samples lie, as its sidecar says or, where there is no sound one, a walk finds.
@@ -256,7 +238,7 @@ class StoredDataset:
         Raises:
             CorruptShard: It is damaged.
         """
-        data = b"" if self.dataset_file is None else read_small(self.dataset_file)
+        data = b"" if self.dataset_file is None else places.read_small(self.dataset_file)
         if self.dataset_file is None or shard_names(data) is None:
             return self
         file = read_dataset(data, self.dataset_file)
@@ -340,7 +322,7 @@ def _find(names: list[str]) -> StoredDataset:
     if is_url(name):
         return _at_address(name)
     if not os.path.lexists(name):
-        refuse_near_url(name)
+        places.refuse_near_url(name)
     if os.path.isdir(name):
         return _of_folder(name)
     if name.endswith(DATASET_SUFFIX):
@@ -358,7 +340,7 @@ def matches(name: str) -> list[str]:
     if is_web(name) or any(mark in folder for mark in _GLOB):
         found = "a glob on the web, where nothing is listed" if is_web(name) else "a glob in a folder's name"
         raise InvalidRequest(name, found, expected=_EXPECTED_WEB if is_web(name) else "one in the name of the shards")
-    names = [one for one in list_folder(folder) if fnmatchcase(one, last)]
+    names = [one for one in places.list_folder(folder) if fnmatchcase(one, last)]
     return [join(folder, one) for one in sorted(names, key=natural)]
 
 
@@ -393,7 +375,7 @@ def _of_names(names: list[str], text: str = "") -> StoredDataset:
     """Return the shards of these names; of a glob, which is `text`, also those that a dataset file lists."""
     sidecars = {sidecar_path(name, None) for name in names}
     names = [name for name in names if name not in sidecars] or names  # a glob finds them beside `train-00000-of-01024`
-    sizes = [*plain_sizes(names)]
+    sizes = [*places.plain_sizes(names)]
     for name in names:
         _check_fetched(name)
     if len(names) == 1 and names[0].endswith(DATASET_SUFFIX) and sizes[0] is not None:
@@ -417,7 +399,7 @@ def _of_names(names: list[str], text: str = "") -> StoredDataset:
 
 def _check_fetched(path: str) -> None:
     """Refuse a link to nothing: what it leads to lies elsewhere, and was not fetched."""
-    if not is_url(path) and (target := dangling(path)) is not None:
+    if not is_url(path) and (target := places.dangling(path)) is not None:
         raise InvalidRequest(path, f"a link to nothing, {printable(target)}", expected=EXPECTED, remedy=FETCH)
 
 
@@ -447,7 +429,7 @@ def _in(folder: str) -> tuple[list[str], list[str]]:
         OSError: It cannot be listed.
         AccessRefused: A store lets us list it, and not read.
     """
-    names = sorted(list_folder(folder), key=natural)
+    names = sorted(places.list_folder(folder), key=natural)
     named = [name for name in names if name.endswith(DATASET_SUFFIX)]
     files = [name for name in named if is_dataset_file(join(folder, name), listed=True)]
     names = [name for name in names if not name.startswith(".")]
@@ -508,7 +490,7 @@ def _there(pattern: ShardPattern) -> Iterable[str] | None:
             if pattern.count is None:
                 raise
             return None
-    sizes = plain_sizes([join(pattern.folder, name) for name in pattern.names])
+    sizes = places.plain_sizes([join(pattern.folder, name) for name in pattern.names])
     return [name for name, size in zip(pattern.names, sizes, strict=True) if size is not None]
 
 
@@ -540,7 +522,7 @@ def _check_named(pattern: ShardPattern) -> None:
 def _of_dataset_file(path: str) -> StoredDataset:
     _check_fetched(path)
     try:
-        data = read_small(path)
+        data = places.read_small(path)
     except OSError as error:
         begun = path.removesuffix(DATASET_SUFFIX)
         begun = join(folder_of(begun), replacing_name(base_name(begun)))
@@ -600,7 +582,7 @@ def listed_by(path: str) -> set[str]:
 def _dataset_bytes(path: str, *, listed: bool = False) -> bytes | None:
     """Return the bytes of a dataset file of ours, damaged or not; None: there is none."""
     try:
-        data = read_small(path) if is_url(path) or os.path.isfile(path) else b""
+        data = places.read_small(path) if is_url(path) or os.path.isfile(path) else b""
     except (OSError, AccessRefused) as error:  # the latter is said of what is not there, where we may not list
         if listed and isinstance(error, AccessRefused):
             raise
@@ -688,7 +670,7 @@ def check_finished(found: StoredDataset) -> None:
     Raises:
         InvalidRequest: They are not.
     """
-    there = [path for path, size in zip(found.paths, plain_sizes(found.paths), strict=True) if size is not None]
+    there = [path for path, size in zip(found.paths, places.plain_sizes(found.paths), strict=True) if size is not None]
     for one in unfinished(for_each(fact_beside, there), facts_beside(found)):
         remedy = f"{create_again()} finishes such a run; `shardtool reshard` makes a dataset of those that are here."
         raise InvalidRequest(found.folder or ".", one, expected=ALL_SHARDS, remedy=remedy)
@@ -697,7 +679,7 @@ def check_finished(found: StoredDataset) -> None:
 def fact_beside(shard: str) -> ShardFact | None:
     """Return what the sidecar beside a shard says; None where there is none, or it is damaged."""
     path = sidecar_path(shard, None)
-    if (data := read_beside(path)) is None:
+    if (data := places.read_beside(path)) is None:
         return None
     from shardtool.dataset.shard_index import read_facts
 
@@ -716,7 +698,7 @@ def recorded_dots(found: StoredDataset) -> Dots:
     from shardtool.dataset.shard_index import read_sidecar
 
     sidecars = [shard.sidecar for shard in found.shards]
-    for where, data in zip(sidecars, for_each(read_beside, sidecars), strict=True):
+    for where, data in zip(sidecars, for_each(places.read_beside, sidecars), strict=True):
         with suppress(CorruptShard):
             index = None if data is None else read_sidecar(data, where, None, metadata=False)
             if index is None or b"." not in bytes(index.keys):
@@ -849,7 +831,7 @@ def _in_folder(folder: str, *, below: bool) -> list[Given]:
     except OSError:
         return []
     if not files and not shards:
-        plain = sorted(folders_in(folder), key=natural) if below else []
+        plain = sorted(places.folders_in(folder), key=natural) if below else []
         paths = [join(folder, name) for name in plain if not name.startswith(".")]
         return [one for path in paths for one in _in_folder(path, below=False)]
     rest = _untold(folder, files, shards) if files else []
@@ -860,14 +842,9 @@ def _in_folder(folder: str, *, below: bool) -> list[Given]:
 
 def _untold(folder: str, files: list[str], shards: list[str]) -> list[str]:
     """Return the shards of a folder that no dataset file in it lists, and that have no name of one's pattern."""
-    listed: set[str] = set()
-    patterns: list[ShardPattern] = []
-    for name in files:
-        with suppress(OSError, CorruptShard, InvalidRequest):
-            data = read_small(join(folder, name))
-            listed.update(shard_names(data) or ())
-            pattern = recorded_pattern(read_dataset(data, name))
-            patterns += [] if pattern is None else [pattern]
+    told = [join(folder, name) for name in files]
+    listed = set[str]().union(*map(listed_by, told))
+    patterns = [pattern for file in map(sound_dataset, told) if file and (pattern := recorded_pattern(file))]
     found = [(base_name(path), path) for path in shards]
     rest = [(name, path) for name, path in found if output_text(name) not in listed]
     return [path for name, path in rest if not any(one.owns(name) for one in patterns)]
@@ -929,4 +906,4 @@ def _paths_of(name: str) -> tuple[str, ...] | None:
 
 def _place(given: Given) -> object:
     """Return what is equal for two names of one dataset."""
-    return real_path(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else tuple(given)
+    return places.real_path(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else tuple(given)

@@ -77,12 +77,14 @@ class ShardFile:
             return self._window[at : at + length]
         file = self._file
         near = 0 <= at <= len(self._window) + file.near
-        wanted = min(max(length, file.window if near else file.hop), max(0, self.size - offset))
+        self._start, self._window = offset, self._read(offset, max(length, file.window if near else file.hop))
+        return self._window[:length]
+
+    def _read(self, offset: int, length: int) -> bytes:
         try:
-            self._start, self._window = offset, file.read(offset, wanted)
+            return self._file.read(offset, min(length, max(0, self.size - offset)))
         except OSError as error:
             raise self._failed(offset, error) from None
-        return self._window[:length]
 
     def _failed(self, offset: int, error: OSError) -> CorruptShard:
         raise_if_machines(error, self.path)
@@ -112,7 +114,7 @@ class SummedFile(ShardFile):
         if at >= 0 and at + length <= self._held:
             return self._view[at : at + length]
         if at < 0:
-            return self._again(offset, length)
+            return self._read(offset, length)
         while self._end < offset and self._fill(0):
             at = offset - self._start
         kept = max(0, self._held - at)
@@ -144,12 +146,6 @@ class SummedFile(ShardFile):
         self._held = at + got
         self._end += got
         return got
-
-    def _again(self, offset: int, length: int) -> bytes:
-        try:
-            return self._file.read(offset, min(length, max(0, self.size - offset)))
-        except OSError as error:
-            raise self._failed(offset, error) from None
 
 
 class _XzStream:
@@ -336,16 +332,6 @@ def is_packed(path: str) -> bool:
         InvalidRequest: It is no shard.
     """
     return bool(shard_kind(path).packing)
-
-
-def shard_format(path: str) -> str:
-    """Return `tar` or `tfrecord`.
-
-    Raises:
-        CorruptShard: Its name does not tell, and it cannot be opened.
-        InvalidRequest: It is no shard.
-    """
-    return shard_kind(path).format
 
 
 def shard_kind(path: str) -> NameFacts:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.shard_file import shard_format
 from shardtool.errors import InvalidRequest, listing
 from shardtool.read.catalog import metadata_schema
 from shardtool.read.dataset import Dataset
@@ -134,7 +133,7 @@ class ShardSource(Datasource):  # type: ignore[misc] # Ray's types are not looke
 def _columns(fetcher: Fetcher, fields: Collection[str]) -> dict[str, pa.DataType | None]:
     """Return the type of each column; None: only the values say."""
     catalog = fetcher.catalog
-    tars = all(shard_format(shard.path) == "tar" for shard in catalog.shards)
+    tars = all(shard.format == "tar" for shard in catalog.shards)
     found: dict[str, pa.DataType | None] = {"__key__": pa.string()}
     for name in fields:
         plain = _NUMBERS.get(catalog.kinds.get(name, "bytes"), pa.large_binary())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from shardtool.dataset.shard_file import shard_format
+from shardtool.dataset.shard_file import shard_kind
 from shardtool.errors import CorruptShard, ShardError
 from shardtool.read.catalog import Catalog, IndexStore
 from shardtool.read.samples import (
@@ -381,7 +381,7 @@ class Fetcher(_SampleReader):
             if (known := self._broken.get(shard)) is not None:  # no second walk, and no second copy
                 raise known.with_traceback(None)
             place, index = self.catalog.shards[shard], self.store.index(shard)
-            is_tar = shard_format(place.path) == "tar"
+            is_tar = shard_kind(place.path).format == "tar"
             # Nothing but the dataset file, or else the record, says whether bytes are a list or a value.
             readers = self._readers if self.catalog.dataset(shard)[0].listed and not index.kinds else None
             file = self._files.open(place, self._sizes[shard] or None)
