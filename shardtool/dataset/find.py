@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
+    from shardtool.dataset.walk import Survey
     from shardtool.request.run_record import RunRecord
 
 Value = TypeVar("Value")
@@ -126,6 +127,15 @@ class StoredShard:
         """Return its bytes; None where it is no plain file."""
         return places.plain_size(self.path)
 
+    def survey(self, *, checksum: bool = False) -> Survey:
+        """Return what a walk over it finds, with checksums where payloads are to be read, too.
+
+        Raises:
+            CorruptShard: It cannot be opened.
+            InvalidRequest: Its name has the ending of no format.
+        """
+        return survey(SurveyTask(self.path, checksum, self.dots))
+
     def index(self, *, metadata: bool = False) -> ShardIndex:
         """Return where its samples lie, as its sidecar says or, where there is no sound one, a walk finds.
 
@@ -141,7 +151,7 @@ class StoredShard:
         found = self._said(lambda: sidecar_of(read_bytes(where), where, self.name, size, metadata=metadata))
         if isinstance(found, ShardIndex):
             return found
-        return replace(walked_index(survey(SurveyTask(self.path, dots=self.dots))), damage=found)
+        return replace(walked_index(self.survey()), damage=found)
 
     def _said(self, read: Callable[[], Value]) -> Value | CorruptShard | None:
         """Return what is read of the sidecar, or what is wrong with it; None where there is none."""

@@ -13,6 +13,7 @@ import pytest
 from shardtool import CreateOptions, create
 from shardtool.dataset import walk as survey_module
 from shardtool.dataset.dataset_file import read_dataset
+from shardtool.dataset.find import StoredShard
 from shardtool.dataset.walk import Survey, SurveyTask, survey
 from shardtool.errors import OutputFailed
 from shardtool.fingerprint import crc32c, show_fingerprint
@@ -283,4 +284,4 @@ def test_no_room_for_a_large_record(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     path = _packed(tmp_path / "x.tfrecord.gz", _example((b"a", tfrecords.BYTES, tfrecords.part(bytes(100)))))
     with pytest.raises(OutputFailed, match="TMPDIR"):
-        examine(Task(str(path), path.name, "first"))
+        examine(Task(StoredShard(str(path))))

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset import find
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.shard_file import PackedFile, ShardFile, is_packed, open_shard
-from shardtool.dataset.walk import OddMember, Survey, SurveyTask, survey, walked_text
+from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard
+from shardtool.dataset.walk import OddMember, Survey, walked_text
 from shardtool.errors import (
     AccessRefused,
     CorruptShard,
@@ -34,7 +34,7 @@ from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
 from shardtool.storage import places
 from shardtool.storage.places import dangling, is_url, is_web, join, names_in, plain_sizes, read_small
-from shardtool.values import IMAGE_ENDINGS, RESERVED, Dots, Given, counted, is_utf8, output_text, to_bytes
+from shardtool.values import IMAGE_ENDINGS, RESERVED, Given, counted, is_utf8, output_text, to_bytes
 from shardtool.verbs.verify.findings import MOST, Finding, Findings, finding_of
 from shardtool.wording import call
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.dataset.shard_index import ShardFact, ShardIndex
+    from shardtool.dataset.shard_index import ShardFact
 
 
 # One shard examined in a worker: walked, summed, and where asked for decoded.
@@ -66,17 +66,13 @@ class Task(NamedTuple):
     """A shard to examine.
 
     Attributes:
-        path: The path of the shard.
-        name: The name of the shard, for findings.
-        dots: The dot at which the key in a member's name ends.
+        shard: The shard.
         decode: Whether payloads are decoded.
         classes: Field to how many classes its numbers stand for.
         contents: Whether it is known what samples hold.
     """
 
-    path: str
-    name: str
-    dots: Dots
+    shard: StoredShard
     decode: bool = False
     classes: Mapping[str, int] = {}
     contents: bool = False
@@ -109,13 +105,13 @@ class ShardExamination:
 def examine(task: Task) -> ShardExamination:
     """Walk, sum and, where asked for, decode a shard; of a damaged one, what precedes the damage."""
     try:
-        found = survey(SurveyTask(task.path, checksum=True, dots=task.dots))
+        found = task.shard.survey(checksum=True)
     except OutputFailed:  # the machine's fault, or the network's, not the shard's
         raise
     except StoreFailed as failed:
         if not failed.of_file:
             raise
-        return ShardExamination(None, error=CorruptShard(task.path, failed.found))
+        return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
     except ShardError as error:
         return ShardExamination(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=HASH_SIZE).digest() for key in found.keys])
@@ -159,8 +155,8 @@ def _decode(task: Task, found: Survey, examined: ShardExamination) -> None:
         checks.append(_check_for(text, task.classes.get(text)) if kind == "bytes" else None)
     if not any(checks):
         return
-    packed, row = is_packed(task.path), 0
-    with open_shard(task.path) as shard:
+    row = 0
+    with open_shard(task.shard.path) as shard:
         for key, count in zip(found.keys, found.counts, strict=True):
             rows = range(row, min(row + count, len(found.lengths)))
             for at in sorted(rows, key=found.offsets.__getitem__):  # a compressed shard is read in sequence only
@@ -173,8 +169,9 @@ def _decode(task: Task, found: Survey, examined: ShardExamination) -> None:
                 elif wrong and len(examined.findings) >= MOST:
                     examined.more[check.code] = examined.more.get(check.code, 0) + 1
                 elif wrong:
-                    place, text = None if packed else offset, walked_text(found.names[found.codes[at]])
-                    examined.findings.append(Finding(check.code, task.name, wrong, "", place, walked_text(key), text))
+                    place, text = offset if found.size >= 0 else None, walked_text(found.names[found.codes[at]])
+                    finding = Finding(check.code, task.shard.name, wrong, "", place, walked_text(key), text)
+                    examined.findings.append(finding)
             row += count
 
 
@@ -270,7 +267,6 @@ class ShardCase:
         size: The shard's bytes; None where there is no such file.
         data: The sidecar's bytes; None where it is not there, or cannot be read.
         fact: What the sidecar says of its shard; None where it is damaged.
-        index: The sidecar's rows; None where it is damaged, or they were not read.
         examined: What a worker found; None where the shard was not read.
     """
 
@@ -279,18 +275,12 @@ class ShardCase:
     size: int | None = None
     data: bytes | None = None
     fact: ShardFact | None = None
-    index: ShardIndex | None = None
     examined: ShardExamination | None = None
 
     @property
     def name(self) -> str:
         """The shard's name."""
         return self.shard.name
-
-    @property
-    def path(self) -> str:
-        """The shard's path."""
-        return self.shard.path
 
     @property
     def sidecar(self) -> str:
@@ -405,11 +395,11 @@ def base_name(path: str) -> str:
 def check_shard(case: ShardCase) -> Iterator[Finding]:
     """Yield what is wrong with the shard as a file: missing, unreadable, of another size or other bytes."""
     if case.size is None:
-        if is_url(case.path):
+        if is_url(case.shard.path):
             yield Finding("shard-missing", case.name, "no such object")
-        elif (target := dangling(case.path)) is not None:
+        elif (target := dangling(case.shard.path)) is not None:
             yield Finding("shard-missing", case.name, f"a link to nothing, {target}", "what it leads to, fetched")
-        elif os.path.lexists(case.path):
+        elif os.path.lexists(case.shard.path):
             yield Finding("shard-unreadable", case.name, "no plain file")
         else:
             yield Finding("shard-missing", case.name, "no such file")
@@ -525,7 +515,7 @@ def _twice(name: str, survey: Survey, more: dict[str, int]) -> Iterator[Finding]
         yield Finding("field-duplicate", name, "a field twice", offset=survey.offsets[row], key=key, field=field)
 
 
-def read_sidecar(case: ShardCase) -> Iterator[Finding]:
+def check_sidecar(case: ShardCase) -> Iterator[Finding]:
     """Read the sidecar's bytes and what it says of its shard; yield what is wrong with it as a file."""
     from shardtool.dataset.shard_index import read_bytes, read_facts
 
@@ -566,24 +556,19 @@ def check_fact(case: ShardCase) -> Iterator[Finding]:
         yield Finding("sidecar-stale", case.sidecar, f"{said}, checksum {fact.crc:08x}", f"{entry.crc:08x}")
 
 
-def read_case_index(case: ShardCase) -> Iterator[Finding]:
-    """Read the sidecar's columns; yield what keeps them from being read."""
-    from shardtool.dataset.shard_index import read_sidecar as read
+def check_index(case: ShardCase) -> Iterator[Finding]:
+    """Yield, of a shard that was read, what keeps the sidecar's columns from being read, or where the two differ."""
+    from shardtool.dataset.shard_index import differences, read_sidecar, walked_index
 
-    if case.data is None or case.fact is None:
+    survey = case.survey
+    if case.data is None or case.fact is None or case.examined is None:
         return
     try:
-        case.index = read(case.data, case.sidecar, case.size)
+        index = read_sidecar(case.data, case.sidecar, case.size)
     except CorruptShard as error:
         yield finding_of("sidecar-damaged", case.sidecar, error)
-
-
-def check_index(case: ShardCase) -> Iterator[Finding]:
-    """Yield where the sidecar and the shard differ."""
-    from shardtool.dataset.shard_index import differences, walked_index
-
-    index, survey = case.index, case.survey
-    if index is None or survey is None or survey.size < 0:
+        return
+    if survey is None or survey.size < 0:
         return
     for one in differences(index, walked_index(survey)):
         if one.what == "samples":
@@ -613,6 +598,9 @@ def check_entry(case: ShardCase) -> Iterator[Finding]:
         if recorded != key:
             found = f"the {what} key {printable(key)}"
             yield Finding("totals-differ", case.name, found, f"{printable(recorded)}{_LISTED}")
+
+
+SHARD_CHECKS = (check_sidecar, check_shard, check_fact, check_records, check_index, check_entry)
 
 
 # What no shard alone can show: keys that two samples have, the totals, and the fingerprint of the content.
@@ -717,8 +705,7 @@ def sample_at(subject: Subject, read: dict[int, Survey], place: int) -> tuple[in
     at = bisect_right(ends, place)
     number = subject.sums.hashes[at][0]
     if number not in read:
-        shard = subject.cases[number].shard
-        read[number] = survey(SurveyTask(shard.path, dots=shard.dots))
+        read[number] = subject.cases[number].shard.survey()
     keys = read[number].keys
     row = place - (ends[at - 1] if at else 0)
     return number, walked_text(keys[row]) if row < len(keys) else ""

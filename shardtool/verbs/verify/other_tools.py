@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
 from shardtool.interop import indexes
@@ -43,7 +42,7 @@ def check_targets(subject: Subject, shards: Sequence[Survey], targets: Sequence[
         if "dali" in targets:
             findings.unchecked.append("names for dali: it finds those of TFRecord shards by what it is asked for")
         return
-    packed = [case.name for case in subject.cases if case.size is not None and is_packed(case.path)]
+    packed = [case.name for case in subject.cases if case.size is not None and case.shard.packed]
     refusing = [target for target in targets if packed and target in _PLAIN_ONLY]
     if refusing:
         found = Finding("target-format", ", ".join(refusing), f"compressed shards: {listing(packed, 3)}", "plain ones")
@@ -60,7 +59,8 @@ def _names(subject: Subject, shards: Sequence[Survey], targets: Sequence[str]) -
     from shardtool.interop.readers import READERS, Misreadings
 
     dali = indexes.EXPORTS["dali-webdataset"]
-    indexed = all(is_file(join(folder_of(case.path), indexes.index_name(case.name, dali))) for case in subject.cases)
+    shards_there = subject.dataset.shards
+    indexed = all(is_file(join(folder_of(one.path), indexes.index_name(one.name, dali))) for one in shards_there)
     found = Misreadings()
     for shard in shards:
         found.add_shard(walked_index(shard))
@@ -136,10 +136,10 @@ def check_beside(subject: Subject, pool: Pool) -> None:
     beside = names - {base_name(subject.dataset.dataset_file or "")}
     tasks: dict[int, tuple[SurveyTask, Sequence[str]]] = {}
     for number, case in enumerate(subject.cases):
-        name = base_name(case.path)
+        name = case.shard.file_name
         files = [*indexes.names_beside(name, beside)]
         if files and case.survey is not None and is_shard_name(name):
-            tasks[number] = SurveyTask(case.path, dots=case.shard.dots), files
+            tasks[number] = SurveyTask(case.shard.path, dots=case.shard.dots), files
     numbers = [*tasks]
     for place, (found, unknown) in pool.map(compare_beside, iter(tasks.values())):
         findings.add(numbers[place], *found)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.values import Given, OnError
     from shardtool.verbs.verify.checks import ShardCase, Subject
-    from shardtool.verbs.verify.findings import Report
 
 
 # What of a damaged dataset can be made again: decided from findings and the dataset file; nothing is touched.
@@ -137,14 +136,14 @@ def output_again(file: DatasetFile, found: StoredDataset, codes: Collection[str]
 _KEPT_SUFFIX = ".before-repair"
 
 
-def repair(seen: Subject, report: Report, options: VerifyOptions, look: Callable[..., Subject]) -> Subject:
+def repair(seen: Subject, options: VerifyOptions, look: Callable[..., Subject]) -> Subject:
     """Mend what can be mended of a dataset that was looked at, and look again.
 
     Raises:
         ShardError: What `verify` raises.
         OutputFailed: The file system refuses to take what was mended.
     """
-    mending = _Repair(report, seen, options)
+    mending = _Repair(seen, options)
     mending.run()
     if mending.changed:
         seen = look(replace(options, repair=False, map=None), Observer())
@@ -161,11 +160,11 @@ class _Repair:
         changed: Whether anything was written.
     """
 
-    def __init__(self, report: Report, seen: Subject, options: VerifyOptions) -> None:
+    def __init__(self, seen: Subject, options: VerifyOptions) -> None:
         self.seen, self.options = seen, options
-        self.codes = {one.code for one in report.findings} | set(report.counts)
+        self.codes = {code for code, count in seen.findings.counts.items() if count}
         self.by_file: dict[str, set[str]] = {}
-        for one in report.findings:
+        for _, one in seen.findings.listed:
             self.by_file.setdefault(one.file, set()).add(one.code)
         self.folder = open_folder(seen.dataset.folder)
         self.done: list[str] = []
@@ -247,11 +246,10 @@ class _Repair:
     def _sidecar_of(self, case: ShardCase, file: DatasetFile) -> tuple[bytes, list[str]]:
         """Return the sidecar of a shard, and its columns: of its metadata only the numbers of classes."""
         from shardtool.dataset.shard_index import SHARD, encode_table, walked_index
-        from shardtool.dataset.walk import SurveyTask, survey
 
-        found = survey(SurveyTask(case.path, checksum=True, dots=case.shard.dots))
+        found = case.shard.survey(checksum=True)
         if found.error is not None or case.entry is None or found.crc != case.entry.crc:
-            raise OutputFailed(case.path, "changed while it was verified", remedy="Run it again.")
+            raise OutputFailed(case.shard.path, "changed while it was verified", remedy="Run it again.")
         index = _with_labels(walked_index(found), file)
         return encode_table(index.plain_table(), index.fact), [*index.schema.names, SHARD.name]
 

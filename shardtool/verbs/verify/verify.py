@@ -86,7 +86,7 @@ def _look_and_mend(
     if options.repair and subject.findings.counts.total():
         from shardtool.verbs.verify.repair import repair
 
-        subject = repair(subject, _report(subject, options), options, look)
+        subject = repair(subject, options, look)
     subject.seconds = time.time() - begun
     return subject
 
@@ -143,7 +143,7 @@ def _check_stored(findings: Findings, number: int, case: ShardCase) -> None:
     if case.size is None or not case.crcs:
         return
     with suppress(FileNotFoundError):
-        crc = stored_crc(case.path)
+        crc = stored_crc(case.shard.path)
         if crc is None:
             return
         findings.checked.append(_STORED)
@@ -161,7 +161,7 @@ def _look_inside(subject: Subject, options: VerifyOptions, observer: Observer, p
         comparison = Comparison(subject, options, observer)  # before shards are read, where there is no such source
     there = chosen_shards(subject.cases, options)
     _start(subject, observer, there)
-    pool.check(Needs(a_few([subject.cases[number].path for number in there])))
+    pool.check(Needs(a_few([subject.cases[number].shard.path for number in there])))
     checks.check_numbering(subject)
     surveys = _examine_all(subject, there, options, observer, pool, contents=contents)
     subject.sums.partial = len(there) < sum(case.size is not None for case in subject.cases)
@@ -189,10 +189,7 @@ def _examine_all(
     ahead = threading.Thread(target=import_module, args=("shardtool.dataset.shard_index",), daemon=True)
     ahead.start()  # while workers read the first shards
     classes = {name: len(names) for name, names in subject.file.classes.items() if names} if subject.file else {}
-    tasks = (
-        checks.Task(case.path, case.name, case.shard.dots, options.decode, classes, contents)
-        for case in (subject.cases[number] for number in there)
-    )
+    tasks = (checks.Task(subject.cases[number].shard, options.decode, classes, contents) for number in there)
     surveys = dict[int, Survey]()
     for place, examined in pool.map(checks.examine, tasks):
         ahead.join()
@@ -201,11 +198,10 @@ def _examine_all(
         case.examined = examined
         _check_case(subject.findings, number, case)
         subject.sums.add(number, examined)
-        case.index = case.data = case.examined = None
+        case.examined = None
         if found is not None:
-            short = Survey(found.path, found.format, found.size)  # without its columns
-            short.crc, short.error = found.crc, found.error
-            case.examined = ShardExamination(short)
+            without_columns = Survey(found.path, found.format, found.size, crc=found.crc, error=found.error)
+            case.examined = ShardExamination(without_columns)
             if options.source is not None or options.target:
                 surveys[number] = found
         samples = len(examined.hashes) // checks.HASH_SIZE
@@ -218,14 +214,11 @@ def _examine_all(
 
 
 def _check_case(findings: Findings, number: int, case: ShardCase) -> None:
-    for check in (checks.read_sidecar, checks.check_shard, checks.check_fact):
+    for check in checks.SHARD_CHECKS:
         findings.add(number, *check(case))
-    if case.examined is None:
-        case.data = None
-        return
-    findings.add(number, *checks.read_case_index(case))
-    findings.add(number, *checks.check_records(case), *checks.check_index(case), *checks.check_entry(case))
-    findings.counts.update(case.examined.more)
+    case.data = None
+    if case.examined is not None:
+        findings.counts.update(case.examined.more)
 
 
 # `verify --sample`: a share of the shards is read, another one with each seed.

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool import Report, VerifyOptions, verify
+from shardtool.dataset.find import StoredShard
 from shardtool.errors import SampleFailed
 from shardtool.format import tar
 from shardtool.read.chain import Decode
@@ -51,7 +52,7 @@ def _tar(path: Path, files: dict[str, bytes]) -> Path:
 
 
 def _decoded(path: Path) -> ShardExamination:
-    return examine(Task(str(path), path.name, "first", decode=True))
+    return examine(Task(StoredShard(str(path)), decode=True))
 
 
 def _report(path: Path) -> Report:
