@@ -103,8 +103,8 @@ class Table:
         self.on = ""
         self.notes: tuple[str, ...] = ()
 
-    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
-        """Return some columns, in the order of the table, for no columns perhaps no rows; `text` stays text."""
+    def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
+        """Return some columns, which stand in the order of the table, of none perhaps no rows; `text` stays text."""
         raise NotImplementedError
 
     def count(self) -> int:
@@ -113,7 +113,7 @@ class Table:
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns, all rows in order."""
-        yield from self.read(columns, ()).select(columns).to_batches()
+        yield from self.read(columns, ()).to_batches()
 
     def parts(self, column: str, part: str) -> Iterator[pa.Array]:
         """Yield a part of a column of structs, all rows in order."""
@@ -129,9 +129,9 @@ class MemoryTable(Table):
         super().__init__(where, folder, name or where)
         self._table, self.schema = table, table.schema
 
-    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
-        """Return some columns, in the order of the table."""
-        return self._table.select([name for name in self.schema.names if name in columns])
+    def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
+        """Return some columns."""
+        return self._table.select(columns)
 
     def count(self) -> int:
         """Return the number of rows, also of a table without columns."""
@@ -169,8 +169,8 @@ class DelimitedTable(Table):
         names = names if form.header else [str(number) for number in range(1, len(names) + 1)]
         self.schema = pa.schema([(one, pa.string()) for one in names])
 
-    def read(self, columns: Collection[str], text: Collection[str], /) -> pa.Table:
-        """Return some columns, in the order of the table.
+    def read(self, columns: list[str], text: Collection[str], /) -> pa.Table:
+        """Return some columns.
 
         Args:
             columns: Their names.
@@ -181,7 +181,7 @@ class DelimitedTable(Table):
         """
         if self._table is None:
             self._table = arrow.compact(self._typed(frozenset(text) & set(self.schema.names)))
-        return self._table.select([name for name in self.schema.names if name in columns])
+        return self._table.select(columns)
 
     def _typed(self, text: frozenset[str]) -> pa.Table:
         table = self._read(text)
@@ -208,18 +208,8 @@ class DelimitedTable(Table):
         return False
 
     def _read(self, text: frozenset[str]) -> pa.Table:
-        from pyarrow import csv as arrow_csv
-
-        convert = arrow_csv.ConvertOptions(column_types=dict.fromkeys(text, pa.string()), check_utf8=False)
-        parse = arrow_csv.ParseOptions(**self._parsing)
-
-        def read(block: int) -> pa.Table:
-            options = arrow_csv.ReadOptions(block_size=block, column_names=self._names)
-            with self._opened() as stream:
-                return arrow_csv.read_csv(stream, read_options=options, parse_options=parse, convert_options=convert)
-
         try:
-            table = _in_blocks(read)
+            table = self._parse(text)
         except pa.ArrowInvalid as error:
             said = str(error)
             if "Empty CSV" in said:  # a header without a newline
@@ -233,16 +223,38 @@ class DelimitedTable(Table):
             self._check_end(table)
         return table
 
-    @property
-    def _parsing(self) -> dict[str, Any]:
-        """The options of pyarrow's parser."""
-        quote = '"' if self._quoted else False
-        return {"delimiter": self._separator, "quote_char": quote, "newlines_in_values": self._quoted}
+    def _parse(self, text: Collection[str], noted: list[InvalidRow | None] | None = None) -> pa.Table:
+        """Return what pyarrow's parser makes of the file.
 
-    @property
-    def _names(self) -> list[str] | None:
-        """The columns that have no names in the file."""
-        return None if self._header else self.schema.names
+        Args:
+            text: Columns that stay text.
+            noted: Gets each row that does not fit, but None once there are some, and then no other columns are
+                returned; without it, such a row is an error.
+        """
+        from pyarrow import csv as arrow_csv
+
+        def note(row: InvalidRow) -> str:
+            found.append(row if len(found) < _SHOWN else None)
+            return "skip"
+
+        def read(block: int) -> pa.Table:
+            found.clear()
+            with self._opened() as stream:
+                options = arrow_csv.ReadOptions(use_threads=noted is None, block_size=block, column_names=names)
+                # as Latin-1, which any bytes are: pyarrow prints a traceback of others
+                read = stream if noted is None else pa.transcoding_input_stream(stream, "latin-1", "utf-8")
+                return arrow_csv.read_csv(read, read_options=options, parse_options=parse, convert_options=convert)
+
+        found, handler = ([], None) if noted is None else (noted, note)  # rows have numbers only without threads
+        names = None if self._header else self.schema.names  # of columns that have none in the file
+        only = None if noted is None else [*text]
+        types = dict.fromkeys(text, pa.string())
+        convert = arrow_csv.ConvertOptions(column_types=types, include_columns=only, check_utf8=False)
+        quote = '"' if self._quoted else False
+        parse = arrow_csv.ParseOptions(
+            delimiter=self._separator, quote_char=quote, newlines_in_values=self._quoted, invalid_row_handler=handler
+        )
+        return _in_blocks(read)
 
     def _check_end(self, table: pa.Table) -> None:
         """Refuse a last value that goes on to the end of the file: pyarrow takes the rows after it for its text."""
@@ -263,34 +275,10 @@ class DelimitedTable(Table):
 
     def _ragged(self) -> InvalidRequest:
         """Return the error for rows with another number of values than the header, found in a second pass."""
-        from pyarrow import csv as arrow_csv
-
-        count = 0
-        rows: list[InvalidRow] = []
-
-        def note(row: InvalidRow) -> str:
-            nonlocal count
-            count += 1
-            if len(rows) < _SHOWN:
-                rows.append(row)
-            return "skip"
-
-        names = self.schema.names[:1]
-        convert = arrow_csv.ConvertOptions(include_columns=names, column_types={names[0]: pa.string()})
-        parse = arrow_csv.ParseOptions(**self._parsing, invalid_row_handler=note)
-
-        def read(block: int) -> pa.Table:
-            nonlocal count
-            count = 0
-            rows.clear()
-            # rows have numbers only without threads
-            options = arrow_csv.ReadOptions(use_threads=False, block_size=block, column_names=self._names)
-            with self._opened() as stream:  # as Latin-1, which any bytes are: pyarrow prints a traceback of others
-                text = pa.transcoding_input_stream(stream, "latin-1", "utf-8")
-                return arrow_csv.read_csv(text, read_options=options, parse_options=parse, convert_options=convert)
-
+        noted: list[InvalidRow | None] = []
         with suppress(pa.ArrowInvalid):
-            _in_blocks(read)
+            self._parse(self.schema.names[:1], noted)
+        rows = [row for row in noted[:_SHOWN] if row is not None]
         whose = "the header" if self._header else "row 1"
         if not rows:
             return InvalidRequest(self.where, f"rows with more or fewer values than {whose}")
@@ -301,7 +289,9 @@ class DelimitedTable(Table):
         remedy = f"Row {rows[0].number - before} begins with '{shown}'."
         if self._quoted and '"' in shown and b"\n" in first:
             remedy += " Is a quotation mark not closed there?"
-        what = f"{counted(count, 'row')} with more or fewer values than {whose}: {listing(found, total=count)}"
+        what = (
+            f"{counted(len(noted), 'row')} with more or fewer values than {whose}: {listing(found, total=len(noted))}"
+        )
         return InvalidRequest(self.where, what, expected=f"{rows[0].expected_columns}", remedy=remedy)
 
 
@@ -732,14 +722,13 @@ class ParquetTable(_Files):
             with pq.ParquetFile(opened(path), **reading) as file:
                 yield path, file
 
-    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
-        """Return some columns, in the order of the table."""
-        names = [name for name in self.schema.names if name in columns]
-        folders = [name for name in names if any(name in one for one in self._partitions)]
+    def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
+        """Return some columns."""
+        folders = [name for name in columns if any(name in one for one in self._partitions)]
         tables = []
         with readable(self._path):
             for (_, file), partition in zip(self._each(pre_buffer=False), self._partitions, strict=True):
-                own = [name for name in file.schema_arrow.names if name in names]
+                own = [name for name in file.schema_arrow.names if name in columns]
                 table = _read_columns(file, own)
                 for name in folders:
                     if name in partition and name not in own:
@@ -751,7 +740,7 @@ class ParquetTable(_Files):
         for name in folders:
             at = table.column_names.index(name)
             table = table.set_column(at, name, numbers_of(table.column(at)))
-        return table.select(names)
+        return table.select(columns)
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -845,12 +834,11 @@ class ArrowTable(_Files):
                 reader = pa.ipc.open_stream(file, options=options)
             yield reader
 
-    def read(self, columns: Collection[str], _text: Collection[str], /) -> pa.Table:
-        """Return some columns, in the order of the table."""
-        names = [name for name in self.schema.names if name in columns]
-        if not names:
+    def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
+        """Return some columns."""
+        if not columns:
             return pa.table({})
-        with readable(self._path), self._reader(names) as reader:
+        with readable(self._path), self._reader(columns) as reader:
             table = reader.read_all()
         self._check_same()
         return table
@@ -966,7 +954,7 @@ def read_columns(table: Table, names: Collection[str], text: Collection[str]) ->
         InvalidRequest: The table cannot be read, or holds text that is no UTF-8.
     """
     with readable(table.where):
-        found = table.read(names, text)
+        found = table.read([name for name in table.schema.names if name in names], text)
         columns = {}
         columns_left = found.columns[::-1]
         names_left, found = found.column_names, None
