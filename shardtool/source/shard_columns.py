@@ -30,7 +30,7 @@ from shardtool.values import FIELD_LIMIT, Kind, Number, SpanFile, counted, to_by
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -115,13 +115,9 @@ class SourceShard:
         """Return what a field holds, or what its texts stand for."""
         return (self.kinds or {}).get(field_name, "bytes")
 
-    def rows(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield each field with its rows, ascending."""
-        names, codes = self.index.names, self.index.codes
-        order = np.argsort(codes, kind="stable")
-        ends = np.cumsum(np.bincount(codes, minlength=len(names)))
-        for name, first, last in zip(names, [0, *ends.tolist()], ends.tolist(), strict=False):
-            yield name, order[first:last]
+    def rows_of(self, field_name: str) -> NDArray[np.int64]:
+        """Return the rows of a field that it has."""
+        return np.flatnonzero(self.index.codes == self.index.names.index(field_name))
 
     def key(self, sample: int) -> str:
         """Return a sample's key."""
@@ -133,12 +129,11 @@ class SourceShard:
 
     def where_first(self, field_name: str) -> str:
         """Name the first sample that has a field, for messages."""
-        rows = np.flatnonzero(self.index.codes == self.index.names.index(field_name))
-        return self.where(self.owner(int(rows[0])))
+        return self.where_value(field_name, 0)
 
-    def owner(self, row: int) -> int:
-        """Return the sample that a row belongs to."""
-        return int(np.searchsorted(self.index.firsts, row, side="right")) - 1
+    def where_value(self, field_name: str, at: int) -> str:
+        """Name the sample that has a value of a field, for messages."""
+        return self.where(int(np.searchsorted(self.index.firsts, self.rows_of(field_name)[at], side="right")) - 1)
 
 
 def stat_shard(path: str) -> FileFact:
@@ -309,19 +304,45 @@ class NumberFields(NamedTuple):
 
     Attributes:
         numbers: Field to what it is in all shards that have it.
-        texts: Field to its text, one per sample of all parts; empty for samples that do not have it, or not as INLINE.
-        sizes: Field to int64 arrays, by the place of a part in which its rows are INLINE: bytes of each text.
+        texts: For each part, the fields whose rows are INLINE, and the texts of these.
         lists: Field to what its values are, where not all samples that have it hold just one: none of `numbers`.
         notes: What the user should know.
-        damaged: The samples with a number that has not its checksum, by the place of their part, ascending.
     """
 
     numbers: Mapping[str, Number]
-    texts: Mapping[str, Names]
-    sizes: Mapping[str, Mapping[int, NDArray[np.int64]]]
+    texts: Sequence[Mapping[str, Texts]]
     lists: Mapping[str, Kind]
     notes: tuple[str, ...]
-    damaged: Mapping[int, NDArray[np.int64]]
+
+    def columns(self, parts: Sequence[SourceShard]) -> dict[str, Names]:
+        """Return, by field, a text for each sample of all parts; empty where it is not INLINE."""
+        names = dict.fromkeys(name for texts in self.texts for name in texts)
+        both = [*zip(parts, self.texts, strict=True)]
+        return {name: Names.parse(b"".join([_spread(name, part, texts) for part, texts in both])) for name in names}
+
+    def damaged(self, parts: Sequence[SourceShard]) -> list[tuple[int, str]]:
+        """Return the samples, counted over all parts, with a number that has not its checksum; and their shards."""
+        lost, first = dict[int, str](), 0
+        for part, fields in zip(parts, self.texts, strict=True):
+            for name, texts in fields.items():
+                if texts.damaged:
+                    owners = part.index.owners()[part.rows_of(name)[texts.damaged]]
+                    lost.update(dict.fromkeys((first + owners).tolist(), part.name))
+            first += len(part.index)
+        return sorted(lost.items())
+
+
+def _spread(name: str, part: SourceShard, texts: Mapping[str, Texts]) -> bytes:
+    """Return a text for each sample of a part, a NUL after each, where `texts` has those of a field."""
+    if name not in texts:
+        return bytes(len(part.index))
+    data, rows = texts[name].data, part.rows_of(name)
+    if len(rows) == len(part.index):
+        return data
+    column = [b"\0"] * len(part.index)
+    for owner, text in zip(part.index.owners()[rows].tolist(), data.split(b"\0")[:-1], strict=True):
+        column[owner] = text + b"\0"
+    return b"".join(column)
 
 
 def find_numbers(
@@ -364,33 +385,17 @@ def find_numbers(
     of_tar = {**numbers, **maybe} if to_format == "tfrecord" else {}
     found = _read(parts, numbers, of_tar, run, salvage=salvage)
     for name in of_tar:
-        bad = {at: texts for (field, at), texts in found.items() if field == name and texts.bad}
+        bad = {at: texts[name] for at, texts in enumerate(found) if name in texts and texts[name].bad}
         if bad and name in numbers:
-            raise _no_number(parts[min(bad)], name, bad[min(bad)], numbers[name])
+            at, texts = next(iter(bad.items()))
+            where = parts[at].where_value(name, texts.first_bad)
+            expected = f"{numbers[name]}, as in TFRecord shards"
+            raise _other_kind(where, name, "a text that no such number gives back", expected)
         if bad:
             notes.append(_stays(name, maybe.pop(name), [*bad.values()]))
-            found = {key: texts for key, texts in found.items() if key[0] != name}
-    sizes: dict[str, dict[int, NDArray[np.int64]]] = {}
-    for (name, at), texts in found.items():
-        sizes.setdefault(name, {})[at] = Names.parse(texts.data).lengths()
-    return NumberFields(
-        numbers={**numbers, **maybe} if to_format == "tfrecord" else agreed,
-        texts=_columns(sizes, parts, found),
-        sizes=sizes,
-        lists=lists,
-        notes=tuple(notes),
-        damaged=_damaged(parts, found),
-    )
-
-
-def _damaged(parts: Sequence[SourceShard], found: Mapping[tuple[str, int], Texts]) -> dict[int, NDArray[np.int64]]:
-    """Return the samples with a damaged number, by the place of their part."""
-    samples: dict[int, set[int]] = {}
-    for (name, at), texts in found.items():
-        if texts.damaged:
-            rows = dict(parts[at].rows())[name][texts.damaged]
-            samples.setdefault(at, set()).update(parts[at].index.owners()[rows].tolist())
-    return {at: np.array(sorted(some), np.int64) for at, some in samples.items()}
+            for fields in found:
+                fields.pop(name, None)
+    return NumberFields({**numbers, **maybe} if to_format == "tfrecord" else agreed, found, lists, tuple(notes))
 
 
 def _check_alike(part: SourceShard, wanted: Callable[[str], bool], to_format: str) -> None:
@@ -443,30 +448,24 @@ def _read(
     run: _Run,
     *,
     salvage: bool,
-) -> dict[tuple[str, int], Texts]:
-    """Return the texts of each of the fields in each of the parts, by name and place."""
-    tasks, places = [], []
+) -> list[dict[str, Texts]]:
+    """Return, for each part, the texts of each of the fields."""
+    tasks, places, found = [], [], [dict[str, Texts]() for _ in parts]
     for at, part in enumerate(parts):
         index, stored = part.index, part.format == "tfrecord"
         kinds, fields = numbers if stored else of_tar, list[NumberField]()
         crcs = np.broadcast_to(-1, len(index.codes)) if index.crcs is None else index.crcs
-        for name, rows in part.rows() if kinds.keys() & {*index.names} else ():
-            if name in kinds:
-                columns = (one[rows].astype(np.int64).tobytes() for one in (index.offsets, index.lengths, crcs))
-                fields.append(NumberField(name, kinds[name], stored, *columns))
+        for name in filter(kinds.__contains__, index.names):
+            rows = part.rows_of(name)
+            columns = (one[rows].astype(np.int64).tobytes() for one in (index.offsets, index.lengths, crcs))
+            fields.append(NumberField(name, kinds[name], stored, *columns))
         if fields:
             tasks.append(TextTask(part.file, tuple(fields), salvage))
             places.append(at)
-    return {
-        (field.field, places[number]): texts
-        for number, results in run(read_texts, tasks)
-        for field, texts in zip(tasks[number].wanted, results, strict=True)
-    }
-
-
-def _no_number(part: SourceShard, name: str, texts: Texts, kind: str) -> InvalidRequest:
-    where = part.where(part.owner(int(dict(part.rows())[name][texts.first_bad])))
-    return _other_kind(where, name, "a text that no such number gives back", f"{kind}, as in TFRecord shards")
+    for number, results in run(read_texts, tasks):
+        names = [one.field for one in tasks[number].wanted]
+        found[places[number]].update(zip(names, results, strict=True))
+    return found
 
 
 def _stays(name: str, kind: str, bad: list[Texts]) -> str:
@@ -474,26 +473,3 @@ def _stays(name: str, kind: str, bad: list[Texts]) -> str:
     if kind == "float" and rounded == count:
         return f"{name!r} stays text: {counted(count, 'value')} would be rounded in TFRecord's 32-bit floats"
     return f"{name!r} stays text: {counted(count, 'value')} would be another text after TFRecord's {kind}"
-
-
-def _columns(
-    names: Collection[str], parts: Sequence[SourceShard], found: Mapping[tuple[str, int], Texts]
-) -> dict[str, Names]:
-    """Return a text for each sample of all parts, by field; empty where a sample has none."""
-    blocks: dict[str, list[bytes]] = {name: [] for name in names}
-    for at, part in enumerate(parts):
-        rows = dict(part.rows()) if any((name, at) in found for name in names) else {}
-        for name, column in blocks.items():
-            texts = found.get((name, at))
-            column.append(bytes(len(part.index)) if texts is None else _spread(texts.data, part, rows[name]))
-    return {name: Names.parse(b"".join(column)) for name, column in blocks.items()}
-
-
-def _spread(texts: bytes, part: SourceShard, rows: NDArray[np.int64]) -> bytes:
-    """Return a text for each sample of a part, a NUL after each, from those of some rows."""
-    if len(rows) == len(part.index):
-        return texts
-    column = [b"\0"] * len(part.index)
-    for owner, text in zip(part.index.owners()[rows].tolist(), texts.split(b"\0")[:-1], strict=True):
-        column[owner] = text + b"\0"
-    return b"".join(column)

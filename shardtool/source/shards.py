@@ -20,7 +20,7 @@ from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, 
 from shardtool.dataset.shard_file import is_packed
 from shardtool.dataset.walk import SurveyTask, survey
 from shardtool.entries import arrow
-from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues
+from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
@@ -41,10 +41,10 @@ from shardtool.wording import call, flag, option
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Names
     from shardtool.execute.pool import Pool
     from shardtool.request.options import ReshardOptions
     from shardtool.request.settings import Observer
+    from shardtool.source.payloads import Texts
     from shardtool.values import Given, Number, ValueType
 
 # The shard source: datasets become `Entries`, in the order in which they are given.
@@ -111,12 +111,15 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         if part.joined:
             notes.append(f"{part.name}: {counted(part.joined, 'sample')} put together of fields that lie apart")
     skipped = tuple(one for part in parts for one in part.skipped)
+    damaged = numbers.damaged(parts)
     entries = _entries(parts, numbers, seen)
     types = _types(datasets, numbers)
     entries = replace(entries, values=entries.values._replace(types=types, classes=classes), metadata=columns)
-    if numbers.damaged:
-        entries, lost = _without(entries, numbers.damaged, shards)
-        skipped += lost
+    if damaged:
+        skipped += tuple(
+            Skipped(entries.key(at), shard, "corrupt", "a number that has not its checksum") for at, shard in damaged
+        )
+        entries = entries.without([at for at, _ in damaged])
     pa.default_memory_pool().release_unused()  # what all of the sidecars took
     dots = any(shard.stored.dots == "last" for shard in shards) or has_dotted(entries.keys)
     dotted = [repr(printable(name)) for name in entries.fields if "." in name.strip(".") and wanted(name)]
@@ -137,19 +140,6 @@ def list_datasets(  # noqa: PLR0913 - what is asked of each dataset, by name
         compressed=any(is_packed(shard.path) for shard in shards),
         classes=classes_known,
     )
-
-
-def _without(
-    entries: Entries, damaged: Mapping[int, NDArray[np.int64]], shards: Sequence[SourceShard]
-) -> tuple[Entries, tuple[Skipped, ...]]:
-    """Return the samples without those whose numbers are damaged, given by the place of their shard; and these."""
-    file = entries.known_spans.file
-    lost = [int(np.searchsorted(file, place)) + at for place, some in sorted(damaged.items()) for at in some.tolist()]
-    skipped = (
-        Skipped(entries.key(at), shards[int(file[at])].name, "corrupt", "a number that has not its checksum")
-        for at in lost
-    )
-    return entries.without(lost), tuple(skipped)
 
 
 def _listed(
@@ -211,7 +201,8 @@ def _entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -
     check_count(parts[0].path if parts else "", fields)
     place = {name: at for at, name in enumerate(fields)}
     files, whole = tuple(part.file for part in parts), _whole(parts)
-    names, counts, rows = _keys(parts), [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
+    names, texts = _keys(parts), numbers.columns(parts)
+    counts, rows = [len(part.index) for part in parts], [len(part.index.codes) for part in parts]
     kind, first = np.full(sum(rows), SPAN, np.uint8), np.zeros(sum(counts) + 1, np.int64)
     row = sample = 0
     for at, part in enumerate(parts):
@@ -219,7 +210,7 @@ def _entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -
         first[sample + 1 : sample + 1 + counts[at]] = index.firsts[1:]
         first[sample + 1 : sample + 1 + counts[at]] += row
         codes = np.array([*map(place.get, index.names), 0], np.uint16)[index.codes]
-        lengths = _sizes(part, at, numbers, kind[here])
+        lengths = _sizes(part, numbers.texts[at], kind[here])
         index = replace(
             index, keys=b"", key_ends=_NOTHING, firsts=_NOTHING, metadata=pa.table({}), codes=codes, lengths=lengths
         )
@@ -240,28 +231,24 @@ def _entries(parts: list[SourceShard], numbers: NumberFields, seen: FilesSeen) -
             mtime_ns=np.broadcast_to(np.int64(0), row),
             changed_ns=np.broadcast_to(np.int64(seen.changed_ns), row),
         ),
-        values=FieldValues(numbers.texts, lists=numbers.lists),
+        values=FieldValues(texts, lists=numbers.lists),
         spans=FieldSpans(files, np.repeat(np.arange(len(parts), dtype=np.uint32), counts), offset, expected, whole),
         identity=seen.identity,
     )
 
 
-def _sizes(part: SourceShard, place: int, numbers: NumberFields, kind: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _sizes(part: SourceShard, numbers: Mapping[str, Texts], kind: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Return the sizes of a part's payloads: those of numbers, which are INLINE, are those of their texts.
 
     Args:
         part: The part.
-        place: Its place among all.
-        numbers: The numbers.
+        numbers: The texts of numbers in it, by field.
         kind: uint8 per row of the part; is set to INLINE for these.
     """
-    fields = {name: found[place] for name, found in numbers.sizes.items() if place in found}
-    if not fields:
-        return part.index.lengths
-    lengths: NDArray[np.int64] = part.index.lengths.copy()
-    for name, rows in part.rows():
-        if name in fields:
-            kind[rows], lengths[rows] = INLINE, fields[name]
+    lengths: NDArray[np.int64] = part.index.lengths.copy() if numbers else part.index.lengths
+    for name, texts in numbers.items():
+        rows = part.rows_of(name)
+        kind[rows], lengths[rows] = INLINE, Names.parse(texts.data).lengths()
     return lengths
 
 
