@@ -334,20 +334,6 @@ class SpanReader:
             self._file, self._held, self._ahead = file, 0, 0
         self._end = offset + size
 
-    def view(self, file: int, offset: int, size: int) -> memoryview:
-        """Return a span of at most `BUFFER_SIZE` of a shard; the next call may write over it."""
-        at = offset - self._start
-        if file != self._file or at < 0 or at + size > self._held:
-            at = 0
-            if file == self._file and 0 <= offset - self._end <= _NEAR:
-                self._read_ahead(file, offset, size)
-            else:
-                self._held = self._ahead = 0
-                self._read(file, offset, buffer("window")[:size])
-                self._file, self._start, self._held = file, offset, size
-        self._end = offset + size
-        return buffer("window")[at : at + size]
-
     def blocks(self, file: int, offset: int, size: int, view: memoryview) -> Iterator[memoryview]:
         """Yield a span of any size block by block; `view` holds each of them.
 

@@ -137,7 +137,8 @@ class Unpacker(Packer):
         """Return a part of a row's bytes, from `start` on."""
         offset = self.offsets[row] + start
         if self._packed is None:
-            return self.spans.view(self.file_of_row[row], offset, size)
+            self.spans.fill(self.file_of_row[row], offset, self.view[:size])
+            return self.view[:size]
         found = self._packed.read(offset, size)
         if len(found) != size:
             raise OSError(errno.EIO, f"ends {size - len(found):,} bytes too early")

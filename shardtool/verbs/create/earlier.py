@@ -7,6 +7,7 @@ either run only hashes are held.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from hashlib import blake2b
@@ -136,60 +137,60 @@ def is_newer(planned: ShardPlan, mtime_ns: int) -> bool:
     return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
 
 
-def decide(planned: ShardPlan, output: Destination) -> tuple[Todo, bytes]:
+def decide(planned: ShardPlan, output: Destination) -> tuple[Todo, ShardIndex | None]:
     """Return what becomes of a shard, as far as what is there and its sidecar say.
 
     Returns:
-        What a worker is to do, and the sound sidecar of a shard of changed samples that may be kept; empty otherwise.
+        What a worker is to do, and the index of a shard of changed samples that may be kept; None otherwise.
     """
     there, run, samples = output.existing.get(planned.name), planned.run, planned.samples
     if not output.resumes or there is None:
-        return "write", b""
-    size, transform, unread = planned.plan.sizes[planned.shard], run.transform, run.options.trust == "size"
-    if transform is None and there.size != size:
+        return "write", None
+    transform, unread = run.transform, run.options.trust == "size"
+    if transform is None and there.size != planned.plan.sizes[planned.shard]:
         # Another plan's, or one that left samples out, and would again.
-        lost = run.options.on_error == "skip" and there.size < size
-        return "compare" if lost else "write", b""
-    said = _said(planned, output) if unread or is_newer(planned, there.mtime_ns) else None
-    if said is None:
-        return "compare" if transform is None else "write", b""
-    data, fact, crc, crcs = said
+        lost = run.options.on_error == "skip" and there.size < planned.plan.sizes[planned.shard]
+        return "compare" if lost else "write", None
+    index = _index_of(planned, output) if unread or is_newer(planned, there.mtime_ns) else None
+    crc = None if index is None else index.fact.crc
+    if index is None or crc is None:
+        return "compare" if transform is None else "write", None
     if transform is None:
-        if len(crcs) != 2 * len(samples.content.codes) or not _tells_content(samples, crcs, unread=unread):
-            return "compare", b""
-        sidecar, reads = b"", bool(samples.content.lists)
-    else:
-        again = transform.fetch is not None and transform.fetch.retry_failed
-        if not _is_sound(data, fact, planned.name) or (again and fact.made and failures(fact.made.left_out)):
-            return "write", b""
-        sidecar, crcs, reads = data, b"", bool(samples.content.lists) and not unread
-    # Only reading finds numbers that are alone in lists: see `digest`.
-    return "compare" if reads else Keep(crc, crcs, there.size, unread), sidecar
+        crcs = b"" if index.crcs is None else index.crcs.tobytes()
+        told = len(crcs) == 2 * len(samples.content.codes) and _tells_content(samples, crcs, unread=unread)
+        # Only reading finds numbers that are alone in lists: see `digest`.
+        return Keep(crc, crcs, there.size, unread) if told and not samples.content.lists else "compare", None
+    again = transform.fetch is not None and transform.fetch.retry_failed
+    if again and index.fact.made and failures(index.fact.made.left_out):
+        return "write", None
+    return Keep(crc, b"", there.size, unread), index
 
 
-def _said(planned: ShardPlan, output: Destination) -> tuple[bytes, ShardFact, int, bytes] | None:
-    """Return the sidecar of a shard, its facts, and the CRCs of the file and of the fields; None: of another plan."""
-    index, size = sidecar_name(planned.name), output.existing[planned.name].size
+def _index_of(planned: ShardPlan, output: Destination) -> ShardIndex | None:
+    """Return what the sidecar of a shard says; None: it is of another plan, or damaged.
+
+    Of changed samples it must be as it was written, and nothing may have been left out but what it lists.
+    """
+    name, size, changed = (
+        sidecar_name(planned.name),
+        output.existing[planned.name].size,
+        planned.run.transform is not None,
+    )
     try:
-        data = output.folder.read(index)
-        sidecar = read_sidecar(data, index, size, metadata=False)
+        data = output.folder.read(name)
+        index = read_sidecar(data, name, size, metadata=changed)
     except (OSError, CorruptShard):
         return None
-    fact, crcs = sidecar.fact, b"" if sidecar.crcs is None else sidecar.crcs.tobytes()
-    wanted = planned.fingerprint(), output_text(planned.name), size
-    is_it = (fact.plan, fact.name, fact.size) == wanted
-    return (data, fact, fact.crc, crcs) if is_it and fact.crc is not None else None
-
-
-def _is_sound(data: bytes, fact: ShardFact, name: str) -> bool:
-    """Tell whether a sidecar of changed samples is as it was written, and whether nothing was left out of them."""
-    if fact.made is None or len(fact.made.left_out) != fact.made.skipped:
-        return False
-    try:
-        found = read_sidecar(data, sidecar_name(name), fact.size)
-        return encode_table(found.plain_table(), fact, found.version) == data  # else no bit flipped in its facts shows
-    except ShardError:
-        return False
+    fact = index.fact
+    if (fact.plan, fact.name, fact.size) != (planned.fingerprint(), output_text(planned.name), size):
+        return None
+    if not changed:
+        return index
+    with suppress(ShardError):
+        listed = fact.made is not None and len(fact.made.left_out) == fact.made.skipped
+        if listed and encode_table(index.plain_table(), fact, index.version) == data:  # else no flipped bit shows
+            return index
+    return None
 
 
 def new_sizes(run: Run, output: Output) -> list[int]:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset import shard_index
 from shardtool.dataset.shard_index import (
     MadeFact,
     ShardFact,
     ShardIndex,
     encode,
+    encode_table,
     index_of,
     most_metadata,
+    string_lists,
     types_of,
     with_shard,
 )
@@ -30,7 +31,6 @@ from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, list
 from shardtool.fetch import shown_bytes
 from shardtool.interop.indexes import check_splits, check_timm_splits
 from shardtool.interop.readers import READERS, NameProblem, misread_keys, misreads
-from shardtool.pattern import sidecar_name
 from shardtool.plan.order import Bounds, shuffled
 from shardtool.plan.plan import Plan, make_plan, shard_samples
 from shardtool.publish.publisher import EndedAppend, names_left
@@ -399,7 +399,7 @@ class Packing:
         self._numbers: dict[str, int] = {}  # of published shards
         self._consumed: dict[int, int] = {}  # of this round's shards
         self._done = 0  # planned samples that are written, left out or dropped
-        self._working: dict[int, tuple[earlier.ShardPlan, bytes]] = {}  # with the sidecar of a shard of changed samples
+        self._working: dict[int, tuple[earlier.ShardPlan, ShardIndex | None]] = {}  # the index of changed samples
         self._fetched = np.zeros(2, np.int64)  # failed, and all: samples of URLs in this run
         self._misread: dict[str, NameProblem] = {}
         self._reported: dict[int, tuple[int, int, int]] = {}  # samples, bytes, samples that failed
@@ -461,7 +461,7 @@ class Packing:
         for shard in shards:
             name, folder = self.output.pattern.shard(self._base + shard), self.destination.folder
             planned = earlier.ShardPlan(run, plan, shard, name, shard_samples(plan, shard))
-            todo, known = ("write", b"") if write else earlier.decide(planned, self.destination)
+            todo, known = ("write", None) if write else earlier.decide(planned, self.destination)
             if todo == "write":
                 if isinstance(self.destination.append, EndedAppend):
                     folder = folder.temporary  # it is only compared: the dataset that is there lists its name
@@ -584,8 +584,8 @@ class Packing:
         shard, (planned, known) = result.shard, self._working.pop(result.shard)
         name, folder, append = planned.name, self.destination.folder, self.destination.append
         stays, left_out = result.staged is None, tuple(one for _, one in result.skipped)
-        if known and stays:
-            index, fact, data = self._known(planned, known)
+        if known is not None and stays:
+            index, (fact, data) = known, self._known(planned, known)
             left_out = fact.made.left_out if fact.made else ()
         else:
             index, fact, data = self._index(result, planned)
@@ -631,7 +631,7 @@ class Packing:
             sources, content, skipped, consumed = np.frombuffer(made.sources, np.int64), made.content, (), made.consumed
             if plan.entries.source_paths:
                 counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
-                lists = shard_index.string_lists(paths[:-1].split(b"\0"), counts)
+                lists = string_lists(paths[:-1].split(b"\0"), counts)
                 columns = with_column(columns, "source_paths", lists)
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
@@ -647,28 +647,25 @@ class Packing:
             of_made = MadeFact(result.digest, consumed, made.dropped, len(result.skipped), left_out)
         shards, name = self._planned(planned.shard, consumed), output_text(planned.name)
         fact = ShardFact(name, result.size, result.crc, planned.fingerprint(), of_made, self._first, shards)
-        index = shard_index.index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
-        data, self.totals.schema = shard_index.encode(index, fact)
+        index = index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
+        data, self.totals.schema = encode(index, fact)
         accounted = len(np.unique(sources)) + made.dropped if made else len(index)
         if consumed != accounted + len(result.skipped):
             found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             raise Bug(planned.name, found)
         return index, fact, data
 
-    def _known(self, planned: earlier.ShardPlan, data: bytes) -> tuple[ShardIndex, ShardFact, bytes]:
-        """Return what a sound sidecar says of a shard of changed samples that stays as it is."""
-        name = sidecar_name(planned.name)
-        fact = shard_index.read_facts(data, name)
-        index = shard_index.read_sidecar(data, name, fact.size)  # as it was read when it was found to be sound
-        table = index.plain_table()
-        self.totals.schema = types_of(with_shard(table.schema))
+    def _known(self, planned: earlier.ShardPlan, index: ShardIndex) -> tuple[ShardFact, bytes]:
+        """Return the facts and the sidecar of a shard of changed samples that stays as it is.
+
+        They are as before, but for the number of shards where the source has grown or shrunk since.
+        """
+        fact, table = index.fact, index.plain_table()
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without its facts")
-        shards = self._planned(planned.shard, fact.made.consumed)  # another if the source has grown or shrunk since
-        if (fact.shards, index.version) != (shards, shard_index.FORMAT_VERSION):
-            fact = fact._replace(first=self._first, shards=shards)
-            data = shard_index.encode_table(table, fact)
-        return index, fact, data
+        self.totals.schema = types_of(with_shard(table.schema))
+        fact = fact._replace(first=self._first, shards=self._planned(planned.shard, fact.made.consumed))
+        return fact, encode_table(table, fact)
 
     @property
     def _first(self) -> str:
