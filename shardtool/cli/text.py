@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     )
     from shardtool.verbs.cache.cache import CacheChange, CacheStatus
     from shardtool.verbs.inspect.duplicates import Duplicates
-    from shardtool.verbs.inspect.inspect import LabelSummary, Summary
-    from shardtool.verbs.inspect.overview import ColumnSummary, Spread
+    from shardtool.verbs.inspect.inspect import ColumnSummary, LabelSummary, Spread, Summary
     from shardtool.verbs.inspect.read_speed import ReadSpeed
     from shardtool.verbs.inspect.samples import FieldView, SampleView
     from shardtool.verbs.verify.findings import Finding, Report

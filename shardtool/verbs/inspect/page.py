@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.verbs.inspect.overview import Spread
+    from shardtool.verbs.inspect.inspect import Spread
     from shardtool.verbs.inspect.thumbnails import ShownSample
 
     # A label, how many values it has, and the rows of a table of these.

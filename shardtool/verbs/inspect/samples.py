@@ -44,7 +44,7 @@ from shardtool.storage.folders import check_name, target_file
 from shardtool.storage.places import real_path
 from shardtool.storage.staging import Tree, check_target, named_folder, path_problem
 from shardtool.values import Number, output_text, to_bytes
-from shardtool.verbs.inspect.overview import FoundSample, found_samples, is_plain
+from shardtool.verbs.inspect.inspect import FoundSample, found_samples, is_plain
 from shardtool.wording import either, flag, option, typed_name
 
 if TYPE_CHECKING:

@@ -33,8 +33,16 @@ from shardtool.request.settings import Observer
 from shardtool.storage.folders import write_target
 from shardtool.transform.image import BadImage, ImageOptions, blamed, change
 from shardtool.values import IMAGE_ENDINGS, counted, show_size
-from shardtool.verbs.inspect.inspect import Summary, summarize
-from shardtool.verbs.inspect.overview import MOST_SAMPLES, SHORT, Overview, draw, found_samples, is_plain
+from shardtool.verbs.inspect.inspect import (
+    MOST_SAMPLES,
+    SHORT,
+    Overview,
+    Summary,
+    draw,
+    found_samples,
+    is_plain,
+    summarize,
+)
 from shardtool.verbs.inspect.samples import check_report, text_of
 
 if TYPE_CHECKING:
@@ -45,7 +53,7 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
     from shardtool.dataset.find import StoredDataset, StoredShard
-    from shardtool.verbs.inspect.overview import FoundSample, Payloads
+    from shardtool.verbs.inspect.inspect import FoundSample, Payloads
 
     # The stratum, its random number, shard, place, and what it is.
     _Candidate = tuple[str, float, int, int, FoundSample]

@@ -310,7 +310,7 @@ def test_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_sampled_shards_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only some of the indexes are read, the page says on how many its numbers rest, and knows the total."""
-    monkeypatch.setattr("shardtool.verbs.inspect.overview.MOST_SAMPLES", 15)
+    monkeypatch.setattr("shardtool.verbs.inspect.inspect.MOST_SAMPLES", 15)
     tree = write_tree(tmp_path / "tree", {f"{at:03}.txt": b"text" for at in range(50)})
     ran = typed("create", tree, tmp_path / "s-{000000..}.tar", "--max-count", "5")
     assert ran.code == 0, ran

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.verbs.inspect.overview import Sizes, ValueCounts
+from shardtool.verbs.inspect.inspect import Sizes, ValueCounts
 
 
 @given(st.lists(st.integers(0, 2**63), min_size=1, max_size=50), st.integers(1, 60))
