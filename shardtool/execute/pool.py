@@ -126,13 +126,6 @@ class Pool:
         """Kill the workers and wait for them; what they have staged is the caller's to discard."""
 
 
-def folders_of(source: object) -> tuple[str | bytes, ...]:
-    """Return the folders that a source, as the user gave it, names; a table is read by this process alone."""
-    each = source if isinstance(source, list | tuple) else [source]
-    named = [os.fspath(one) for one in each if isinstance(one, str | bytes | os.PathLike)]
-    return tuple(one for one in named if os.path.isdir(one))
-
-
 def a_few(paths: Sequence[str | bytes]) -> tuple[str | bytes, ...]:
     """Return the first, the middle and the last of many paths: enough to see whether a machine has the same files."""
     return tuple({paths[at]: None for at in (0, len(paths) // 2, -1)}) if paths else ()

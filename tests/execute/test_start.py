@@ -15,7 +15,7 @@ import pytest
 import shardtool
 from shardtool.errors import InvalidRequest, SampleFailed
 from shardtool.execute import start_pool
-from shardtool.execute.pool import LocalPool, Needs, Pool, a_few, folders_of, send
+from shardtool.execute.pool import LocalPool, Needs, Pool, a_few, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,13 +110,8 @@ def test_one_place_decides() -> None:
         assert isinstance(found, LocalPool)
 
 
-def test_what_is_compared(tmp_path: Path) -> None:
-    """Of many files three are looked at, each once; of a source that is no table, the folders."""
+def test_what_is_compared() -> None:
+    """Of many files three are looked at, each once."""
     assert a_few([]) == ()
     assert a_few(["a"]) == ("a",)
     assert a_few([str(number) for number in range(9)]) == ("0", "4", "8")
-    (tmp_path / "table.csv").write_text("a\n")
-    both = [os.fspath(tmp_path), tmp_path / "table.csv", "missing", object()]
-    assert folders_of(both) == (str(tmp_path),)
-    assert folders_of(tmp_path) == (str(tmp_path),)
-    assert folders_of(object()) == ()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
 from shardtool.execute import start_pool
-from shardtool.execute.pool import Needs, Pool, folders_of
+from shardtool.execute.pool import Needs, Pool
 from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.source.open import open_source
@@ -147,7 +147,7 @@ def _open_and_list(run: Run, source: object) -> Source:
         run.plan_only, run.asked = os.fspath(options.plan_only), asked_of(source, options, run.format)
         check_plan_target(run.plan_only, overwrite="overwrite" in options.if_exists)  # before a long listing
     opened = open_source(source, options, patterns)
-    run.pool.check(Needs(folders_of(source), function=run.transform.function if run.transform else ""))
+    run.pool.check(Needs(function=run.transform.function if run.transform else ""))
     _list_samples(run, opened)
     run.pool.check(Needs(run.entries.files()))
     spans, compressed = run.entries.spans, run.listed.compressed
