@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from itertools import accumulate, count
@@ -139,59 +139,6 @@ class Bundle(NamedTuple):
     counts: Numbers
 
 
-@dataclass
-class BundledSamples:
-    """Bundles of samples, which epochs take in an order.
-
-    Attributes:
-        samples: What is bundled.
-        sizes: int64 [span]: of each sample; 0 where no epoch takes it.
-        divide: Makes pieces of the sizes of a window.
-        make: Makes what a bundle is, of its samples.
-        each: Samples of a bundle: about as many, a power of two.
-        fingerprint: What is equal for equal bundles in an equal order.
-        in_turn: Whether bundles come in the order in which they are full, rather than in random order.
-    """
-
-    samples: Views
-    sizes: Numbers = field(repr=False)
-    divide: Callable[[Numbers], Pieces]
-    make: Callable[[Bundle, list[Sample]], Sample]
-    each: int
-    fingerprint: str
-    in_turn: bool
-    _orders: dict[int, BundledOrder] = field(init=False, repr=False, default_factory=dict)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_orders": {}}  # they are made again where they are needed
-
-    @property
-    def span(self) -> int:
-        """How many numbers there are: of this process, in all orders."""
-        return _PLACES * _PLACES // 2
-
-    @property
-    def length(self) -> int:
-        """Bundles in an epoch that is not shuffled."""
-        return self.length_in(OrderOptions(shuffle=False))
-
-    def length_in(self, options: OrderOptions) -> int:
-        """Return how many bundles an epoch has: all of it is divided for that, once in each process."""
-        return self.order(options).length
-
-    def order(self, options: OrderOptions) -> BundledOrder:
-        """Return the order of an epoch."""
-        for known in [*self._orders.values()]:
-            if known.options == options:
-                return known
-        place = next(_orders)
-        return self._orders.setdefault(place, BundledOrder(self, options, place * _PLACES))
-
-    def bundle(self, number: int) -> Bundle:
-        """Return a bundle by its number in this process."""
-        return self._orders[number // _PLACES].bundle(number % _PLACES)
-
-
 class BundledOrder:
     """The order of the bundles of an epoch; its positions are bundles.
 
@@ -203,7 +150,7 @@ class BundledOrder:
         first: The number of the first bundle in this process.
     """
 
-    def __init__(self, source: BundledSamples, options: OrderOptions, first: int) -> None:
+    def __init__(self, source: Bundles, options: OrderOptions, first: int) -> None:
         self._source, self.options, self._first = source, options, first
         self._samples = source.samples.order(replace(options, window=options.window * source.each))
         self._step = _OF_KINDS if source.in_turn else source.each * max(_LEAST, options.round)
@@ -249,24 +196,83 @@ class BundledOrder:
         return Bundle(numbers[places], sizes[places], starts, counts), turns.tolist(), cuts.tolist()
 
 
-class BundleReader:
-    """Reads bundles of samples.
+class Bundles:
+    """Bundles of samples: what reads them, and what epochs take in an order.
 
     Args:
         reader: Reads the samples.
-        source: The bundles.
+        views: Which.
+        sizes: int64 [span]: of each; 0 where no epoch takes it.
+        rule: Makes pieces of a limit and the sizes of a window.
+        limit: Tokens, or samples, of a bundle.
+        make: Makes what a bundle is, of its samples.
+        facts: What bundles depend on beside all that.
+
+    Attributes:
+        samples: What is bundled.
+        sizes: As given.
+        divide: Makes pieces of the sizes of a window.
+        each: Samples of a bundle: about as many, a power of two.
+        fingerprint: What is equal for equal bundles in an equal order.
+        in_turn: Whether bundles come in the order in which they are full, rather than in random order.
+        span: How many numbers there are: of this process, in all orders.
+
+    Raises:
+        InvalidRequest: There is nothing to bundle.
     """
 
-    def __init__(self, reader: Reader, source: BundledSamples) -> None:
-        self._reader, self.source = reader, source
-        self.mean_size = reader.mean_size * source.each
-        self.copies, self.reads_at_once = reader.copies, reader.reads_at_once
+    span = _PLACES * _PLACES // 2
+
+    def __init__(
+        self, reader: Reader, views: Views, sizes: Numbers, rule: Callable[[int, Numbers], Pieces], limit: int,
+        make: Callable[[Bundle, list[Sample]], Sample], *facts: object,
+    ) -> None:  # fmt: skip
+        self.in_turn = rule is of_one_kind
+        if not self.in_turn and not sizes.any():
+            raise InvalidRequest("the dataset", "no tokens in any sample")
+        self._reader, self.samples, self.sizes = reader, views, sizes
+        self.divide, self._make = partial(rule, limit), make
+        mean = 1 if self.in_turn else sizes.sum() / sum(view.length for _, view in _each_dataset(reader, views))
+        self.each = 1 << max(0, round(math.log2(limit / mean)))
+        digest = blake2b(repr((views.fingerprint, rule.__name__, limit, facts)).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(sizes, "<i8").data)
+        self.fingerprint = digest.hexdigest()
+        self.mean_size, self.copies, self.reads_at_once = (
+            reader.mean_size * self.each,
+            reader.copies,
+            reader.reads_at_once,
+        )
+        self._orders: dict[int, BundledOrder] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_orders": {}}  # they are made again where they are needed
+
+    @property
+    def length(self) -> int:
+        """Bundles in an epoch that is not shuffled."""
+        return self.length_in(OrderOptions(shuffle=False))
+
+    def length_in(self, options: OrderOptions) -> int:
+        """Return how many bundles an epoch has: all of it is divided for that, once in each process."""
+        return self.order(options).length
+
+    def order(self, options: OrderOptions) -> BundledOrder:
+        """Return the order of an epoch."""
+        for known in [*self._orders.values()]:
+            if known.options == options:
+                return known
+        place = next(_orders)
+        return self._orders.setdefault(place, BundledOrder(self, options, place * _PLACES))
+
+    def bundle(self, number: int) -> Bundle:
+        """Return a bundle by its number in this process."""
+        return self._orders[number // _PLACES].bundle(number % _PLACES)
 
     def expect(self, numbers: Numbers, seen: set[str]) -> None:
         """Have the shards of bundles that are read soon copied into the cache, but for those of `seen`."""
         self._reader.expect(self._members(numbers), seen)
 
-    def reading_only(self, _: frozenset[str] | None) -> BundleReader:
+    def reading_only(self, _: frozenset[str] | None) -> Bundles:
         """Return this reader: which fields are read is said where samples are bundled."""
         return self
 
@@ -299,29 +305,29 @@ class BundleReader:
             yield bundle
 
     def _made(self, numbers: Numbers, samples: Iterator[Sample | ShardError]) -> Iterator[Sample | ShardError]:
-        for bundle in map(self.source.bundle, numbers.tolist()):
+        for bundle in map(self.bundle, numbers.tolist()):
             some = [next(samples) for _ in range(len(bundle.numbers))]
             try:
                 if bad := [one for one in some if isinstance(one, ShardError)]:
                     yield bad[0]
                 else:
-                    yield self.source.make(bundle, cast("list[Sample]", some))
+                    yield self._make(bundle, cast("list[Sample]", some))
             except SampleFailed as error:
                 yield error
 
     def _members(self, numbers: Numbers) -> Numbers:
         empty = np.zeros(0, np.int64)
-        return np.concatenate([empty, *(self.source.bundle(number).numbers for number in numbers.tolist())])
+        return np.concatenate([empty, *(self.bundle(number).numbers for number in numbers.tolist())])
 
     def _culprit(self, number: int) -> int:
         """Return the sample of a bundle that cannot be read, or else its first."""
-        members: list[int] = self.source.bundle(number).numbers.tolist()
+        members: list[int] = self.bundle(number).numbers.tolist()
         read = zip(members, self._reader.read(np.array(members)), strict=True)
         return next((member for member, one in read if isinstance(one, ShardError)), members[0])
 
 
-AnyReader = Fetcher | MixedReader | BundleReader
-AnySamples = Views | BundledSamples
+AnyReader = Fetcher | MixedReader | Bundles
+AnySamples = Views | Bundles
 AnyOrder = Order | BundledOrder
 
 
@@ -398,11 +404,11 @@ class TokenField(NamedTuple):
         return found
 
 
-def _each(reader: Reader, views: Views) -> Iterator[tuple[Fetcher, SampleView]]:
+def _each_dataset(reader: Reader, views: Views) -> Iterator[tuple[Fetcher, SampleView]]:
     """Yield the datasets of a mix, or the only one."""
     if isinstance(reader, MixedReader):
         for one, view in zip(reader.readers, cast("MixedSamples", views).sources, strict=True):
-            yield from _each(one, view)
+            yield from _each_dataset(one, view)
     else:
         yield reader, cast("SampleView", views)
 
@@ -420,7 +426,7 @@ def _sizes(reader: Reader, views: Views, of_shard: Callable[[Fetcher, int], Numb
         InvalidRequest: Nothing is known of a sample.
     """
     parts = []
-    for fetcher, view in _each(reader, views):
+    for fetcher, view in _each_dataset(reader, views):
         found = np.zeros(view.span, np.int64)
         for shard, chosen in view.by_shard():
             rows = np.asarray(chosen) - fetcher.catalog.firsts[shard]
@@ -485,7 +491,7 @@ def lengths_of(
         InvalidRequest: It is not known how many there are.
     """
     fields: dict[Fetcher, TokenField] = {}
-    for fetcher, view in _each(reader, views):
+    for fetcher, view in _each_dataset(reader, views):
         shard, chosen = next(view.by_shard())
         names = fetcher.store.index(shard).names
         if name is None and len(names) > 1:
@@ -584,32 +590,3 @@ def _batch(stages: Stages, lists: Lists, bundle: Sample, rng: np.random.Generato
 def _rng_within(start: int, sample: int, stage: int) -> np.random.Generator:
     """Return the generator that a stage draws from for a sample of a batch."""
     return np.random.default_rng([start, sample, stage])
-
-
-def bundled(
-    reader: Reader, views: Views, sizes: Numbers, rule: Callable[[int, Numbers], Pieces], limit: int,
-    make: Callable[[Bundle, list[Sample]], Sample], *facts: object,
-) -> BundleReader:  # fmt: skip
-    """Return what reads bundles of samples, which has them as its `source`.
-
-    Args:
-        reader: Reads the samples.
-        views: Which.
-        sizes: int64 [span]: of each.
-        rule: Makes bundles of sizes.
-        limit: Tokens, or samples, of a bundle.
-        make: Makes what a bundle is, of its samples.
-        facts: What bundles depend on beside all that.
-
-    Raises:
-        InvalidRequest: There is nothing to bundle.
-    """
-    in_turn = rule is of_one_kind
-    if not in_turn and not sizes.any():
-        raise InvalidRequest("the dataset", "no tokens in any sample")
-    mean = 1 if in_turn else sizes.sum() / sum(view.length for _, view in _each(reader, views))
-    each = 1 << max(0, round(math.log2(limit / mean)))
-    digest = blake2b(repr((views.fingerprint, rule.__name__, limit, facts)).encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(sizes, "<i8").data)
-    source = BundledSamples(views, sizes, partial(rule, limit), make, each, digest.hexdigest(), in_turn)
-    return BundleReader(reader, source)

@@ -182,7 +182,7 @@ class Streamable(Chain):
             raise InvalidRequest("pad", repr(pad), expected=f"a token of {source.dtype}")
         rule, make = bundles.fitted if by == "first-fit" else bundles.concatenated, bundles.Block(tokens, source, pad)
         reader = reader.reading_only(frozenset({source.name}))
-        return Bundled(bundles.bundled(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad))
+        return Bundled(bundles.Bundles(reader, views, sizes, rule, tokens, make, source.name, source.dtype.str, pad))
 
     @overload  # type: ignore[override] # a Dataset takes more than a stream
     def batch(self, size: int, *, drop_last: bool = False, lists: Lists = ()) -> Self: ...
@@ -237,7 +237,7 @@ class Streamable(Chain):
             known = sorted(aspects)
             sizes = bundles.aspects_of(known, reader, views)
         rule, make = bundles.of_one_kind if known else bundles.of_like_length, partial(bundles.together, known)
-        found = bundles.bundled(reader, views, sizes, rule, cast("int", limit), make, *known)
+        found = bundles.Bundles(reader, views, sizes, rule, cast("int", limit), make, *known)
         return Bundled(found).with_stages(Stages((bundles.Batches(self.stages, lists),)))
 
     def _unbundled(self) -> tuple[Reader, Views]:
@@ -247,7 +247,7 @@ class Streamable(Chain):
             InvalidRequest: There are none, or they are bundled.
         """
         batched = any(isinstance(stage, Batch) for stage in self.stages.stages)
-        if batched or isinstance(self.fetcher, bundles.BundleReader):
+        if batched or isinstance(self.fetcher, bundles.Bundles):
             raise InvalidRequest("the dataset", "packed or batched before", expected="samples")
         if not self.source.length:
             raise InvalidRequest("the dataset", "no samples")
@@ -257,8 +257,8 @@ class Streamable(Chain):
 class Bundled(Streamable):
     """Blocks of tokens, or batches of samples of about one size: what `pack` and `batch(by=...)` return."""
 
-    def __init__(self, reader: bundles.BundleReader) -> None:
-        super().__init__(reader, reader.source)
+    def __init__(self, made: bundles.Bundles) -> None:
+        super().__init__(made, made)
 
     def __repr__(self) -> str:
         return f"<Bundled: {counted(self.source.length, 'bundle')} an epoch{self.stages}>"
@@ -435,7 +435,7 @@ class Stream(Chain):
     def _read(self, order: AnyOrder, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
         batch = self.reader.read_late(numbers)
-        if isinstance(self.reader, bundles.BundleReader):
+        if isinstance(self.reader, bundles.Bundles):
             batch = self.reader.telling(batch, lambda: self.skipped)
         if self.share.ends == "pad":
             return numbers, _padded(batch, (positions >= order.length).tolist())
