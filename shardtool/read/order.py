@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
 from numbers import Real
@@ -178,15 +178,15 @@ class SampleView:
             if first < last:
                 yield shard, range(first, last)
 
-    def order(self, options: OrderOptions) -> CatalogOrder:
+    def order(self, options: OrderOptions) -> Order:
         """Return the order of an epoch, as numbers of samples in the catalog."""
         if self.chosen is None:
             return order_of(np.diff(self.catalog.firsts), options)
         if not options.shuffle:
-            return CatalogOrder(len(self.chosen), partial(np.take, self.chosen))
+            return Order(len(self.chosen), partial(np.take, self.chosen))
         counts = np.diff(np.searchsorted(self._ascending, self.catalog.firsts))
         length, places = order_of(counts, options)
-        return CatalogOrder(length, partial(_taken, self._ascending, places))
+        return Order(length, partial(_taken, self._ascending, places))
 
     @cached_property
     def _ascending(self) -> Numbers:
@@ -200,8 +200,8 @@ def _taken(chosen: Numbers, places: Callable[[Numbers], Numbers], positions: Num
     return chosen[places(positions)]
 
 
-class CatalogOrder(NamedTuple):
-    """The order of the samples of a catalog.
+class Order(NamedTuple):
+    """The order of an epoch.
 
     Attributes:
         length: Samples in an epoch.
@@ -212,7 +212,7 @@ class CatalogOrder(NamedTuple):
     numbers: Callable[[Numbers], Numbers]
 
 
-def order_of(counts: Numbers, options: OrderOptions) -> CatalogOrder:
+def order_of(counts: Numbers, options: OrderOptions) -> Order:
     """Return the order of an epoch: that of the dataset, or a random one.
 
     In a full shuffle, no sample is nearer to another than by chance. So are few samples shuffled in an order for ranks;
@@ -224,16 +224,16 @@ def order_of(counts: Numbers, options: OrderOptions) -> CatalogOrder:
     """
     length = int(counts.sum())
     if not options.shuffle:
-        return CatalogOrder(length, np.positive)
+        return Order(length, np.positive)
     each = min(options.parts, length // _LEAST_IN_PART) // max(1, options.ranks)
     if options.shuffle == "full" or (options.ranks and not each):
         key = np.uint64(random_start("full", options.seed, options.epoch))
-        return CatalogOrder(length, partial(permuted, size=length, keys=key))
+        return Order(length, partial(permuted, size=length, keys=key))
     if options.ranks:
         options = replace(options, parts=each * options.ranks)
     order = np.argsort(random_numbers(random_start("shards", options.seed, options.epoch), len(counts)), kind="stable")
     starts, ends = (np.cumsum(counts) - counts)[order], np.cumsum(counts[order])
-    return CatalogOrder(length, partial(_shuffled, options, starts, ends))
+    return Order(length, partial(_shuffled, options, starts, ends))
 
 
 def _shuffled(options: OrderOptions, starts: Numbers, ends: Numbers, positions: Numbers) -> Numbers:
@@ -381,52 +381,33 @@ class MixedSamples:
         texts = [*(source.fingerprint for source in self.sources), *map(str, self.weights), str(self.length)]
         return blake2b("\n".join(texts).encode(), digest_size=16).hexdigest()
 
-    def order(self, options: OrderOptions) -> MixedOrder:
+    def order(self, options: OrderOptions) -> Order:
         """Return the order of an epoch."""
-        return MixedOrder(self.sources, self.weights, self.length, options)
+        return Order(self.length, partial(self._numbers, options, {}))
 
-
-@dataclass(frozen=True)
-class MixedOrder:
-    """The order of an epoch of a mix.
-
-    Attributes:
-        sources: What is mixed.
-        weights: Of each.
-        length: Samples in an epoch.
-        options: Which order.
-    """
-
-    sources: tuple[Views, ...]
-    weights: tuple[int, ...]
-    length: int
-    options: OrderOptions
-    _own: Callable[[int, int], Order] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_own", lru_cache(2 * len(self.sources))(self._order_of))
-
-    def __reduce__(self) -> tuple[type[MixedOrder], tuple[object, ...]]:
-        return MixedOrder, (self.sources, self.weights, self.length, self.options)
-
-    def numbers(self, positions: Numbers) -> Numbers:
-        """Return the sample at each position."""
-        which, turns = self.turns(positions)
-        found = np.empty_like(positions)
-        first = 0
+    def _numbers(self, options: OrderOptions, known: dict[tuple[int, int], Order], positions: Numbers) -> Numbers:
+        """Return the sample at each position; `known` has orders of epochs of datasets that were used before."""
+        which, turns = self.turns(options, positions)
+        found, first = np.empty_like(positions), 0
         for number, source in enumerate(self.sources):
             (here,) = np.nonzero(which == number)
             epochs, at = np.divmod(turns[here], source.length)
             for epoch in np.unique(epochs).tolist():
                 of_epoch = epochs == epoch
-                found[here[of_epoch]] = first + self._own(number, epoch).numbers(at[of_epoch])
+                if (own := known.get((number, epoch))) is None:
+                    if len(known) > 2 * len(self.sources):
+                        known.clear()
+                    seed = random_start("mixed", options.seed, number)  # alike datasets are not shuffled alike
+                    own = known[number, epoch] = source.order(replace(options, seed=seed, epoch=epoch))
+                found[here[of_epoch]] = first + own.numbers(at[of_epoch])
             first += source.span
         return found
 
-    def turns(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+    def turns(self, options: OrderOptions, positions: Numbers) -> tuple[Numbers, Numbers]:
         """Return the dataset at each position, and how many samples of it came before, in all epochs of the mix.
 
         Args:
+            options: Which order.
             positions: int64 [n].
 
         Returns:
@@ -437,7 +418,7 @@ class MixedOrder:
         sizes = np.minimum(_BLOCK, self.length - starts)
         before = np.stack(_counts(self.weights, starts))
         ends = np.cumsum(np.stack(_counts(self.weights, starts + sizes)) - before, axis=0)
-        key = random_start("mix", self.options.seed, self.options.epoch)
+        key = random_start("mix", options.seed, options.epoch)
         sizes = np.repeat(sizes, _BLOCK)
         slots = permuted_windows(key, np.repeat(blocks, _BLOCK), np.tile(places, len(blocks)), sizes, _BLOCK)
         sets = (slots.reshape(-1, 1, _BLOCK) >= ends.T[:, :, None]).sum(axis=1)  # beyond a block's size: no dataset's
@@ -446,16 +427,11 @@ class MixedOrder:
         np.put_along_axis(nth, by_set, places[None, :], axis=1)
         which = sets[row, positions % _BLOCK]
         firsts = np.concatenate((np.zeros((1, len(blocks)), np.int64), ends))[which, row]
-        passed = self.options.epoch * np.array(_counts(self.weights, self.length))
+        passed = options.epoch * np.array(_counts(self.weights, self.length))
         return which, passed[which] + before[which, row] + nth[row, positions % _BLOCK] - firsts
-
-    def _order_of(self, number: int, epoch: int) -> Order:
-        seed = random_start("mixed", self.options.seed, number)  # alike datasets are not shuffled alike
-        return self.sources[number].order(replace(self.options, seed=seed, epoch=epoch))
 
 
 Views = SampleView | MixedSamples
-Order = CatalogOrder | MixedOrder
 
 
 def _counts(weights: Sequence[int], position: Position) -> list[Position]:

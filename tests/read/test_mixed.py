@@ -59,7 +59,7 @@ def test_each_dataset_goes_through_its_epochs(lengths: list[int], options: Order
 def test_shares_are_exact(weights: list[int], options: OrderOptions, start: int) -> None:
     """Any piece of the order has each dataset's share, up to parts of two blocks of 64 at its ends."""
     mix = _mix([10**6] * len(weights), weights, 2 * 10**9)
-    which, _ = mix.order(options).turns(np.arange(start, start + 3000))
+    which, _ = mix.turns(options, np.arange(start, start + 3000))
     found = np.bincount(which, minlength=len(weights))
     off = abs(found - 3000 * np.array(weights) / sum(weights)).max()
     assert off <= 2 * len(weights) + 64
@@ -92,7 +92,7 @@ def test_ends(lengths: tuple[int, ...], weights: tuple[int, ...], first: int, al
     for stop, length in (("first", first), ("all", all_seen), (17, 17)):
         mix = _mix(lengths, weights, stop)  # type: ignore[arg-type]
         assert mix.length == length
-        seen = Counter(mix.order(OrderOptions()).turns(np.arange(mix.length))[0].tolist())
+        seen = Counter(mix.turns(OrderOptions(), np.arange(mix.length))[0].tolist())
         counts[stop] = [seen[at] - of for at, of in enumerate(lengths)]
     assert max(counts["first"]) == 0 == min(counts["all"])
 
@@ -100,7 +100,7 @@ def test_ends(lengths: tuple[int, ...], weights: tuple[int, ...], first: int, al
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_ranks_see_each_dataset(shuffle: bool) -> None:  # noqa: FBT001 - a parameter of pytest
     """Each rank has each dataset's share, also where a pattern of the weights would meet the number of ranks."""
-    which, _ = _mix([10**6, 10**6], [3, 1], 40_000).order(OrderOptions(shuffle)).turns(np.arange(40_000))
+    which, _ = _mix([10**6, 10**6], [3, 1], 40_000).turns(OrderOptions(shuffle), np.arange(40_000))
     shares = [which[rank::4].mean() for rank in range(4)]
     assert min(shares) > 0.22
     assert max(shares) < 0.28
@@ -109,11 +109,11 @@ def test_ranks_see_each_dataset(shuffle: bool) -> None:  # noqa: FBT001 - a para
 def test_block_is_shuffled() -> None:
     """Datasets come in no fixed pattern, and each of a block's places has each dataset by its share."""
     mix = _mix([10**6, 10**6], [3, 1], 64_000)
-    which, _ = mix.order(OrderOptions()).turns(np.arange(64_000))
+    which, _ = mix.turns(OrderOptions(), np.arange(64_000))
     blocks = which.reshape(-1, 64)
     assert (blocks.sum(axis=1) == 16).all()
     assert abs(blocks.sum(axis=0) - 250).max() < 6 * np.sqrt(250 * 0.75)
-    again, _ = mix.order(OrderOptions(epoch=1)).turns(np.arange(64_000))
+    again, _ = mix.turns(OrderOptions(epoch=1), np.arange(64_000))
     assert (again != which).mean() > 0.3
 
 
