@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ from shardtool.transform.image import as_rgb, pixels
 from shardtool.transform.jpeg import JpegHead, cut, decoded, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -106,22 +106,42 @@ class Loader(Streaming):
         return self._batches(stream, now)
 
     def _batches(self, stream: Stream, now: object) -> Iterator[Any]:
-        counts = Stages((Batch(self.batch_size, self.drop_last),))
+        """Yield the batches of a pass; note the state after each, and the next epoch, when it is handed out."""
+        counts, threads = Stages((Batch(self.batch_size, self.drop_last),)), self.threads or cores()
+        pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
+        collate = self.collate or (_only if any(isinstance(one, Batches) for one in self._stages.stages) else None)
+        stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
+        decoders = ThreadPoolExecutor(threads, "shardtool-decode")
+        ending = sys.is_finalizing  # where this pass is left to the program's end, all threads have been waited for
+        samples = ((sample, stream.place()) for sample in stream)
 
         def state() -> tuple[State, int]:
             return stream.state_dict(), stream.next_epoch(counts)
 
-        pin = torch.cuda.is_available() if self.pin_memory is None else self.pin_memory
-        collate = _only if any(isinstance(stage, Batches) for stage in self._stages.stages) else None
-        work = SampleWork(self._changed, self.batch_size, self.drop_last, self.collate or collate, pin, self.lists)
-        samples = ((sample, stream.place()) for sample in stream)
-        passing = batches(samples, state, work, self.threads or cores(), self.depth)
+        def feed() -> _Batch | None:
+            some = list(islice(samples, self.batch_size))
+            if not some or (self.drop_last and len(some) < self.batch_size):
+                return None
+            into = collate or BatchRows(len(some), pin=pin, lists=self.lists)
+            batch = _Batch(some, self._changed, into, state(), stop)
+            batch.start(decoders, -(-len(some) // (_CHUNKS * threads)))
+            return batch
+
+        coming = deque(feeder.submit(feed) for _ in range(self.depth))
         try:
-            for handed in passing:
-                self._note(now, handed.pop())
-                yield handed.pop()
+            while (batch := coming.popleft().result()) is not None:
+                coming.append(feeder.submit(feed))
+                handed, after = [batch.done.result()], batch.state
+                del batch
+                if handed[0] is not None:
+                    self._note(now, after)
+                    yield handed.pop()  # whoever takes it holds the only reference
         finally:
-            passing.close()
+            stop.set()
+            if not ending():
+                feeder.shutdown(cancel_futures=True)
+                decoders.shutdown(cancel_futures=True)
+            samples.close()
         self._note(now, state())
 
     def _note(self, now: object, state: tuple[State, int]) -> None:
@@ -329,79 +349,28 @@ def collate(samples: list[Any], lists: Lists = ()) -> Any:
 _CHUNKS = 4  # of a batch, for each thread: small ones keep all threads busy to the end, large ones cost less
 
 
-class SampleWork(NamedTuple):
-    """What becomes of samples.
-
-    Attributes:
-        function: Called with each sample and its place; what it returns is put into the batch, but for `LEFT_OUT`.
-        batch_size: Samples of a batch.
-        drop_last: Whether a last batch that is smaller is left out.
-        collate: Called with the list of a batch's samples; None: they are put into rows.
-        pin: Whether tensors lie in pinned memory.
-        lists: Fields that become lists.
-    """
-
-    function: Callable[[Any], Any]
-    batch_size: int
-    drop_last: bool
-    collate: Callable[[Samples], Any] | None
-    pin: bool
-    lists: Lists = ()
-
-
-def batches(
-    samples: Generator[Any], state_of: Callable[[], Any], work: SampleWork, threads: int, depth: int
-) -> Generator[list[Any]]:
-    """Yield each batch, and the samples' state after it, as a list: who empties it holds the only reference.
-
-    Args:
-        samples: Each with its place, in order; closed at the end.
-        state_of: Returns where they are: after the last one that was taken.
-        work: What becomes of them.
-        threads: That decode.
-        depth: How many batches are under way beside the one that was handed out last.
-    """
-    stop, feeder = Event(), ThreadPoolExecutor(1, "shardtool-feed")
-    decoders = ThreadPoolExecutor(threads, "shardtool-decode")
-    ending = sys.is_finalizing  # where this pass is left to the program's end, all threads have been waited for
-
-    def feed() -> _Batch | None:
-        some = list(islice(samples, work.batch_size))
-        if not some or (work.drop_last and len(some) < work.batch_size):
-            return None
-        batch = _Batch(some, state_of(), work, stop)
-        batch.start(decoders, -(-len(some) // (_CHUNKS * threads)))
-        return batch
-
-    coming = deque(feeder.submit(feed) for _ in range(depth))
-    try:
-        while (batch := coming.popleft().result()) is not None:
-            coming.append(feeder.submit(feed))
-            handed = [batch.done.result(), batch.state]
-            del batch
-            if handed[0] is not None:
-                yield handed
-    finally:
-        stop.set()
-        if not ending():
-            feeder.shutdown(cancel_futures=True)
-            decoders.shutdown(cancel_futures=True)
-        samples.close()
-
-
 class _Batch:
     """A batch under way.
 
-    Attributes:
+    Args:
+        samples: Each with its place.
+        function: Called with each of these; what it returns comes into the batch, but for `LEFT_OUT`.
+        into: What makes the batch: the rows that it is put into, or a function of a list.
         state: The samples' after it.
+        stop: Set where the batch is no longer wanted.
+
+    Attributes:
+        state: As given.
         done: The batch; None: all of its samples were left out.
     """
 
-    def __init__(self, samples: Samples, state: Any, work: SampleWork, stop: Event) -> None:
+    def __init__(
+        self, samples: Samples, function: Callable[[Any], Any], into: BatchRows | Callable[[Samples], Any], state: Any,
+        stop: Event,
+    ) -> None:  # fmt: skip
         self.state, self.done = state, Future[Any]()
-        self._samples, self._work, self._stop = samples, work, stop
+        self._samples, self._function, self._into, self._stop = samples, function, into, stop
         self._keys = [sample["__key__"] for sample, _ in samples]
-        self._rows = None if work.collate else BatchRows(len(samples), pin=work.pin, lists=work.lists)
         self._lock, self._open, self._failed = Lock(), len(samples), len(samples)
         self._error: BaseException | None = None
 
@@ -417,10 +386,11 @@ class _Batch:
             for row in range(first, last):
                 if self._stop.is_set() or row > self._failed:
                     break
-                value = self._work.function(self._samples[row])
-                self._samples[row] = None if self._rows else value
-                if self._rows and value is not LEFT_OUT:
-                    self._rows.put(row, value)
+                value, self._samples[row] = self._function(self._samples[row]), None
+                if not isinstance(self._into, BatchRows):
+                    self._samples[row] = value
+                elif value is not LEFT_OUT:
+                    self._into.put(row, value)
         except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
             with self._lock:
                 if row < self._failed:  # of all samples, the first one's, whichever thread came upon one first
@@ -444,10 +414,10 @@ class _Batch:
             self.done.set_exception(error)
 
     def _collated(self) -> object:
-        if self._rows is not None:
-            return self._rows.batch(self._keys)
+        if isinstance(self._into, BatchRows):
+            return self._into.batch(self._keys)
         kept = [value for value in self._samples if value is not LEFT_OUT]
-        return self._work.collate(kept) if kept and self._work.collate else None
+        return self._into(kept) if kept else None
 
 
 # Crops of images as decoders of a field: what lies outside of the crop is not decoded, as far as that can be had.

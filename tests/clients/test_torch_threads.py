@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from shardtool import SampleFailed
-from shardtool.torch import loading
-from shardtool.torch.loading import LEFT_OUT, BatchRows, SampleWork
+from shardtool.read.chain import Stages
+from shardtool.torch.loading import LEFT_OUT, BatchRows, Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -42,20 +42,37 @@ class Numbers:
     def state_dict(self) -> dict[str, object]:
         return {"taken": self.taken}
 
+    def place(self) -> None:
+        """Return no place: nothing takes that of a sample that is left out."""
 
-def _same(sample: Any) -> Any:
-    return sample
-
-
-def _work(function: Callable[[Any], Any] = _same, batch_size: int = 4, **options: Any) -> SampleWork:
-    plain = SampleWork(lambda given: function(given[0]), batch_size, drop_last=False, collate=None, pin=False)
-    return plain._replace(**options)
+    def next_epoch(self, _: Stages) -> int:
+        return 0
 
 
-def batches(source: Numbers, work: SampleWork, threads: int, depth: int) -> Generator[list[Any]]:
+class _Loader(Loader):
+    """A loader of what is no dataset, which calls a function with each sample."""
+
+    _stages = Stages()
+
+    def __post_init__(self) -> None:
+        pass
+
+    def _changed(self, given: tuple[Any, Any]) -> object:
+        return self.transform(given[0]) if self.transform else given[0]
+
+    def passed(self, source: Any) -> Generator[Any]:
+        """Yield the batches of a source, each with the state after it."""
+        for batch in self._batches(source, None):
+            yield batch, self._state
+
+
+def _work(function: Callable[[Any], Any] | None = None, **options: Any) -> dict[str, Any]:
+    return {"transform": function, "pin_memory": False, **options}
+
+
+def batches(source: Any, work: dict[str, Any], threads: int, depth: int) -> Generator[Any]:
     """Yield the batches of a source, each with the state after it."""
-    samples = ((one, None) for one in source)
-    return loading.batches(samples, source.state_dict, work, threads, depth)
+    return _Loader(source, 4, **work, threads=threads, depth=depth).passed(source)
 
 
 def _threads() -> set[str]:
