@@ -74,6 +74,9 @@ def doctor(place: Given, options: DoctorOptions, observer: Observer) -> DoctorRe
     [path, *more] = given_names("the place", place, "a folder or an address") or [""]
     if more or not path:
         raise InvalidRequest("the place", counted(len(more) + 1, "name") if more else "none", expected="one")
+    if path == "-" or path.startswith("pipe:"):
+        found = "standard input" if path == "-" else "a command"
+        raise InvalidRequest(path, found, expected="a folder or an address")
     kind = "folder" if not places.is_url(path) else "web" if places.is_web(path) else parse_address(path).scheme
     if kind != "web" and (path.endswith(".json") or is_shard_name(places.base_name(path))):
         path = places.folder_of(path)
@@ -292,12 +295,17 @@ def _is_matched(place: str, version: str) -> str:
 
 def _look_at_folder(path: str, seen: _Seen) -> None:
     open_folder(path)  # which refuses what is meant for an address
-    here = path
-    while here and not places.is_folder(here) and not os.path.lexists(here):
-        here = places.folder_of(here.rstrip("/"))
-    folder, name = Folder(here or "."), _name()
-    said = "there" if here == path else f"not there yet; {folder.path} is"
-    seen.need("folder", partial(places.list_folder, folder.path), lambda _: said)
+    is_there, above = os.path.lexists(path), places.folder_of(path.rstrip("/")) or "."
+    folder, name = Folder(path if is_there else above), _name()
+
+    def there() -> str:
+        if not os.path.lexists(folder.path):
+            remedy = "See how it is spelled, or make the folder above it."
+            raise OutputFailed(path, f"not there, nor is {above}", remedy=remedy)
+        places.list_folder(folder.path)
+        return "there" if is_there else f"not there yet; {above} is"
+
+    seen.need("folder", there)
     seen.look("space", folder.free_bytes, lambda free: f"{show_size(free)} free")
     if not seen.writes:
         return

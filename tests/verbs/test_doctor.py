@@ -436,12 +436,20 @@ def test_web_without_conditions(bucket: _Bucket) -> None:
 def test_folder(tmp_path: Path) -> None:
     """A folder, also one that is not there yet, is looked at by what is done in it; nothing is made, nothing stays."""
     (tmp_path / "a b").write_bytes(b"")
-    for place in (tmp_path, tmp_path / "new" / "below", tmp_path / "out.json"):
+    for place in (tmp_path, tmp_path / "new", f"{tmp_path}/new/", tmp_path / "out.json"):
         found = shardtool.doctor(place)
         assert {one.name: one for one in found.checks if one.state != "ok"} == {}
     assert [one.name for one in tmp_path.iterdir()] == ["a b"]
     assert [*_wrong(str(tmp_path / "a b"))] == ["folder"]
     assert [*_wrong(str(tmp_path / "a b" / "below"))] == ["folder"]
+
+
+def test_a_name_that_is_misspelled(tmp_path: Path) -> None:
+    """A folder that is not there, in one that is not there either, is no place that was meant."""
+    found = _wrong(str(tmp_path / "typo" / "below"))["folder"]
+    assert found.found == f"not there, nor is {tmp_path}/typo"
+    assert found.cure == "See how it is spelled, or make the folder above it."
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not os.path.isdir("/proc/self"), reason="a folder that takes nothing")
@@ -450,7 +458,9 @@ def test_folder_that_takes_nothing() -> None:
     assert [*_wrong("/proc/self")] == ["write"]
 
 
-@pytest.mark.parametrize("place", ["nowhere://x", "s3://", "s3:/b/x", "s3://b//x", "", ["a", "b"], "az://c/x"])
+@pytest.mark.parametrize(
+    "place", ["nowhere://x", "s3://", "s3:/b/x", "s3://b//x", "", "-", "pipe:ls", ["a", "b"], "az://c/x"]
+)
 def test_no_place(place: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no place is refused, or said to be none."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
