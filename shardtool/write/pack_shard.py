@@ -18,30 +18,16 @@ from shardtool.format import tfrecord
 from shardtool.format.tar import BLOCK, PADDING, TRAILER, header, put_header
 from shardtool.storage.places import READ_FOLLOWING, READ_PLAIN, file_crc
 from shardtool.values import FILE, INLINE, SPAN
-from shardtool.write.packer import (
-    Keep,
-    Packer,
-    ShardResult,
-    ShardTask,
-    SourceFailed,
-    StartAgain,
-    changed,
-    digest,
-    no_report,
-    numbers,
-    split_names,
-    unreadable,
-)
+from shardtool.write import packer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shardtool.skipped import Skipped
     from shardtool.storage.staging import Sink
-    from shardtool.write.packer import Put, Report
 
 
-def pack_shard(task: ShardTask, report: Report) -> ShardResult:
+def pack_shard(task: packer.ShardTask, report: packer.Report) -> packer.ShardResult:
     """Write a shard, staged and durable, or find that the one which is there is right.
 
     Args:
@@ -53,48 +39,50 @@ def pack_shard(task: ShardTask, report: Report) -> ShardResult:
         OutputFailed: The file cannot be written.
     """
     if result := _left(task):
-        report(len(split_names(task.samples.content.keys)), result.size)
+        report(len(packer.split_names(task.samples.content.keys)), result.size)
         return result
     if task.todo != "write" and not task.folder.hides:
         # What replaces it would be seen at once: others must know first.
-        return ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
+        return packer.ShardResult(task.shard, None, 0, 0, b"", 0, (), wrong=True)
     if task.work is not None:
         from shardtool.write.transformed import pack_transformed
 
         return pack_transformed(task, task.work, report)
     skipped: dict[int, Skipped] = {}
 
-    def fill(file: Sink) -> Packer:
+    def fill(file: Sink) -> packer.Packer:
         return _packed(task, file.write, report, skipped)
 
     while True:
-        with suppress(StartAgain):
-            packer, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
-            return packer.result(staged)
+        with suppress(packer.StartAgain):
+            packed, staged = task.folder.write(task.name, fill, None if skipped else task.size, task.mtime_ns)
+            return packed.result(staged)
 
 
-def _packed(task: ShardTask, put: Put, report: Report, skipped: dict[int, Skipped]) -> Packer:
+def _packed(
+    task: packer.ShardTask, put: packer.Put, report: packer.Report, skipped: dict[int, Skipped]
+) -> packer.Packer:
     """Return the packer of a task whose shard is written; it is closed."""
     kind = SpanTarPacker if task.samples.spans.runs else TarPacker if task.format == "tar" else TFRecordPacker
-    with closing(kind(task, put, report, skipped)) as packer:
-        packer.run()
-        packer.spans.check()
-    return packer
+    with closing(kind(task, put, report, skipped)) as packed:
+        packed.run()
+        packed.spans.check()
+    return packed
 
 
-def _left(task: ShardTask) -> ShardResult | None:
+def _left(task: packer.ShardTask) -> packer.ShardResult | None:
     """Return the result for a file that an earlier run has left; None if there is none, or it is not right."""
     if task.todo == "write":
         return None
     path = task.folder.full_path(task.name)
     with suppress(OSError):
-        if isinstance(task.todo, Keep):
+        if isinstance(task.todo, packer.Keep):
             keep = task.todo
             if not keep.unread and keep.crc != file_crc(path)[1]:
                 return None
             # Of changed samples, the sidecar has it.
-            content = 0 if task.work is not None else digest(task.samples.content, keep.field_crcs, ())
-            return ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
+            content = 0 if task.work is not None else packer.digest(task.samples.content, keep.field_crcs, ())
+            return packer.ShardResult(task.shard, None, keep.size, keep.crc, keep.field_crcs, content, ())
         md5 = task.folder.md5(task.name)  # as the store says, of a file that it does not encrypt
         there = None if md5 else file_crc(path)
         result, found = _from_source(task, hashes=bool(md5))
@@ -103,25 +91,25 @@ def _left(task: ShardTask) -> ShardResult | None:
     return None
 
 
-def _from_source(task: ShardTask, *, hashes: bool) -> tuple[ShardResult | None, str]:
+def _from_source(task: packer.ShardTask, *, hashes: bool) -> tuple[packer.ShardResult | None, str]:
     """Return the result for a file that is what the source gives, None where that cannot be read; and its MD5."""
     skipped: dict[int, Skipped] = {}
     with suppress(SampleFailed):  # writing the shard will meet it again
         while True:
             hashed = hashlib.md5(usedforsecurity=False)
-            with suppress(StartAgain):
-                packer = _packed(task, hashed.update if hashes else no_report, no_report, skipped)
-                return packer.result(None)._replace(compared=True), hashed.hexdigest()
+            with suppress(packer.StartAgain):
+                packed = _packed(task, hashed.update if hashes else packer.no_report, packer.no_report, skipped)
+                return packed.result(None)._replace(compared=True), hashed.hexdigest()
     return None, ""
 
 
-def content_of(task: ShardTask) -> int | None:
+def content_of(task: packer.ShardTask) -> int | None:
     """Return the content fingerprint of samples, which are read for it; None: a file changes while it is read."""
     result, _ = _from_source(task, hashes=False)
     return None if result is None else result.digest
 
 
-class TarPacker(Packer):
+class TarPacker(packer.Packer):
     """A member a field."""
 
     def run(self) -> None:
@@ -143,7 +131,7 @@ class TarPacker(Packer):
         view, limit, skipped, expected = self.view, len(self.view), self.skipped, self.expected
         root, kinds, endings, codes, sizes = self.root, self.kinds, self.endings, self.codes, self.sizes
         mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, PADDING
-        needs, counts, read_file = numbers("q", self.task.samples.needs), self.counts, self.read_file
+        needs, counts, read_file = packer.numbers("q", self.task.samples.needs), self.counts, self.read_file
         used, end = 0, row
         columns = zip(self.keys[first:last], needs[first:last], counts[first:last], strict=True)
         for sample, (key, need, count) in enumerate(columns, first):
@@ -175,7 +163,7 @@ class TarPacker(Packer):
                             path = paths[at]
                         got, fact = read_file(root + path, payload, READ_PLAIN if kind == FILE else READ_FOLLOWING)
                         if got != size or fact.st_size != size or fact.st_mtime_ns != mtimes[at]:
-                            raise changed(path, size, mtimes[at], got, fact)
+                            raise packer.changed(path, size, mtimes[at], got, fact)
                     crcs.append(crc32c(payload))
                     if expected:
                         self.check_crc(at, crcs[-1])
@@ -185,8 +173,8 @@ class TarPacker(Packer):
             except OSError as error:
                 used = at_start
                 del crcs[crcs_at_start:]
-                self.skip(sample, unreadable(path, error), streamed=False)
-            except SourceFailed as failed:
+                self.skip(sample, packer.unreadable(path, error), streamed=False)
+            except packer.SourceFailed as failed:
                 if need <= limit:
                     used = at_start
                     del crcs[crcs_at_start:]
@@ -217,10 +205,10 @@ class SpanTarPacker(TarPacker):
 
     def run(self) -> None:
         """Write all samples, and the end of the file."""
-        needs = numbers("q", self.task.samples.needs)
+        needs = packer.numbers("q", self.task.samples.needs)
         after = [0, *accumulate(needs)]  # bytes before each sample
         rows = [0, *accumulate(self.counts)]
-        self._runs, self._run = numbers("I", self.task.samples.spans.runs).tolist(), 0
+        self._runs, self._run = packer.numbers("I", self.task.samples.spans.runs).tolist(), 0
         first, limit = 0, len(self.view)
         while first < len(needs):
             last = bisect_right(after, after[first] + limit) - 1  # what fits the buffer
@@ -250,7 +238,7 @@ class SpanTarPacker(TarPacker):
                 pad = -size & 511
                 used = stop + pad
                 view[stop:used] = padding[pad]
-        except (OSError, SourceFailed):
+        except (OSError, packer.SourceFailed):
             return False
         found, wanted = crcs.tolist(), self.expected[row:end]
         if wanted and found != wanted and any(one != other >= 0 for one, other in zip(found, wanted, strict=True)):
@@ -283,7 +271,7 @@ class SpanTarPacker(TarPacker):
 # Writes a TFRecord shard.
 
 
-class TFRecordPacker(Packer):
+class TFRecordPacker(packer.Packer):
     """An Example a sample."""
 
     def run(self) -> None:
@@ -296,7 +284,7 @@ class TFRecordPacker(Packer):
         self._whole = content.whole or bytes(len(self.codes))
         self._may_be_one = {code for code, kind in content.lists.items() if kind == "int64"}
         self._after_key = [name > tfrecord.KEY_FEATURE for name in content.fields]
-        columns = zip(self.keys, numbers("q", self.task.samples.needs), self.counts, strict=True)
+        columns = zip(self.keys, packer.numbers("q", self.task.samples.needs), self.counts, strict=True)
         used = end = 0
         for sample, (key, need, count) in enumerate(columns):
             row, end = end, end + count
@@ -312,7 +300,7 @@ class TFRecordPacker(Packer):
                 else:
                     self._put(used, key, row, end, need)
                     used += need
-            except SourceFailed as failed:
+            except packer.SourceFailed as failed:
                 del crcs[crcs_at_start:]
                 while self.ones and self.ones[-3] >= crcs_at_start:
                     del self.ones[-3:]
@@ -349,7 +337,7 @@ class TFRecordPacker(Packer):
                 try:
                     self.read_payload(name, field, payload)
                 except OSError as error:
-                    raise unreadable(self.path_of(field, name), error) from None
+                    raise packer.unreadable(self.path_of(field, name), error) from None
             crcs.append(crc32c(payload))
             if self.expected:
                 self.check_crc(field, crcs[-1])

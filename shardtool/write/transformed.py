@@ -20,29 +20,15 @@ from shardtool.skipped import CHOSEN, Skipped, failures
 from shardtool.transform import BadSample, ChangedSample, Condition, transformer
 from shardtool.values import SPAN, URL, Number, counted, ends_early, show_size, to_text
 from shardtool.wording import option, typed_option
-from shardtool.write.packer import (
-    Field,
-    Packer,
-    ShardRecords,
-    ShardResult,
-    ShardTask,
-    SourceFailed,
-    TransformedSamples,
-    TransformWork,
-    digest,
-    encode_record,
-    no_report,
-    unreadable,
-)
+from shardtool.write import packer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from shardtool.fetch.fetcher import Fetcher
     from shardtool.storage.staging import DurableFile, Sink
-    from shardtool.write.packer import Parts, Put, Report
 
-    Encoded = tuple[Parts, list[Field]]  # a sample's record, and what is in it
+    Encoded = tuple[packer.Parts, list[packer.Field]]  # a sample's record, and what is in it
 
 # Samples, and bytes of them, of which a condition is judged at once (docs/decisions/025-what-is-found.md).
 _JUDGED, _JUDGED_BYTES = 256, 2**24
@@ -61,7 +47,7 @@ def fetcher(options: FetchOptions) -> Fetcher:
     return fetchers[options]
 
 
-def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> ShardResult:
+def pack_transformed(task: packer.ShardTask, work: packer.TransformWork, report: packer.Report) -> packer.ShardResult:
     """Write a shard of changed samples, staged and durable.
 
     Raises:
@@ -70,20 +56,20 @@ def pack_transformed(task: ShardTask, work: TransformWork, report: Report) -> Sh
     """
 
     def pack(file: Sink) -> TransformPacker:
-        with closing(TransformPacker(task, work, file.write, report)) as packer:
-            packer.run()
-        return packer
+        with closing(TransformPacker(task, work, file.write, report)) as packed:
+            packed.run()
+        return packed
 
-    packer, staged = task.folder.write(task.name, pack, None, task.mtime_ns)
-    return packer.result(staged)
+    packed, staged = task.folder.write(task.name, pack, None, task.mtime_ns)
+    return packed.result(staged)
 
 
-def measure_samples(task: ShardTask) -> list[int]:
+def measure_samples(task: packer.ShardTask) -> list[int]:
     """Return what the records of each sample would take, in bytes; -1 where it cannot be taken. Writes nothing."""
     if task.work is None:
         return []
-    with closing(TransformPacker(task, task.work, no_report, no_report)) as packer:
-        return packer.measure()
+    with closing(TransformPacker(task, task.work, packer.no_report, packer.no_report)) as measuring:
+        return measuring.measure()
 
 
 class ReadSample(NamedTuple):
@@ -101,18 +87,20 @@ class ReadSample(NamedTuple):
     rows: range
     fields: Mapping[str, bytes | memoryview]
     found: tuple[object, ...] = ()
-    why_not: SourceFailed | BadSample | None = None
+    why_not: packer.SourceFailed | BadSample | None = None
 
 
-class TransformPacker(Packer):
+class TransformPacker(packer.Packer):
     """Reads a sample whole, changes it, and writes what comes out."""
 
-    def __init__(self, task: ShardTask, work: TransformWork, put: Put, report: Report) -> None:
+    def __init__(
+        self, task: packer.ShardTask, work: packer.TransformWork, put: packer.Put, report: packer.Report
+    ) -> None:
         super().__init__(task, put, report, {})
         self._work, self._change = work, transformer(work.transform)
         of_names = {self.content.fields[code]: kind for code, kind in self.content.numbers.items()}
         self._numbers: dict[bytes, Number] = of_names
-        self._records, self._sources = ShardRecords(self.write), array("q")
+        self._records, self._sources = packer.ShardRecords(self.write), array("q")
         self._found: list[tuple[object, ...]] = []
         self._looked_at = self._consumed = self._dropped = self._reported_skips = 0
         self._fetcher: Fetcher | None = None
@@ -155,7 +143,7 @@ class TransformPacker(Packer):
         for sample in self._samples():
             try:
                 _, encoded = self._encoded(sample)
-            except (SourceFailed, BadSample) as error:
+            except (packer.SourceFailed, BadSample) as error:
                 found.append(0 if error.code in CHOSEN else -1)
             else:
                 found.append(sum(len(part) for parts, _ in encoded for part in parts))
@@ -183,7 +171,7 @@ class TransformPacker(Packer):
         try:
             fields = self._fields(self.keys[place], rows)
             return ReadSample(place, rows, *self._change.look(fields, self._held(rows)))
-        except (SourceFailed, BadSample) as error:
+        except (packer.SourceFailed, BadSample) as error:
             return ReadSample(place, rows, {}, why_not=error)
 
     def _held(self, rows: range) -> str:
@@ -229,23 +217,23 @@ class TransformPacker(Packer):
         key = self.keys[sample.place]
         try:
             changed, encoded = self._encoded(sample)
-        except SourceFailed as error:
+        except packer.SourceFailed as error:
             self.skip(sample.place, error, streamed=False)
         except BadSample as bad:
             path = self._path_of(key, sample.rows, bad.field)
-            self.skip(sample.place, SourceFailed(path, bad.code, bad.message, bad.detail), streamed=False)
+            self.skip(sample.place, packer.SourceFailed(path, bad.code, bad.message, bad.detail), streamed=False)
         else:
             return self._add(sample, key, changed, encoded)
         return True
 
-    def result(self, staged: DurableFile | None) -> ShardResult:
+    def result(self, staged: DurableFile | None) -> packer.ShardResult:
         """Return the result of the finished shard."""
         content = self._records.content(self._numbers, texts=bool(self._numbers))
         crcs = self._records.crcs.tobytes()
-        hashed = digest(content, crcs, ()) if len(self._records) else 0
-        made = TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
+        hashed = packer.digest(content, crcs, ()) if len(self._records) else 0
+        made = packer.TransformedSamples(content, self._sources.tobytes(), self._consumed, self._dropped, self._found)
         skipped = tuple(sorted(self.skipped.items()))
-        return ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
+        return packer.ShardResult(self.task.shard, staged, self.size, self.crc, crcs, hashed, skipped, made)
 
     def _path(self, key: bytes, row: int) -> bytes:
         return self.paths[row] if self.paths is not None else key + self.endings[self.codes[row]]
@@ -274,12 +262,12 @@ class TransformPacker(Packer):
             try:
                 return self._fetcher.take(self._urls[row])
             except FetchFailed as failed:
-                raise SourceFailed(self._shown_path(key, row), failed.code, failed.message) from None
+                raise packer.SourceFailed(self._shown_path(key, row), failed.code, failed.message) from None
         payload = memoryview(bytearray(self.sizes[row]))
         try:
             self.read_payload(key + self.endings[self.codes[row]], row, payload)
         except OSError as error:
-            raise unreadable(self._path(key, row), error) from None
+            raise packer.unreadable(self._path(key, row), error) from None
         if self.expected and self.kinds[row] == SPAN:
             self.check_crc(row, crc32c(payload))
         return payload
@@ -302,22 +290,22 @@ class TransformPacker(Packer):
     def _encode(self, sample: ChangedSample) -> Encoded:
         """Return a sample's record, and what is in it."""
         fields = [self._field(name, payload) for name, payload in sample.fields]
-        return encode_record(self.task.format, sample.key, fields, self._numbers), fields
+        return packer.encode_record(self.task.format, sample.key, fields, self._numbers), fields
 
-    def _field(self, name: bytes, payload: bytes | memoryview) -> Field:
+    def _field(self, name: bytes, payload: bytes | memoryview) -> packer.Field:
         """Return a field as it is stored; of a number, with the text that the stored one gives back."""
         kind = self._numbers.get(name)
         if kind is None:
-            return Field(name, len(payload), payload)
+            return packer.Field(name, len(payload), payload)
         text = bytes(payload)
         if self.task.format == "tar":
-            return Field(name, len(text), text, text)
+            return packer.Field(name, len(text), text, text)
         try:
             stored = tfrecord.encode_number(text, kind)
             text = b"%d" % int(text) if kind == "int64" else text
         except (ValueError, OverflowError):
             raise BadSample("no-number", f"{to_text(name)} is no {kind} any more") from None
-        return Field(name, len(text), stored, text)
+        return packer.Field(name, len(text), stored, text)
 
     def _add(self, sample: ReadSample, key: bytes, changed: list[ChangedSample], encoded: list[Encoded]) -> bool:
         """Write what one sample became; return whether there was room for it."""

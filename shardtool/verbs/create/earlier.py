@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from shardtool.dataset import shard_index
 from shardtool.dataset.dataset_file import (
     DatasetFile,
     Feature,
@@ -28,16 +29,6 @@ from shardtool.dataset.dataset_file import (
     sound_dataset,
 )
 from shardtool.dataset.find import fact_beside, splits_in
-from shardtool.dataset.shard_index import (
-    SHARD,
-    ShardIndex,
-    check_listed,
-    encode_table,
-    join_types,
-    read_facts,
-    read_sidecar,
-    types_of,
-)
 from shardtool.entries.arrow import ipc_stream, without_numbers
 from shardtool.entries.classes import joined_classes
 from shardtool.entries.entries import Names
@@ -63,7 +54,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shardtool.dataset.shard_index import ShardFact
     from shardtool.entries.entries import Entries
     from shardtool.request.options import CreateOptions, ReshardOptions
     from shardtool.skipped import Skipped
@@ -137,7 +127,7 @@ def is_newer(planned: ShardPlan, mtime_ns: int) -> bool:
     return planned.plan.changed_ns(planned.shard) < mtime_ns == mtime_of_shard(planned, of_run)
 
 
-def decide(planned: ShardPlan, output: Destination) -> tuple[Todo, ShardIndex | None]:
+def decide(planned: ShardPlan, output: Destination) -> tuple[Todo, shard_index.ShardIndex | None]:
     """Return what becomes of a shard, as far as what is there and its sidecar say.
 
     Returns:
@@ -166,19 +156,16 @@ def decide(planned: ShardPlan, output: Destination) -> tuple[Todo, ShardIndex | 
     return Keep(crc, b"", there.size, unread), index
 
 
-def _index_of(planned: ShardPlan, output: Destination) -> ShardIndex | None:
+def _index_of(planned: ShardPlan, output: Destination) -> shard_index.ShardIndex | None:
     """Return what the sidecar of a shard says; None: it is of another plan, or damaged.
 
     Of changed samples it must be as it was written, and nothing may have been left out but what it lists.
     """
-    name, size, changed = (
-        sidecar_name(planned.name),
-        output.existing[planned.name].size,
-        planned.run.transform is not None,
-    )
+    name, size = sidecar_name(planned.name), output.existing[planned.name].size
+    changed = planned.run.transform is not None
     try:
         data = output.folder.read(name)
-        index = read_sidecar(data, name, size, metadata=changed)
+        index = shard_index.read_sidecar(data, name, size, metadata=changed)
     except (OSError, CorruptShard):
         return None
     fact = index.fact
@@ -187,9 +174,9 @@ def _index_of(planned: ShardPlan, output: Destination) -> ShardIndex | None:
     if not changed:
         return index
     with suppress(ShardError):
-        listed = fact.made is not None and len(fact.made.left_out) == fact.made.skipped
-        if listed and encode_table(index.plain_table(), fact, index.version) == data:  # else no flipped bit shows
-            return index
+        if fact.made is not None and len(fact.made.left_out) == fact.made.skipped:
+            again = shard_index.encode_table(index.plain_table(), fact, index.version)
+            return index if again == data else None  # else no bit flipped in its facts shows
     return None
 
 
@@ -389,18 +376,18 @@ def _packed(run: Run, output: Destination, name: str, listed: ShardEntry | None)
     try:
         data = output.folder.read(index)
         if listed is not None:
-            check_listed(data, index, listed)
+            shard_index.check_listed(data, index, listed)
         if run.makes_keys:
-            made = read_facts(data, index).made
+            made = shard_index.read_facts(data, index).made
             return 0 if made is None else made.consumed, keys
         size = output.existing[name].size if listed is None else listed.size
-        keys = hashes(Names.of(read_sidecar(data, index, size, metadata=False).all_keys()))
+        keys = hashes(Names.of(shard_index.read_sidecar(data, index, size, metadata=False).all_keys()))
     except (OSError, CorruptShard):
         return 0 if run.makes_keys else known, keys
     return len(keys), keys
 
 
-def _as_planned(run: Run, output: Output, shard: int) -> ShardFact | None:
+def _as_planned(run: Run, output: Output, shard: int) -> shard_index.ShardFact | None:
     """Return the facts of a shard that is there and was planned just like this; its content may have changed since."""
     name, there = output.shard_name(shard), output.destination
     fact = there.existing.get(name)
@@ -581,7 +568,7 @@ def append_notes(old: DatasetFile, plan: Plan, *, changed: bool) -> Iterator[str
         whole = [name for name, count in old.fields.items() if count == samples]
         if lacking := sorted((name for name in whole if new.get(name, 0) < len(plan)), key=to_bytes):
             yield f"fields that all samples of the dataset have, and not all new ones: {listing(lacking)}"
-    columns = [SHARD.name, *([] if plan.entries.metadata is None else plan.entries.metadata.column_names)]
+    columns = [shard_index.SHARD.name, *([] if plan.entries.metadata is None else plan.entries.metadata.column_names)]
     if more := [name for name in columns if name not in old.schema]:
         yield (
             f"columns that the dataset's sidecars do not have: {listing(more)}; who reads all as one table "
@@ -602,7 +589,7 @@ def _types_in_parquet(columns: pa.Table) -> dict[str, str]:
     """Return the types that columns have in a sidecar: Parquet does not keep all of Arrow's."""
     sink = pa.BufferOutputStream()
     pq.write_table(columns.slice(0, 0).replace_schema_metadata(None), sink, store_schema=False)
-    return types_of(pq.read_schema(pa.BufferReader(sink.getvalue())))
+    return shard_index.types_of(pq.read_schema(pa.BufferReader(sink.getvalue())))
 
 
 def _field_counts(plan: Plan) -> dict[str, int]:
@@ -622,7 +609,7 @@ def existing_keys(folder: OutputFolder, shards: Iterable[ShardEntry]) -> Names:
     return Names.parse(b"".join([keys_of(read_listed(folder, shard)) for shard in shards]))
 
 
-def keys_of(index: ShardIndex) -> bytes:
+def keys_of(index: shard_index.ShardIndex) -> bytes:
     """Return the keys of a shard, a NUL after each."""
     text = np.frombuffer(bytes(index.keys).replace(b"\0", _NO_KEY), np.uint8)
     return np.insert(text, index.key_ends[1:], 0).tobytes()
@@ -708,7 +695,7 @@ def _joined_kinds(old: DatasetFile, new: Mapping[str, Kind]) -> dict[str, Kind]:
 def _joined_schema(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     """Return the columns of both, the old ones first, and their types."""
     schema = dict(old)
-    for name, before, kind in join_types(schema, new):
+    for name, before, kind in shard_index.join_types(schema, new):
         expected = f"{before}, as in the dataset"
         raise InvalidRequest(f"column {name}", f"{kind} in the new samples", expected=expected)
     return schema

@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardtool.dataset.shard_index import (
-    MadeFact,
-    ShardFact,
-    ShardIndex,
-    encode,
-    encode_table,
-    index_of,
-    most_metadata,
-    string_lists,
-    types_of,
-    with_shard,
-)
+from shardtool.dataset import shard_index
+from shardtool.dataset.shard_index import most_metadata
 from shardtool.entries.arrow import ipc_stream, number_array, with_column, with_found, without_numbers
 from shardtool.entries.entries import Names
 from shardtool.errors import Bug, InvalidRequest, SampleFailed, ShardError, listing, memory_for, printable
@@ -297,8 +287,10 @@ def _check_metadata(output: Output) -> None:
         samples = shard_samples(plan, worst)
         paths = samples.paths if plan.entries.source_paths else b""
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))  # as hard to compress as others
-        index = index_of(plan.format, samples.content, plan.metadata(worst), crcs, (), paths)
-        encode(index, ShardFact(output_text(output.shard_name(worst)), int(plan.sizes[worst]), 0, ""))
+        index = shard_index.index_of(plan.format, samples.content, plan.metadata(worst), crcs, (), paths)
+        shard_index.encode(
+            index, shard_index.ShardFact(output_text(output.shard_name(worst)), int(plan.sizes[worst]), 0, "")
+        )
 
 
 # What samples will take once they are changed: some are changed to find out, and the rest is estimated.
@@ -399,7 +391,8 @@ class Packing:
         self._numbers: dict[str, int] = {}  # of published shards
         self._consumed: dict[int, int] = {}  # of this round's shards
         self._done = 0  # planned samples that are written, left out or dropped
-        self._working: dict[int, tuple[earlier.ShardPlan, ShardIndex | None]] = {}  # the index of changed samples
+        # The tasks of workers; with the index of a shard of changed samples that may stay.
+        self._working: dict[int, tuple[earlier.ShardPlan, shard_index.ShardIndex | None]] = {}
         self._fetched = np.zeros(2, np.int64)  # failed, and all: samples of URLs in this run
         self._misread: dict[str, NameProblem] = {}
         self._reported: dict[int, tuple[int, int, int]] = {}  # samples, bytes, samples that failed
@@ -616,7 +609,9 @@ class Packing:
         self.observer.advance(max(0, self._consumed[shard] - samples), max(0, size - done), 1)
         self.observer.shard(name, "kept" if stays else "written", tally.samples, fact.size)
 
-    def _index(self, result: ShardResult, planned: earlier.ShardPlan) -> tuple[ShardIndex, ShardFact, bytes]:
+    def _index(
+        self, result: ShardResult, planned: earlier.ShardPlan
+    ) -> tuple[shard_index.ShardIndex, shard_index.ShardFact, bytes]:
         """Return the index of a shard that was packed, its facts, and its sidecar.
 
         Raises:
@@ -631,7 +626,7 @@ class Packing:
             sources, content, skipped, consumed = np.frombuffer(made.sources, np.int64), made.content, (), made.consumed
             if plan.entries.source_paths:
                 counts = np.frombuffer(samples.content.counts, np.uint16).astype(np.int64)
-                lists = string_lists(paths[:-1].split(b"\0"), counts)
+                lists = shard_index.string_lists(paths[:-1].split(b"\0"), counts)
                 columns = with_column(columns, "source_paths", lists)
                 paths = b""
             columns = None if columns is None else columns.take(number_array(sources))
@@ -644,18 +639,18 @@ class Packing:
             self._check_failed(planned.name, failed, consumed)
             if failed and not self.run.fetches:
                 left_out = ()  # another run tries them again
-            of_made = MadeFact(result.digest, consumed, made.dropped, len(result.skipped), left_out)
+            of_made = shard_index.MadeFact(result.digest, consumed, made.dropped, len(result.skipped), left_out)
         shards, name = self._planned(planned.shard, consumed), output_text(planned.name)
-        fact = ShardFact(name, result.size, result.crc, planned.fingerprint(), of_made, self._first, shards)
-        index = index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
-        data, self.totals.schema = encode(index, fact)
+        fact = shard_index.ShardFact(name, result.size, result.crc, planned.fingerprint(), of_made, self._first, shards)
+        index = shard_index.index_of(plan.format, content, columns, result.field_crcs, skipped, paths)
+        data, self.totals.schema = shard_index.encode(index, fact)
         accounted = len(np.unique(sources)) + made.dropped if made else len(index)
         if consumed != accounted + len(result.skipped):
             found = f"{accounted:,} of {consumed:,} samples accounted for; no dataset file was written"
             raise Bug(planned.name, found)
         return index, fact, data
 
-    def _known(self, planned: earlier.ShardPlan, index: ShardIndex) -> tuple[ShardFact, bytes]:
+    def _known(self, planned: earlier.ShardPlan, index: shard_index.ShardIndex) -> tuple[shard_index.ShardFact, bytes]:
         """Return the facts and the sidecar of a shard of changed samples that stays as it is.
 
         They are as before, but for the number of shards where the source has grown or shrunk since.
@@ -663,9 +658,9 @@ class Packing:
         fact, table = index.fact, index.plain_table()
         if fact.made is None:
             raise Bug(planned.name, "a kept shard without its facts")
-        self.totals.schema = types_of(with_shard(table.schema))
+        self.totals.schema = shard_index.types_of(shard_index.with_shard(table.schema))
         fact = fact._replace(first=self._first, shards=self._planned(planned.shard, fact.made.consumed))
-        return fact, encode_table(table, fact)
+        return fact, shard_index.encode_table(table, fact)
 
     @property
     def _first(self) -> str:
