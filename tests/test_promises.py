@@ -33,9 +33,9 @@ from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
 from shardtool.publish.foreign_indexes import LIST_LIMIT as BESIDE_LIST_LIMIT
 from shardtool.read.fetch import _MOST_OPEN as FETCH_MOST_OPEN
 from shardtool.request.options import MOST_WORKERS
-from shardtool.source.archive import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
-from shardtool.source.archive import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
-from shardtool.source.archive import _LONGEST as ARCHIVE_LONGEST
+from shardtool.source.folder import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE
+from shardtool.source.folder import _KEPT_ALWAYS as ARCHIVE_KEPT_ALWAYS
+from shardtool.source.folder import _LONGEST as ARCHIVE_LONGEST
 from shardtool.storage.remote import lock
 from shardtool.storage.remote.blob import _CONNECT_S as CLIENT_CONNECT_S
 from shardtool.storage.remote.blob import _DIGITS as CLIENT_DIGITS

@@ -1,29 +1,43 @@
-"""A folder as a source: a tree of files, where those that share a key are one sample."""
+"""A tree of files as a source, where those that share a key are one sample: a folder, several of them, an archive."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 from itertools import permutations
 from shlex import quote
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from shardtool.dataset.find import listed_by, sidecar_path, usual_names
-from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.pattern import ShardPattern, is_shard_name
+from shardtool.dataset.shard_file import PackedFile, ShardFile
+from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed, listing, printable
+from shardtool.format import tar, zip_read
+from shardtool.pattern import ShardPattern, is_packed_name, is_shard_name
 from shardtool.request.options import TOP_FOLDER, CreateOptions
-from shardtool.skipped import Skipped
+from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.scan import ScanPart, ScanRules, Tree
-from shardtool.storage.places import base_name, folder_of, identity, inside, is_file, is_url, join, source_root
-from shardtool.values import SPLIT_NAMES, counted, output_text, to_bytes, to_text
-from shardtool.wording import either, flag, option
+from shardtool.source.scan import NamedFiles, ScanPart, ScanRules, Tree
+from shardtool.storage.places import (
+    base_name,
+    file_stat,
+    folder_of,
+    identity,
+    inside,
+    is_file,
+    is_url,
+    join,
+    source_root,
+)
+from shardtool.values import BLOCK, SPAN, SPLIT_NAMES, SpanFile, counted, is_utf8, output_text, to_bytes, to_text
+from shardtool.wording import either, flag, option, typed_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     import pyarrow as pa
@@ -32,8 +46,10 @@ if TYPE_CHECKING:
     from shardtool.entries.classes import Classes
     from shardtool.entries.entries import Entries, Names
     from shardtool.execute.pool import Pool
+    from shardtool.format.zip_read import ZipMember
     from shardtool.request.settings import Observer
     from shardtool.select.names import Groups, KeyPattern
+    from shardtool.source.base import Writable
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
 
@@ -580,3 +596,215 @@ def again() -> str:
 def only(name: str) -> str:
     """Return the option that takes one name."""
     return either(f"include=({name!r},)", f"--include {quote(name)}")
+
+
+# An archive: a zip or a tar of files is packed as the folder would be that it unpacks to.
+#
+# Members are read where they lie, and nothing is unpacked to disk, but for compressed tars: those can only be
+# read in sequence, so that their files are copied to one temporary file beside the output, once.
+#
+# Members go by the rules of a folder: hidden names, globs, keys and fields.
+#
+# A name that no file below a folder could have, and a member that cannot be read, is listed beside the samples, as what
+# a folder holds besides them is.
+
+
+_KEPT_A_MEMBER = 128  # bytes, besides its name
+_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE = 2**27, 128  # how much listing a compressed tar may keep
+_LONGEST = 2**13  # bytes of a name: a key and a field, as long as they may be
+_FOLDER = b"5"
+_LINKS = (b"1", b"2")
+
+
+class _Member(NamedTuple):
+    """A member that is no folder; `problem` is why it cannot be packed."""
+
+    name: bytes
+    offset: int
+    size: int
+    problem: tuple[SkipCode, str] | None
+
+
+def list_members(
+    file: ShardFile | PackedFile, folder: bytes, rules: ScanRules, *, is_zip: bool, size: int
+) -> tuple[ScanPart, NDArray[np.int64]]:
+    """Return what an archive holds below one of its folders, and where each payload, or a zip's member, starts.
+
+    Args:
+        file: The archive.
+        folder: Empty, or ending in a slash.
+        rules: Which files are taken, and what their names mean.
+        is_zip: Whether it is a zip; otherwise it is a tar.
+        size: Its bytes on disk.
+
+    Raises:
+        CorruptShard: It is damaged, or claims more than there is.
+        InvalidRequest: It holds a file twice.
+    """
+    files, kept, most = NamedFiles(rules), 0, max(_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE * size)
+    skipped = files.part.skipped
+    for member in _zip_members(file) if is_zip else _tar_members(file):
+        kept += _KEPT_A_MEMBER + len(member.name)
+        if kept > most:
+            raise CorruptShard(file.path, "far more members than an archive of its size has")
+        name = member.name
+        while name.startswith(b"./"):
+            name = name[2:]
+        if not name.startswith(folder) or len(name) == len(folder):
+            continue
+        name = name[len(folder) :]
+        if is_unsafe(name) or len(name) > _LONGEST:
+            path = to_text(name[:_LONGEST])
+            skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
+            continue
+        known = len(files.folders)
+        split = files.split(name, member.size)
+        kept += (len(files.folders) - known) * (_KEPT_A_MEMBER + name.rfind(b"/"))
+        if split is None:
+            continue
+        if member.problem is None:
+            files.add(split, member.size, member.offset, 0)
+        elif member.problem != _link() or rules.symlinks != "skip":
+            skipped.append(Skipped(to_text(split[0]), to_text(name), *member.problem))
+    sizes, offsets, _ = files.in_order(file.path)
+    files.part.kinds, files.part.sizes = bytearray([SPAN]) * len(sizes), array("q", sizes.tobytes())
+    return files.part, offsets
+
+
+def is_unsafe(name: bytes) -> bool:
+    """Tell whether a name is no path of a file below a folder."""
+    return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
+
+
+def _link() -> tuple[SkipCode, str]:
+    cure = f"{typed_option('symlinks', 'skip')} leaves it out"
+    return "special-file", f"a link, which is not followed in an archive; {cure}"
+
+
+def _zip_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
+    places = array("q")
+    with ShardFile(file.path) as heads:  # two places of the file, each read in its order
+        for one in zip_read.members(file.read, file.size, file.path):
+            problem = _zip_problem(one)
+            start = one.offset + len(one.name) if problem else zip_read.payload_start(heads.read, one, file.path)
+            places.extend((one.offset, start + one.packed))
+            if not one.name.endswith(b"/"):
+                name = one.name if is_utf8(one.name) else one.name.decode("cp437").encode()
+                yield _Member(name, one.offset, one.size, problem)
+    import numpy as np
+
+    starts = np.array(places[::2], np.int64)
+    order = np.argsort(starts)
+    if np.any(np.array(places[1::2], np.int64)[order][:-1] > starts[order][1:]):
+        raise CorruptShard(file.path, "members that lie in each other: a zip made to unpack to far too much")
+
+
+def _zip_problem(one: ZipMember) -> tuple[SkipCode, str] | None:
+    """Return why a member cannot be packed."""
+    if one.encrypted:
+        return "unreadable", "encrypted"
+    if one.method not in (zip_read.STORED, zip_read.DEFLATED):
+        return "unreadable", f"compressed by method {one.method}, which is not read"
+    return _link() if stat.S_ISLNK(one.mode) else None
+
+
+def _tar_members(file: ShardFile | PackedFile) -> Iterator[_Member]:
+    for one in tar.walk(file.read, file.path):
+        if one.kind == _FOLDER or one.name.endswith(b"/"):
+            continue
+        problem: tuple[SkipCode, str] | None = None
+        if not one.is_file:
+            problem = _link() if one.kind in _LINKS else ("special-file", "no plain file")
+        yield _Member(one.name, one.data, one.size, problem)
+
+
+class ArchiveSource(FolderSource):
+    """The files of an archive.
+
+    Args:
+        path: Where it is.
+        folder: The folder in it from which keys count; empty, or ending in a slash.
+        options: What is asked for.
+    """
+
+    def __init__(self, path: str, folder: str, options: CreateOptions) -> None:
+        self._path, self._folder, self._options = path, os.fsencode(folder), options
+        self._source = os.path.join(path, folder).rstrip("/")
+        self._name = printable(os.fsencode(os.path.join(os.path.basename(path), folder).rstrip("/")))
+        self._form = "zip" if path.lower().endswith(".zip") else "tar"
+        self._packed = is_packed_name(os.path.basename(path))
+        try:
+            self._fact = file_stat(path)
+        except OSError as error:
+            raise InvalidRequest(path, str(error.strerror)) from None
+        self._copied: list[tuple[int, int]] = []  # of a compressed tar: where payloads lie that are copied, in order
+
+    def list_samples(self, pool: Pool, observer: Observer) -> Listing:
+        """List the samples of the archive."""
+        listed = super().list_samples(pool, observer)
+        return self._with_places_in_copy(listed) if self._packed else listed
+
+    def write_binary(self, file: Writable) -> None:
+        """Copy the files of a compressed tar that are packed.
+
+        Raises:
+            SampleFailed: The archive has changed.
+            CorruptShard: It is damaged.
+        """
+        with PackedFile(self._path) as packed:
+            for offset, size in self._copied:
+                for done in range(0, size, BLOCK):
+                    block = packed.read(offset + done, min(BLOCK, size - done))
+                    if len(block) < min(BLOCK, size - done):
+                        raise CorruptShard(self._path, "ends too early", offset=offset + done)
+                    file.write(memoryview(block))
+        fact = file_stat(self._path)
+        if (fact.st_size, fact.st_mtime_ns) != (self._fact.st_size, self._fact.st_mtime_ns):
+            expected = "an archive that stays as it was when the run began"
+            remedy = f"Run again with {option('if_exists', 'resume')}."
+            raise SampleFailed(self._path, "changed while it was packed", expected=expected, remedy=remedy)
+
+    def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:  # noqa: ARG002 - one process
+        import numpy as np
+
+        from shardtool.entries.entries import FieldSpans
+
+        options = self._options
+        dots = options.dots or "first"
+        rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
+        size, is_zip = self._fact.st_size, self._form == "zip"
+        with PackedFile(self._path) if self._packed else ShardFile(self._path) as file:
+            part, offsets = list_members(file, self._folder, rules, is_zip=is_zip, size=size)
+        skipped, part.skipped = part.skipped, []
+        changed = max(self._fact.st_ctime_ns, self._fact.st_mtime_ns)
+        part.mtimes, part.changed = array("q", bytes(8 * len(offsets))), array("q", [changed]) * len(offsets)
+        entries, _ = collect(b"", [part])
+        observer.listed(len(entries))
+        file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
+        files = () if self._packed else (SpanFile(os.fsencode(self._path), size, self._fact.st_mtime_ns, self._form),)
+        spans = FieldSpans(files, file_of, offsets, unknown)
+        entries = replace(entries, spans=spans, identity=identity(os.fsencode(self._path)))
+        skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
+        notes = [*left_behind_notes([part]), *self._notes(entries.keys.data)]
+        return *self._with_keys(without_torn(entries, skipped), tuple(skipped), pattern), notes
+
+    def _notes(self, keys: bytes) -> list[str]:
+        """Note that all files lie in one folder, where folders are asked what they say."""
+        asked = [name for name in ("label_from_folder", "split_from_folder") if getattr(self._options, name)]
+        top, slash, _ = keys.partition(b"\0")[0].partition(b"/")
+        if not asked or not slash or (b"\0" + keys).count(b"\0" + top + b"/") < keys.count(b"\0"):
+            return []
+        inner = os.path.join(self._source, printable(top))
+        return [f"all files lie in the folder {printable(top)}: name {inner} for {flag(asked[0])} to see those in it"]
+
+    def _with_places_in_copy(self, listed: Listing) -> Listing:
+        """Return the samples with the places that their payloads get in the temporary file."""
+        import numpy as np
+
+        entries, spans = listed.entries, listed.entries.known_spans
+        rows = np.flatnonzero(entries.rows.kind == SPAN)
+        rows = rows[np.argsort(spans.offset[rows], kind="stable")]
+        sizes, offset = entries.rows.size[rows], np.zeros(len(spans.offset), np.int64)
+        offset[rows] = np.cumsum(sizes) - sizes
+        self._copied = list(zip(spans.offset[rows].tolist(), sizes.tolist(), strict=True))
+        return replace(listed, entries=replace(entries, spans=replace(spans, offset=offset)))

@@ -11,7 +11,7 @@ from shardtool.dataset.find import is_dataset_file
 from shardtool.errors import InvalidRequest, ShardError
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, read_name, sidecar_name
 from shardtool.request.options import CreateOptions, ReshardOptions
-from shardtool.source.folder import EXPECTED, FolderSource, FoldersSource, again, only
+from shardtool.source.folder import EXPECTED, ArchiveSource, FolderSource, FoldersSource, again, only
 from shardtool.storage.places import base_name, is_url, is_web, parse_address, refuse_near_url
 from shardtool.table.kinds import archive_in, is_table
 from shardtool.wording import option
@@ -57,8 +57,6 @@ def _open_listed(source: Any, options: CreateOptions, outputs: Sequence[ShardPat
     if (archive := archive_in(source)) is not None:
         check_archive(archive[0])
         options.check_for(manifest=False)
-        from shardtool.source.archive import ArchiveSource
-
         return ArchiveSource(*archive, options)
     is_manifest = is_table(source, options.text_form)
     options.check_for(manifest=is_manifest)
