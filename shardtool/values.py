@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ ImageFormat = Literal["jpg", "png", "webp"]
 IfExists = Literal["error", "resume", "overwrite", "resume-overwrite", "append", "append-resume", "update"]
 
 BLOCK = 2**20  # bytes that are read or written at a time, where nothing speaks for another number
+CHUNK = 2**16  # samples, rows or names at a time: no object for each of ten million, and small columns in between
 
 Trust = Literal["time", "size"]
 OnDuplicate = Literal["error", "rename", "first", "last"]
@@ -192,6 +193,11 @@ def source_text(name: bytes) -> str:
     of any of them back.
     """
     return quote(name) if b"%" in name or not is_utf8(name) else name.decode()
+
+
+def chunks_of(count: int) -> Iterator[slice]:
+    """Yield the places below `count`, so many at a time as are held at once."""
+    return (slice(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK))
 
 
 def counted(number: int, thing: str) -> str:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from shardtool.errors import InvalidRequest, listing
-from shardtool.values import counted, source_text
+from shardtool.values import chunks_of, counted, source_text
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 EXPECTED = "a dataset file, a JSON list of names, or a text file with a name a line"
 _SURROGATE = re.compile("[\ud800-\udfff]")  # no text that UTF-8 has a form for
-_AT_ONCE = 2**16  # samples at a time
 SHOWN = 60  # letters of a name in a message
 
 
@@ -127,9 +126,8 @@ def _runs(texts: Texts, order: NDArray[np.int64] | None, total: int) -> int:
     """Return how many different texts there are, where equal ones all stand next to each other; otherwise 0."""
     seen: set[bytes] = set()
     last: bytes | None = None
-    for first in range(0, total, _AT_ONCE):
-        end = min(first + _AT_ONCE, total)
-        data = texts.span(first, end) if order is None else texts.gather(order[first:end])
+    for some in chunks_of(total):
+        data = texts.span(some.start, some.stop) if order is None else texts.gather(order[some])
         for text, _ in groupby(data.split(b"\0")[:-1]):
             if text != last and text in seen:
                 return 0

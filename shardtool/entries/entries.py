@@ -15,7 +15,7 @@ import numpy as np
 from shardtool.errors import Bug
 from shardtool.fetch import shown_bytes
 from shardtool.storage.places import is_place
-from shardtool.values import LINK, URL, Kind, Number, SpanFile, ValueType, numbers_among, placed, to_bytes, to_text
+from shardtool.values import LINK, URL, chunks_of, numbers_among, placed, to_bytes, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-_CHUNK = 2**16  # names at a time
+    from shardtool.values import Kind, Number, SpanFile, ValueType
+
 _MANY = 2**18  # names: of so many, gathering some is worth an import of pyarrow.compute
 _FEW = 2**8  # that are gathered faster one by one
 _Number = TypeVar("_Number", bound=np.generic)
@@ -87,8 +88,8 @@ class Names:
 
     def chunks(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the place of a name, and it and the names after it: some at a time, never an object for each."""
-        for first in range(0, len(self), _CHUNK):
-            yield first, self.span(first, min(first + _CHUNK, len(self)))[:-1].split(b"\0")
+        for some in chunks_of(len(self)):
+            yield some.start, self.span(some.start, some.stop)[:-1].split(b"\0")
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the names `which`, in that order, a NUL after each."""
@@ -115,7 +116,7 @@ class Names:
 
     def take(self, which: NDArray[np.int64]) -> Names:
         """Return the names `which`, in that order."""
-        return Names.parse(b"".join([self.gather(which[at : at + _CHUNK]) for at in range(0, len(which), _CHUNK)]))
+        return Names.parse(b"".join([self.gather(which[some]) for some in chunks_of(len(which))]))
 
     def sorted_order(self) -> NDArray[np.int64]:
         """Return the places of the names in the order of their bytes."""
@@ -131,8 +132,8 @@ class Names:
         """Return the places of the names, equal ones together and in their order, and where each such run starts."""
         order = self.sorted_order()
         is_first, last = np.ones(len(order), np.bool_), b"\0"
-        for first in range(0, len(order), _CHUNK):
-            for at, name in enumerate(self.gather(order[first : first + _CHUNK]).split(b"\0")[:-1], first):
+        for some in chunks_of(len(order)):
+            for at, name in enumerate(self.gather(order[some]).split(b"\0")[:-1], some.start):
                 is_first[at] = name != last
                 last = name
         return order, np.flatnonzero(is_first)

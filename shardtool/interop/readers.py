@@ -17,7 +17,7 @@ import numpy as np
 from shardtool.entries.entries import Entries, FieldRows, FieldValues, Names
 from shardtool.errors import printable
 from shardtool.format.tar import NAME_LIMIT, SIZE_LIMIT, split_prefix
-from shardtool.values import FILE, INLINE, Number, counted, to_bytes, to_text
+from shardtool.values import FILE, INLINE, Number, chunks_of, counted, to_bytes, to_text
 from shardtool.wording import exporting, option
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 NUMBER_FIELDS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
-_CHUNK = 2**16  # keys at a time: no object for each of ten million
 
 _WHITE = tuple(bytes([code]) for code in (*range(1, 33), 127))
 # What must be there for a rule to be worth a look; and a pattern that matches from what offends to the NUL that ends
@@ -237,8 +236,8 @@ def _text_labels(entries: Entries) -> list[NameProblem]:
         rows = np.flatnonzero((entries.rows.kind == INLINE) & (entries.rows.code == entries.fields.index(name)))
         samples = entries.owners(rows)
         bad, first = 0, b""
-        for at in range(0, len(samples), _CHUNK):
-            here = texts.gather(samples[at : at + _CHUNK]).split(b"\0")[:-1]
+        for some in chunks_of(len(samples)):
+            here = texts.gather(samples[some]).split(b"\0")[:-1]
             wrong = [text for text in here if not _INT.fullmatch(text)]
             bad, first = bad + len(wrong), first or (wrong[0] if wrong else b"")
         if bad:

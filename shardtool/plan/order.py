@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from shardtool.errors import InvalidRequest
-from shardtool.values import Oversize, counted, show_size
+from shardtool.values import Oversize, chunks_of, counted, show_size
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -29,16 +29,13 @@ if TYPE_CHECKING:
 GAMMA, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _RANKED = 16  # places up to which random numbers are compared: faster, and each order is as frequent as any other
 _ROUNDS = 8
-_AT_ONCE = 2**16  # numbers at a time
 
 
 def random_numbers(start: int, count: int) -> NDArray[np.uint64]:
     """Return the first `count` numbers of the generator whose state is `start`, below 2^64."""
     found = np.empty(count, np.uint64)
-    for first in range(0, count, _AT_ONCE):  # in the cache, and without three copies of a hundred million places
-        found[first : first + _AT_ONCE] = random_at(
-            start, np.arange(first, min(first + _AT_ONCE, count), dtype=np.uint64)
-        )
+    for some in chunks_of(count):  # in the cache, and without three copies of a hundred million places
+        found[some] = random_at(start, np.arange(some.start, some.stop, dtype=np.uint64))
     return found
 
 

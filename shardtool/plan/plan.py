@@ -31,6 +31,7 @@ from shardtool.values import (
     ShardContent,
     ShardSamples,
     ShardSpans,
+    chunks_of,
     counted,
     show_size,
     source_name,
@@ -265,10 +266,10 @@ def _stored(entries: Entries) -> tuple[NDArray[np.int64] | None, tuple[str, ...]
         rounded = 0
         rows = np.flatnonzero((entries.rows.code == entries.fields.index(name)) & (entries.rows.kind == INLINE))
         samples = entries.owners(rows)
-        for first in range(0, len(rows), _CHUNK):
-            some = samples[first : first + _CHUNK]
+        for part in chunks_of(len(rows)):
+            some = samples[part]
             texts = entries.values.inline[name].gather(some)[:-1].split(b"\0")
-            stored[rows[first : first + _CHUNK]] = [*_stored_sizes(entries, name, number, some.tolist(), texts)]
+            stored[rows[part]] = [*_stored_sizes(entries, name, number, some.tolist(), texts)]
             rounded += count_rounded(texts) if number == "float" else 0
         if rounded:
             notes.append(rounded_note(name, rounded))
@@ -300,9 +301,6 @@ def _stored_sizes(entries: Entries, name: str, number: Number, samples: list[int
             where = f"{printable(entries.key(sample))}, field {name!r}"
             expected = f"a number that TFRecord's {number} can hold"
             raise InvalidRequest(where, repr(printable(text)), expected=expected) from None
-
-
-_CHUNK = 2**16  # texts at a time
 
 
 def _fit(

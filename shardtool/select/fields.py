@@ -18,7 +18,7 @@ from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValue
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.skipped import Skipped
 from shardtool.table.columns import check_field, no_such, places_among
-from shardtool.values import FIELD_LIMIT, INLINE, ValueType, agreed_type, to_bytes
+from shardtool.values import FIELD_LIMIT, INLINE, ValueType, agreed_type, chunks_of, to_bytes
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -197,10 +197,10 @@ def paths_of(entries: Entries) -> Names:
     if (paths := entries.rows.paths) is not None:
         return Names.parse(paths.span(0, len(paths)))
     endings, counts, chunks = [b"." + to_bytes(name) for name in entries.fields], entries.counts(), []
-    for first in range(0, len(entries), _CHUNK):  # all of a chunk's keys at once: a lookup a row takes twice as long
-        last = min(first + _CHUNK, len(entries))
+    for some in chunks_of(len(entries)):  # all of a chunk's keys at once: a lookup a row takes twice as long
+        first, last = some.start, some.stop
         rows, keys = slice(entries.first[first], entries.first[last]), entries.keys.span(first, last)[:-1].split(b"\0")
-        owners = np.repeat(np.arange(last - first), counts[first:last]).tolist()
+        owners = np.repeat(np.arange(last - first), counts[some]).tolist()
         columns = zip(owners, entries.rows.code[rows].tolist(), entries.rows.kind[rows].tolist(), strict=True)
         chunks.append(b"".join([(b"" if kind == INLINE else keys[at] + endings[c]) + b"\0" for at, c, kind in columns]))
     return Names.parse(b"".join(chunks))
@@ -246,7 +246,6 @@ def check_count(where: str, names: Sequence[str] | Sequence[bytes], remedy: str 
 # names.
 
 
-_CHUNK = 2**16  # samples, or rows, at a time
 _Number = TypeVar("_Number", bound=np.generic)
 
 
@@ -347,8 +346,8 @@ def _in_order(
         codes: Of each part, the fields of the rows.
     """
     orders, counts, before = [], [np.zeros(1, np.int64)], np.cumsum([0, *map(len, codes)])
-    for start in range(0, len(firsts[0]) - 1, _CHUNK):
-        some = [first[start : start + _CHUNK + 1] for first in firsts]
+    for samples in chunks_of(len(firsts[0]) - 1):
+        some = [first[samples.start : samples.stop + 1] for first in firsts]
         rows = np.concatenate([np.arange(one[0], one[-1]) + at for one, at in zip(some, before, strict=False)])
         owner = np.concatenate([np.repeat(np.arange(len(one) - 1), np.diff(one)) for one in some])
         code = np.concatenate([of[one[0] : one[-1]] for one, of in zip(some, codes, strict=True)])
@@ -365,8 +364,7 @@ def _in_order(
 def _extended_paths(paths: Texts, source: NDArray[np.int64]) -> Names:
     """Return the path of each row, empty for new ones."""
     parts = []
-    for first in range(0, len(source), _CHUNK):
-        some = source[first : first + _CHUNK]
+    for some in map(source.__getitem__, chunks_of(len(source))):
         texts = iter(paths.gather(some[some >= 0]).split(b"\0"))
         parts.append(b"".join([(next(texts) if at >= 0 else b"") + b"\0" for at in some.tolist()]))
     return Names.parse(b"".join(parts))

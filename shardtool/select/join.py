@@ -51,7 +51,7 @@ from shardtool.table.values import (
     render_values,
     type_of,
 )
-from shardtool.values import INLINE, ValueType, counted, numbers_among
+from shardtool.values import INLINE, ValueType, chunks_of, counted, numbers_among
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
     from shardtool.entries.entries import Entries
 
-_CHUNK = 2**16  # samples, or rows, at a time
 _LETTERS = 120  # of a key in a message
 _SHOWN = 3  # keys in a message
 _EMPTY, _END = arrow.text(""), arrow.text("\0")
@@ -322,12 +321,12 @@ def _spread(column: pa.Array, found: NDArray[np.int64], before: pa.Array | None)
     Some samples at a time, so that one row's text may be that of a million samples.
     """
     chunks = []
-    for first in range(0, len(found), _CHUNK):
-        rows = found[first : first + _CHUNK]
+    for some in chunks_of(len(found)):
+        rows = found[some]
         known = arrow.truths(rows >= 0)
         values = column.take(pc.if_else(known, arrow.number_array(rows), _NOWHERE))
         if before is not None:
-            values = pc.if_else(known, values, before.slice(first, _CHUNK))
+            values = pc.if_else(known, values, before[some])
         chunks.append(values)
     return arrow.one_chunk(pa.chunked_array(chunks, column.type))
 

@@ -27,6 +27,7 @@ from shardtool.table.columns import is_text, no_such, repeated, short
 from shardtool.values import (
     INLINE,
     NAME_LIMIT,
+    chunks_of,
     counted,
     ends_early,
     field_problem,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from shardtool.values import Dots, OnDuplicate
 
 
-_CHUNK = 2**16  # keys at a time: no object for each of ten million
 _CONTROLS = bytes([*range(1, 32), 127])
 _LEAD_OF_MORE = b"\xc2"  # starts the controls beyond ASCII, and some letters
 _DOTTED = re.compile(rb"\.[^/\0]*\0")  # starts with what is fast to look for
@@ -145,11 +145,10 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
 def _unsafe_keys(keys: Names) -> list[int]:
     """Return the places of keys that no shard can hold: a chunk at a time, and only those looked at that need it."""
     found, lengths = [], keys.lengths()
-    for first in range(0, len(keys), _CHUNK):
-        last = min(first + _CHUNK, len(keys))
-        chunk = keys.span(first, last)
-        if lengths[first:last].max() > NAME_LIMIT or not _is_safe(chunk):
-            names = enumerate(chunk.split(b"\0")[:-1], first)
+    for some in chunks_of(len(keys)):
+        chunk = keys.span(some.start, some.stop)
+        if lengths[some].max() > NAME_LIMIT or not _is_safe(chunk):
+            names = enumerate(chunk.split(b"\0")[:-1], some.start)
             found += [at for at, name in names if name_problem(name)]
     return found
 
@@ -267,10 +266,9 @@ def _portable_keys(keys: Names, room: int) -> Names:
     """Return the portable keys: a chunk at a time, and only those looked at that need it."""
     lengths, chunks = keys.lengths(), []
     cut: set[bytes] = set()
-    for first in range(0, len(keys), _CHUNK):
-        last = min(first + _CHUNK, len(keys))
-        chunk = keys.span(first, last)
-        if _UNSAFE_IN_CHUNK.search(chunk) or lengths[first:last].max() > room:
+    for some in chunks_of(len(keys)):
+        chunk = keys.span(some.start, some.stop)
+        if _UNSAFE_IN_CHUNK.search(chunk) or lengths[some].max() > room:
             new = [_portable_key(key, room) for key in chunk[:-1].split(b"\0")]
             twins = [key for key in new if b"~" in key]  # only these can meet: what is encoded is encoded one to one
             if len(cut) + len(twins) > len(cut.union(twins)):

@@ -16,7 +16,7 @@ import numpy as np
 from shardtool.entries.entries import Names, hashes_of
 from shardtool.errors import Bug, InvalidRequest, listing, printable
 from shardtool.request.texts import SHARE_UNIT, SplitOptions, check_split_names
-from shardtool.values import counted
+from shardtool.values import chunks_of, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _MOST_SPLITS = 1000  # each is a dataset with shards of its own
 _MOST_LABELS = 2**20  # each is an object: within 100 bytes a sample where there are several samples a label
-_AT_ONCE = 2**16  # samples at a time: no object for each of ten million
 _PERSON = b"shardtool split"  # of the hashes
 _FAR = 4  # a share that is off by more than this part of itself is worth a note
 
@@ -211,8 +210,8 @@ def _labels(values: pa.ChunkedArray, most: int, option: str, column: str) -> tup
 def _encoded(values: pa.ChunkedArray) -> Iterator[tuple[list[bytes], NDArray[np.int32]]]:
     """Yield the different values of some samples as text, and which of them each sample has."""
     for chunk in values.chunks:
-        for first in range(0, len(chunk), _AT_ONCE):
-            encoded = chunk.slice(first, _AT_ONCE).dictionary_encode()
+        for some in chunks_of(len(chunk)):
+            encoded = chunk[some].dictionary_encode()
             yield _texts(encoded.dictionary), encoded.indices.to_numpy()
 
 

@@ -51,6 +51,7 @@ from shardtool.values import (
     SpanFile,
     ValueType,
     __version__,
+    chunks_of,
     show_size,
     to_bytes,
 )
@@ -592,7 +593,6 @@ def _check(entries: Entries) -> None:
 # Where the paths of a plan file lead: into the source, unless what the user typed says that they may leave it.
 
 
-_CHUNK = 2**16  # paths at a time
 _LOOKED_AT = 16  # files, of which one at least must be there as it was listed
 
 
@@ -639,9 +639,8 @@ def _leading(entries: Entries, is_file: NDArray[np.bool_]) -> Iterator[bytes]:
     """Yield each folder that files lie in, ending in a slash, once, and then the links."""
     seen, paths = set[bytes](), entries.rows.paths
     texts, wanted = (entries.keys, np.ones(len(entries), np.bool_)) if paths is None else (paths, is_file)
-    for first in range(0, len(texts), _CHUNK):
-        last = min(first + _CHUNK, len(texts))
-        some = compress(texts.span(first, last)[:-1].split(b"\0"), wanted[first:last].tolist())
+    for part in chunks_of(len(texts)):
+        some = compress(texts.span(part.start, part.stop)[:-1].split(b"\0"), wanted[part].tolist())
         new = {text[: text.rfind(b"/") + 1] for text in some} - seen
         seen |= new
         yield from sorted(new)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from shardtool.entries import arrow
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable
-from shardtool.values import NAME_LIMIT, counted, is_utf8, to_bytes
+from shardtool.values import NAME_LIMIT, chunks_of, counted, is_utf8, to_bytes
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
@@ -280,7 +280,6 @@ def short(text: str) -> str:
 # Keys as a table gives them: text in one buffer, sound as names, each once, and found among others.
 
 
-_CHUNK = 2**16  # rows at a time
 _PARTS = 16  # of keys that are sought among others, one at a time in a hash table
 _BAD = r"\p{Cc}|(?:^|/)\.{0,2}(?:/|$)"  # a control character, or a part that is empty, `.` or `..`
 _BAD_PARTS = (b"//", b"/./", b"/../")
@@ -305,15 +304,14 @@ def key_texts(column: pa.ChunkedArray) -> Iterator[pa.Array]:
     """Yield the keys that the values of a column are."""
     import pyarrow.compute as pc
 
-    for first in range(0, len(column), _CHUNK):
-        chunk = column.slice(first, _CHUNK)
+    for chunk in map(column.__getitem__, chunks_of(len(column))):
         yield pc.cast(pc.cast(chunk, pa.int64()) if pa.types.is_floating(chunk.type) else chunk, pa.large_string())
 
 
 def row_numbers(rows: NDArray[np.int64]) -> Iterator[pa.Array]:
     """Yield keys that are the numbers of rows, counted from 0, with nine digits or more."""
-    for first in range(0, len(rows), _CHUNK):
-        yield arrow.texts([f"{row:09}" for row in rows[first : first + _CHUNK].tolist()])
+    for some in chunks_of(len(rows)):
+        yield arrow.texts([f"{row:09}" for row in rows[some].tolist()])
 
 
 def gather(chunks: Iterable[pa.Array]) -> tuple[Names, NDArray[np.int64]]:

@@ -10,7 +10,7 @@ from shardtool.entries.entries import Names
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
 def test_names_come_in_chunks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks hold each name once, in order, with the place of the first of them; and no more than a chunk may."""
-    monkeypatch.setattr(module, "_CHUNK", 3)
+    monkeypatch.setattr("shardtool.values.CHUNK", 3)
     texts = [b"n%d" % at for at in range(count)]
     names = Names.of(texts)
     found = [(first, list(some)) for first, some in names.chunks()]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardtool.entries import entries as columns
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest
 from shardtool.select.names import resolve_duplicates
@@ -148,7 +147,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [_sample(key, 0, "jpg") for key in ["a", "b", "a-2", "a", "c", "b", "a", "d", "a"]]
     expected, _, _ = resolve_duplicates(entries_of(samples), "rename", SHARDS)
     for size in range(1, 10):
-        monkeypatch.setattr(columns, "_CHUNK", size)
+        monkeypatch.setattr("shardtool.values.CHUNK", size)
         found, _, _ = resolve_duplicates(entries_of(samples), "rename", SHARDS)
         assert found.keys.data == expected.keys.data == b"a\0b\0a-2\0a-3\0c\0b-2\0a-4\0d\0a-5\0"
         assert np.array_equal(found.keys.starts, expected.keys.starts)

@@ -21,7 +21,6 @@ from shardtool.entries.entries import Names
 from shardtool.pattern import parse_pattern
 from shardtool.plan.order import Bounds
 from shardtool.plan.plan import make_plan, shard_samples
-from shardtool.select import fields as inline
 from shardtool.select import join
 from shardtool.select.join import set_fields
 from shardtool.select.query import matching
@@ -143,7 +142,7 @@ def test_join_is_a_dictionarys(data: st.DataObject, chunk: int) -> None:
     if data.draw(st.booleans()):
         table = pa.concat_tables([table.slice(0, half), table.slice(half)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(join, "_CHUNK", chunk)
+        patch.setattr("shardtool.values.CHUNK", chunk)
         if not any(one in by_key for one in which):
             assert "no row matches a sample" in _error(join.join, entries, table, "who")
             return
@@ -510,7 +509,7 @@ def test_fields_are_a_dictionarys(data: st.DataObject) -> None:
         assert "no value (null or NaN)" in _error(set_fields, before, (*wanted.items(),), (*classes,))
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inline, "_CHUNK", 2)
+        patch.setattr("shardtool.values.CHUNK", 2)
         after, notes = set_fields(before, (*wanted.items(),), (*classes,))
     assert _contents(after) == expected
     assert len(notes) == sum(any(name in one for one in samples.values()) for name in wanted)

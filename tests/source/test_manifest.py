@@ -628,7 +628,7 @@ def test_endings_follow_the_rule_of_folders(paths: list[str], dots: Any, chunk: 
 def test_repeated_keys_are_found(names: list[bytes], chunk: int) -> None:
     """Exactly the keys that occur more than once are told, with all of their places."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keys, "_CHUNK", chunk)
+        patch.setattr("shardtool.values.CHUNK", chunk)
         found = keys.repeated(Names.of(names))
     expected: dict[bytes, list[int]] = {}
     for at, name in enumerate(names):

@@ -31,7 +31,7 @@ from shardtool.publish.publisher import Destination, EndedAppend, Publisher, cle
 from shardtool.publish.records import PartRecord, encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, IndexResult, PlannedShard, SplitResult
 from shardtool.skipped import Skipped, in_order, reasons
-from shardtool.values import INLINE, URL, counted, local_name, output_text, show_size, to_bytes
+from shardtool.values import INLINE, URL, chunks_of, counted, local_name, output_text, show_size, to_bytes
 from shardtool.verbs.create.earlier import joined, with_shards
 from shardtool.wording import either, flag, option
 
@@ -341,7 +341,6 @@ def dry_result(run: Run) -> DryRun:
 # publishes it, under the lock that every part shares and only a merge holds alone: no part runs then.
 
 
-_CHUNK = 2**16  # samples at a time
 _SHOWN = 8  # of a plan's fingerprint
 _LOOKED_AT = 8  # parts that show whether others have the same plan
 
@@ -369,11 +368,11 @@ def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
         yield b"" if column is None else np.ascontiguousarray(column).data.cast("B")
     texts: list[Texts] = [e.keys, *([] if e.rows.paths is None else [e.rows.paths]), *values.inline.values()]
     for text in texts:
-        for first in range(0, len(text), _CHUNK):
-            yield text.span(first, min(first + _CHUNK, len(text)))
+        for some in chunks_of(len(text)):
+            yield text.span(some.start, some.stop)
     rows = pa.table({}) if e.metadata is None else e.metadata
-    for first in range(0, len(rows), _CHUNK):
-        yield memoryview(ipc_stream(rows.slice(first, _CHUNK)))
+    for some in chunks_of(len(rows)):
+        yield memoryview(ipc_stream(rows[some]))
 
 
 def begin_part(run: Run, output: Output, mine: Part) -> None:
