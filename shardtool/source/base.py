@@ -142,10 +142,10 @@ def check_some(listed: Listing) -> None:
         raise InvalidRequest(where, "no samples", expected="files such as cat/0001.jpg", remedy=remedy)
 
 
-def none_taken(query: object, split: str = "") -> InvalidRequest:
+def none_taken(query: object, split: str = "", remedy: str = "") -> InvalidRequest:
     """Return the error of a query that takes no sample, or none of a split."""
-    which = f" of the split {printable(split)}" if split else ""
-    return InvalidRequest(option("where"), f"no sample{which} for which {query}", expected="one sample or more")
+    found = f"no sample{f' of the split {printable(split)}' if split else ''} for which {query}"
+    return InvalidRequest(option("where"), found, expected="one sample or more", remedy=remedy)
 
 
 def check_skipped(source: str, skipped: tuple[Skipped, ...], on_error: OnError, otherwise: str) -> None:

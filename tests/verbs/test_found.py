@@ -6,6 +6,7 @@ import hashlib
 import json
 import signal
 import time
+from dataclasses import replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -307,6 +308,26 @@ def test_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no sample of the split b for which width > 8"):
         create(source, f"{tmp_path}/out/{{split}}-{STEM}.tar", options)
     assert not list(tmp_path.glob("out/*.json"))
+
+
+def test_the_cure_where_no_sample_of_a_split_is_chosen(tmp_path: Path) -> None:
+    """Of shares, the message says what gives each split a sample; that works, over the shards of other splits, too."""
+    source = write_tree(tmp_path / "in", {f"{number}.png": _image(9 if number else 99, 9) for number in range(8)})
+    options = CreateOptions(workers=1, probe=True, where="width > 9", split="train=0.5,val=0.5")
+    names = f"{tmp_path}/out/{{split}}-{STEM}.tar"
+    with pytest.raises(
+        InvalidRequest, match=r"of the split .* for which width > 9.* Ask for less, or use larger"
+    ) as info:
+        create(source, names, options)
+    assert "another seed" in info.value.remedy
+    assert "if_exists='overwrite'" in info.value.remedy
+    assert create(source, names, replace(options, where="width > 8", if_exists="overwrite")).samples == 8
+
+
+def test_what_is_not_chosen_is_noted_in_the_result(images: Path, tmp_path: Path) -> None:
+    """How many samples a query over what is found left out stands among the notes of `--json`, too."""
+    result = _pack(images, tmp_path, probe=True, where=WIDE)
+    assert [note for note in result.notes if f"{result.skipped:,} of" in note and "left out: not-chosen" in note]
 
 
 @pytest.mark.parametrize("end", ["tar", "tfrecord"])

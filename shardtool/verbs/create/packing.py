@@ -432,9 +432,9 @@ class Packing:
             raise self._none_packed()
         if (self.run.fetches or self.run.listed.later) and totals.skipped:
             failed = f"{len(totals.skipped):,} of {counted(samples, 'sample')}"
-            self.observer.note(f"{failed} left out: {reasons(totals.skipped)}")
+            self.run.notes.add(f"{failed} left out: {reasons(totals.skipped)}")
         if empty := [shard.name for shard in totals.shards if not shard.samples]:
-            self.observer.note(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
+            self.run.notes.add(f"{counted(len(empty), 'shard')} without a sample, all left out: {listing(empty)}")
         counting = {code for code, readers in READERS.items() if not {*readers}.isdisjoint(self.run.options.readers)}
         self.run.notes.add(*(str(one) for one in self._misread.values() if one.code in counting))
 
@@ -443,7 +443,7 @@ class Packing:
         there = self.destination
         overwrites = self.output.pattern.dataset_file in there.existing and there.if_exists == "overwrite"
         if overwrites and not there.folder.hides:
-            self.observer.note("in a store the old dataset file goes first: there is none until this run has ended")
+            self.run.notes.add("in a store the old dataset file goes first: there is none until this run has ended")
 
     def _tasks(self, shards: Iterable[int], *, write: bool = False) -> Iterator[ShardTask]:
         """Yield the tasks of some shards of this round; `write`: they are written, whatever is there."""
@@ -529,7 +529,7 @@ class Packing:
     def _none_packed(self) -> ShardError:
         """Return the error of a run that packed nothing: no list is left beside a dataset, so it says why."""
         if not failures(self.totals.skipped) and not self.output.dropped:
-            return none_taken(self.run.options.where, self.output.split)
+            return none_taken(self.run.options.where, self.output.split, self._cure_of_split())
         problem = (
             f"none of {len(self.plan):,} samples could be packed: {reasons(self.totals.skipped, self.output.dropped)}"
         )
@@ -539,6 +539,14 @@ class Packing:
         elif self.run.options.on_error == "skip" and not self.run.fetches:
             remedy = f"Run it without {option('on_error', 'skip')} to see why. Nothing of this run is left."
         return SampleFailed(source_name(self.plan.entries.root), problem, remedy=remedy)
+
+    def _cure_of_split(self) -> str:
+        """Return how each split gets a sample where a query takes none of one; empty: there are no splits."""
+        if self.run.dividing is None:
+            return ""
+        shares = f"use larger shares, or another {option('seed')}"
+        cure = shares if self.run.dividing.shares else f"leave that split out, too, with {option('where')}"
+        return f"Ask for less, or {cure}; and run it with {self._anew} where shards of other splits are there."
 
     def _check_shape(self) -> None:
         """Check that shards of changed samples are what was asked for: their plan could only guess."""
