@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import accumulate, groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -403,25 +403,58 @@ def _part(shard: StoredShard) -> ShardIndex:
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
 _VERIFY = "Run `shardtool verify`."
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
-class IndexStore:
-    """The indexes of a catalog's shards; safe in threads and after a fork, and picklable without them.
+class Kept(Generic[Key, Value]):
+    """What was made for keys, and used last; safe in threads and after a fork.
+
+    Args:
+        room: How much is kept; a value at least.
+        size: How much of that a value takes.
+        given_back: Called when something is no longer kept: who keeps some at hand lets it go.
+    """
+
+    def __init__(
+        self, room: int, size: Callable[[Value], int] = lambda _: 1, given_back: Callable[[], None] = lambda: None
+    ) -> None:
+        self.room, self._size, self._given_back = room, size, given_back
+        self._kept, self._used, self._lock = OrderedDict[Key, Value](), 0, ForkLock()
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """Return the value of a key, made now or before."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        made = make()  # meanwhile, another thread may make it, too
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = made
+                self._used += self._size(made)
+            found = self._kept[key]
+            while self._used > self.room and len(self._kept) > 1:
+                self._used -= self._size(self._kept.popitem(last=False)[1])
+                self._given_back()
+        return found
+
+
+class IndexStore(Kept[int, ShardIndex]):
+    """The indexes of a catalog's shards; picklable without them.
 
     Args:
         catalog: Whose.
-        given_back: Called when indexes, or their pages, are no longer kept: who keeps some at hand lets them go.
+        given_back: Called when indexes, or their pages, are no longer kept.
 
     Attributes:
         catalog: As given.
     """
 
     def __init__(self, catalog: Catalog, given_back: Callable[[], None] = lambda: None) -> None:
-        self.catalog, self._given_back = catalog, given_back
-        self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
-        self._seen, self._looked_at = set[int](), 0  # the indexes that this process has looked at, and their bytes
-        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
-        self._lock = ForkLock()
+        super().__init__(_ROOM, lambda one: _ROOM // _MOST_KEPT if one.is_shared else one.nbytes, given_back)
+        self.catalog, self._tables = catalog, Kept[int, pa.Table](_ROOM, lambda one: one.nbytes)
+        self._seen, self._looked_at = set[int](), 0  # shared indexes that this process has looked at, and their bytes
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
         return IndexStore, (self.catalog,)
@@ -429,24 +462,30 @@ class IndexStore:
     def index(self, shard: int) -> ShardIndex:
         """Return the index of a shard, by its place in the catalog.
 
+        Where this makes too many that are shared, their pages go back to the system.
+
         Raises:
             CorruptShard: There is no sound sidecar, and the shard cannot be read; or it has other samples than the
                 dataset file says.
         """
+        found = self.get(shard, lambda: self._read(shard))
         with self._lock:
-            kept = self._kept.get(shard)
-            if kept is not None:
-                self._look(shard, kept)
-                return kept
+            if found.is_shared and shard not in self._seen:
+                self._seen.add(shard)
+                self._looked_at += found.nbytes
+                if self._looked_at > _ROOM:
+                    for one in (self.catalog, *self.catalog.parts):
+                        one.shared.let_go()
+                    self._looked_at = 0
+                    self._seen.clear()
+                    self._given_back()
+        return found
+
+    def _read(self, shard: int) -> ShardIndex:
         dataset, place = self.catalog.dataset(shard)
         if (block := dataset.shared.read(place)) is None:
-            found = read_index(self.catalog, shard).put_into(dataset.shared, place)
-        else:
-            found = ShardIndex.unpacked(block)
-        with self._lock:
-            kept = self._kept.setdefault(shard, found)
-            self._look(shard, kept)
-        return kept
+            return read_index(self.catalog, shard).put_into(dataset.shared, place)
+        return ShardIndex.unpacked(block)
 
     def keys(self, numbers: Numbers) -> list[str]:
         """Return the keys of samples, in the order of their numbers in the argument."""
@@ -462,44 +501,11 @@ class IndexStore:
         Raises:
             CorruptShard: There is no sound sidecar, and the shard cannot be read.
         """
-        with self._lock:
-            found = self._tables.get(shard)
-            if found is not None:
-                self._tables.move_to_end(shard)
-                return found
-        found = whole_table(self.catalog.shards[shard], self._schema)
-        with self._lock:
-            self._tables[shard] = found
-            while sum(table.nbytes for table in self._tables.values()) > _ROOM and len(self._tables) > 1:
-                self._tables.popitem(last=False)
-        return found
+        return self._tables.get(shard, lambda: whole_table(self.catalog.shards[shard], self._schema))
 
     @cached_property
     def _schema(self) -> pa.Schema:
         return metadata_schema(self.catalog)
-
-    def _look(self, shard: int, index: ShardIndex) -> None:
-        """Note that an index is looked at. Where that makes too many, pages go back to the system, or indexes go."""
-        self._kept.move_to_end(shard)
-        if shard not in self._seen:
-            self._seen.add(shard)
-            self._looked_at += index.nbytes
-        if index.is_shared:
-            if self._looked_at > _ROOM:
-                for one in (self.catalog, *self.catalog.parts):
-                    one.shared.let_go()
-                self._looked_at = 0
-                self._seen.clear()
-                self._given_back()
-            if len(self._kept) > _MOST_KEPT:
-                self._seen.discard(self._kept.popitem(last=False)[0])
-                self._given_back()
-            return
-        while self._looked_at > _ROOM and len(self._kept) > 1:
-            gone, old = self._kept.popitem(last=False)
-            self._seen.discard(gone)
-            self._looked_at -= old.nbytes
-            self._given_back()
 
 
 def read_index(catalog: Catalog, number: int) -> ShardIndex:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
@@ -17,7 +17,7 @@ import numpy as np
 
 from shardtool.dataset.shard_file import shard_kind
 from shardtool.errors import CorruptShard, ShardError
-from shardtool.read.catalog import Catalog, IndexStore
+from shardtool.read.catalog import Catalog, IndexStore, Kept
 from shardtool.read.samples import (
     LATE,
     OpenFile,
@@ -77,22 +77,17 @@ class GrowingCache(Protocol):
         ...
 
 
-class OpenFiles:
-    """The open shards of a catalog; safe in threads.
+class OpenFiles(Kept[str, OpenFile]):
+    """The open shards of a catalog, not more than a process can spare.
 
     Args:
         cache: Where shards are copied to before they are read.
-        given_back: Called when shards are no longer kept: who keeps some at hand lets them go.
-
-    Attributes:
-        most: How many are kept open.
+        given_back: Called when shards are no longer kept.
     """
 
     def __init__(self, cache: ShardCache | None, given_back: Callable[[], None] = lambda: None) -> None:
-        self._cache, self._open, self._given_back = cache, OrderedDict[str, OpenFile](), given_back
-        self._renewed = set[str]()
-        self.most = _most_open()
-        self._lock = ForkLock()
+        super().__init__(_most_open(), given_back=given_back)
+        self._cache, self._renewed = cache, set[str]()
 
     def open(self, shard: StoredShard, size: int | None = None) -> OpenFile:
         """Return a shard, opened now or before.
@@ -105,18 +100,7 @@ class OpenFiles:
             CorruptShard: It cannot be opened, or has another size.
             OutputFailed: There is no room to unpack it.
         """
-        with self._lock:
-            found = self._open.get(shard.path)
-            if found is not None:
-                self._open.move_to_end(shard.path)
-                return found
-        found = OpenFile(shard, self._cache, size)
-        with self._lock:
-            found = self._open.setdefault(shard.path, found)
-            while len(self._open) > self.most:
-                self._open.popitem(last=False)
-                self._given_back()
-        return found
+        return self.get(shard.path, lambda: OpenFile(shard, self._cache, size))
 
     def renew(self, shard: StoredShard, file: OpenFile) -> bool:
         """Drop the copy of a shard in the cache, which was found damaged; return whether to read the shard again.
@@ -127,10 +111,11 @@ class OpenFiles:
             if not file.copied or not isinstance(self._cache, CopyingCache):
                 return False
             if shard.path in self._renewed:
-                return self._open.get(shard.path) is not file  # another thread has dropped it meanwhile
+                return self._kept.get(shard.path) is not file  # another thread has dropped it meanwhile
             self._renewed.add(shard.path)
-            if self._open.get(shard.path) is file:
-                del self._open[shard.path]
+            if self._kept.get(shard.path) is file:
+                del self._kept[shard.path]
+                self._used -= 1
             self._given_back()
             file.let_go()
             self._cache.drop(shard)
@@ -339,7 +324,7 @@ class Fetcher(_SampleReader):
             OutputFailed: There is no room to unpack a compressed shard.
         """
         groups = [*self.catalog.by_shard(numbers)] if self._plain else []
-        if not 0 < len(groups) <= self._files.most // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
+        if not 0 < len(groups) <= self._files.room // 2 or not all(self._is_indexed(shard) for shard, *_ in groups):
             return self.read(numbers)
         size, spans = 0, []
         for shard, rows, _ in groups:
