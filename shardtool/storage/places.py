@@ -34,7 +34,7 @@ from shardtool.storage.remote.address import (
     shown,
     use_headers,
 )
-from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, called, read_object, requests, together
+from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, called, requests, together
 from shardtool.storage.remote.retry import RETRY_FOR, SLICE_S, waited
 from shardtool.storage.remote.stores import (
     STORE_OPTIONS,
@@ -338,7 +338,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
             raise OSError(errno.EINVAL, "not what its name says", where)
 
     if is_url(path) and not is_other(path):
-        return blob.read_whole(path, lambda size: check(size, lambda: blob.read_end(path, len(ending))))
+        return blob.read_whole(path, lambda size: check(size, lambda: blob.read_end(path, len(ending))))[0]
     with open_file(path, flags) as file:
         size = file.fact().st_size
         check(size, lambda: file.read(size - len(ending), len(ending)))
@@ -787,10 +787,13 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]
 
 
 def _read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
-    if not is_other(address):
-        return read_object(address, into)
-    other = OtherBlob(address)
-    return (other.read_into(into, 0) if other.size == len(into) else 0), other.fact()
+    """Fill `into` with an object; of one of another size nothing is read."""
+    if is_other(address):
+        other = OtherBlob(address)
+        return (other.read_into(into, 0) if other.size == len(into) else 0), other.fact()
+    data, fact = blob.read_whole(address, lambda size: size == len(into))
+    into[: len(data)] = data
+    return len(data), fact
 
 
 def blocks_of(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:

@@ -509,28 +509,48 @@ class Blob:
         )  # fmt: skip
 
 
-def read_whole(address: str, check: Callable[[int], None]) -> bytes:
-    """Return a small object, by one request where nothing fails.
+class ObjectFact(NamedTuple):
+    """What a server says of an object, under the names by which `os.stat_result` has it of a file.
+
+    What lists a source notes which version of each object it saw; who reads it compares, so that nothing that was
+    changed meanwhile is taken for it.
+
+    Attributes:
+        st_size: Bytes.
+        st_mtime_ns: Its version, as a number: see `version_number`.
+    """
+
+    st_size: int
+    st_mtime_ns: int
+
+
+def read_whole(address: str, wanted: Callable[[int], object]) -> tuple[bytes, ObjectFact]:
+    """Return an object, by one request where nothing fails, and what the server says of it.
 
     Args:
         address: Where it is.
-        check: Gets its size, and raises what is wrong with that.
+        wanted: Gets its size, and raises what is wrong with that; where it returns False, nothing is read.
 
     Raises:
         FileNotFoundError: There is no such object.
+        OSError: It has other bytes than the store says.
         AccessRefused: We may not read it.
         StoreFailed: The server fails time and again.
     """
 
-    def once() -> bytes:
+    def once() -> tuple[bytes, ObjectFact]:
         with closing(get(address)) as answer:
             length = length_of(answer)
             if length is None or "Content-Encoding" in answer.headers:
                 blob = Blob(address)  # which says what is wrong
-                check(blob.size)
-                return blob.read(0, blob.size)
-            check(length)
-            return b"".join(body_of(answer, address, length))
+                return b"" if wanted(blob.size) is False else blob.read(0, blob.size), blob.fact()
+            fact = ObjectFact(length, version_number(answer.headers.get("ETag", "")))
+            if wanted(length) is False:
+                return b"", fact
+            data = b"".join(body_of(answer, address, length, _WHOLE))
+        if (md5 := object_md5(address, answer.headers)) is not None:
+            _compare(address, md5, hashlib.md5(data, usedforsecurity=False))
+        return data, fact
 
     return retried(shown(address), once)
 
@@ -568,54 +588,6 @@ def _known_length(answer: urllib3.BaseHTTPResponse, where: str) -> int:
 def _check_plain(answer: urllib3.BaseHTTPResponse, where: str) -> None:
     if (packed := answer.headers.get("Content-Encoding", "identity")) != "identity":
         raise StoreFailed(where, f"the server packs it on the way ({packed})", expected="the file as it is")
-
-
-# Objects that are read whole, as the payloads of samples are: by one request each where nothing fails.
-#
-# What lists a source notes which version of each object it saw; who reads it compares, so that nothing that was changed
-# meanwhile is taken for it.
-
-
-class ObjectFact(NamedTuple):
-    """What a server says of an object, under the names by which `os.stat_result` has it of a file.
-
-    Attributes:
-        st_size: Bytes.
-        st_mtime_ns: Its version, as a number: see `version_number`.
-    """
-
-    st_size: int
-    st_mtime_ns: int
-
-
-def read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
-    """Fill `into` with an object; of one of another size nothing is read.
-
-    Returns:
-        How much was read, and what the server says of the object.
-
-    Raises:
-        FileNotFoundError: There is no such object.
-        OSError: It has other bytes than the store says.
-        AccessRefused: We may not read it.
-        StoreFailed: The server fails time and again.
-    """
-
-    def once() -> tuple[int, ObjectFact]:
-        with closing(get(address)) as answer:
-            size = _known_length(answer, shown(address))
-            fact = ObjectFact(size, version_number(answer.headers.get("ETag", "")))
-            if size != len(into):
-                return 0, fact
-            got = 0
-            for piece in body_of(answer, address, size, size):
-                into[got : got + len(piece)] = piece
-                got += len(piece)
-        if (md5 := object_md5(address, answer.headers)) is not None:
-            _compare(address, md5, hashlib.md5(into, usedforsecurity=False))
-        return got, fact
-
-    return retried(shown(address), once)
 
 
 def _compare(address: str, md5: str, read: Any) -> None:
