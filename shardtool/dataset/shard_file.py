@@ -26,6 +26,7 @@ from shardtool.storage.places import base_name, dangling, is_file, is_url, open_
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import BufferedReader
 
     from typing_extensions import Self
 
@@ -55,7 +56,7 @@ class ShardFile:
         self.size, self.mtime_ns = fact.st_size, fact.st_mtime_ns
         self._start, self._window = 0, b""
 
-    def stream(self) -> IO[bytes]:
+    def stream(self) -> BufferedReader:
         """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
         with machine_reads(self.path):
             return self._file.stream()
@@ -101,6 +102,7 @@ class SummedFile(ShardFile):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
+        self._stream = self.stream()
         self._view = memoryview(bytearray(2 * _WINDOW))
         self._crc = self._end = self._held = 0  # of what was summed; where that ends; bytes in the window
 
@@ -127,6 +129,10 @@ class SummedFile(ShardFile):
             pass
         return self._view[: min(length, self._held)]
 
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        super().__exit__()
+
     def crc(self) -> int:
         """Read the rest, and return the CRC-32C of the file."""
         while self._fill(0):
@@ -137,7 +143,7 @@ class SummedFile(ShardFile):
         """Read the next block to a place in the window; return its bytes. At 0 it is all that the window holds."""
         block = self._view[at : at + min(_WINDOW, max(0, self.size - self._end))]
         try:
-            got = self._file.read_next(block, self._end) if len(block) else 0
+            got = self._stream.readinto(block) if len(block) else 0
         except OSError as error:
             raise self._failed(self._end, error) from None
         self._crc = crc32c(block[:got], self._crc)

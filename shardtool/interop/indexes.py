@@ -99,8 +99,8 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
     payloads = []
     view = memoryview(bytearray(BLOCK))
     try:
-        with machine_reads(task.path), open_file(task.path) as file:
-            while got := file.read_next(view, end):
+        with machine_reads(task.path), open_file(task.path) as file, file.stream() as stream:
+            while got := stream.readinto(view):
                 block, first, end = view[:got], end, end + got
                 crc = crc32c(block, crc)
                 git.update(block)

@@ -19,7 +19,7 @@ import queue
 import stat
 import threading
 from contextlib import AbstractContextManager, suppress
-from typing import IO, TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from shardtool.errors import AccessRefused, InvalidRequest, machine_reads, raise_if_machines
 from shardtool.fingerprint import crc32c
@@ -433,8 +433,6 @@ class LocalFile(AbstractContextManager["LocalFile"]):
             done += got
         return done
 
-    read_next = read_into
-
     def read_parts(self, parts: list[memoryview], offset: int, total: int) -> int:
         """Fill `parts`, of `total` bytes, one after the other from `offset` on; return how much there was.
 
@@ -466,7 +464,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
             while got := _readv(self._fd, (into,)):
                 yield into[:got]
 
-    def stream(self) -> IO[bytes]:
+    def stream(self) -> io.BufferedReader:
         """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
         return os.fdopen(os.dup(self._fd), "rb")
 
@@ -481,7 +479,7 @@ class LocalFile(AbstractContextManager["LocalFile"]):
 
 
 class RemoteFile(AbstractContextManager["RemoteFile"]):
-    """An object, as a file; `close` it. What follows in order is read ahead.
+    """An object, as a file; `close` it. What `stream` gives is read ahead, and so are spans that follow each other.
 
     It must stay as it was when this was made: it fails to be read once it has changed.
 
@@ -502,9 +500,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
 
     def __init__(self, address: str) -> None:
         self._blob = open_blob(address)
-        self._ahead: Ahead | None = None  # and where it goes on: for `read_next`
-        self._next = 0
-        self._window, self._start, self._size = b"", 0, 0  # what was read last, where, and by how much: for `read_into`
+        self._window, self._start, self._size = b"", 0, 0  # what was read last, where, and by how much
         self._asked: tuple[int, Future[bytes]] | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -517,15 +513,6 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset` on: fewer only at the end of the object."""
         return self._blob.read(offset, length)
-
-    def read_next(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on, best where the last such call ended; return how much there was."""
-        if offset != self._next:
-            return self._blob.read_into(view, offset)
-        self._ahead = self._ahead or Ahead(self._blob)
-        got = self._ahead.readinto(view)
-        self._next += got
-        return got
 
     def read_into(self, into: memoryview, offset: int) -> int:
         """Fill `into` from `offset` on, best where spans follow each other; return how much there was."""
@@ -551,17 +538,15 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
         """Yield all of it, checked at the end against what the store says of it; see `Blob.checked_pieces`."""
         return map(memoryview, self._blob.checked_pieces())
 
-    def stream(self) -> IO[bytes]:
+    def stream(self) -> io.BufferedReader:
         """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
-        return cast("IO[bytes]", io.BufferedReader(Ahead(self._blob), self.window))
+        return io.BufferedReader(Ahead(self._blob))
 
     def expect_random(self) -> None:
         """Do nothing: of a span that follows no other, little more is read than is asked for."""
 
     def close(self) -> None:
         """Ask for no more."""
-        if self._ahead is not None:
-            self._ahead.close()
         if self._asked is not None:
             self._asked[1].cancel()
 
