@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
 from shardtool.storage.places import (
+    LocalFile,
     base_name,
     blocks_of,
     file_crc,
@@ -49,7 +50,6 @@ from shardtool.storage.remote.retry import (
     writing,
 )
 from shardtool.storage.remote.stores import copy_in_bucket, delete, listed, object_headers, put, signed, signed_request
-from shardtool.storage.shared import write_all
 from shardtool.storage.staging import DurableFile, FileFact, Folder, Sink, StagedFile, check_local, written
 from shardtool.values import BLOCK
 
@@ -484,41 +484,24 @@ def _put(where: str, data: bytes) -> None:
     retried(shown(where), once)
 
 
-class StagedObject(AbstractContextManager["StagedObject"]):
-    """What a shard of an unknown size is packed into: a temporary file without a name, which ends with the process.
-
-    Attributes:
-        size: Its bytes.
-    """
+class StagedObject(StagedFile):
+    """What a shard of an unknown size is packed into: a temporary file without a name, which ends with the process."""
 
     def __init__(self, folder: RemoteFolder, name: str) -> None:
         from tempfile import TemporaryFile
 
-        self._folder, self._name, self.size = folder, name, 0
-        with written("a temporary file", _no_room):
-            self._file = TemporaryFile(buffering=0)  # noqa: SIM115 - `abandon` ends it
+        self._folder, self._name, self.path = folder, name, ""
+        self._where, self._failed = "a temporary file", _no_room
+        with written(self._where, _no_room), TemporaryFile() as file:
+            self._fd = os.dup(file.fileno())
 
     def __exit__(self, *_: object) -> None:
         self.abandon()
 
-    def write(self, data: memoryview | bytes) -> None:
-        """Append `data`, all of it.
-
-        Raises:
-            OutputFailed: The disk is full, or refuses.
-        """
-        with written("a temporary file", _no_room):
-            write_all(self._file.fileno(), data)
-        self.size += len(data)
-
-    def fileno(self) -> int:
-        """Return the descriptor of what was written, which can be read, too."""
-        return self._file.fileno()
-
     def sync(self) -> None:
         """Do nothing: no disk keeps it."""
 
-    def finish(self) -> DurableFile:
+    def finish(self, _mtime_ns: int | None = None) -> DurableFile:
         """Write the object, which is visible then.
 
         Raises:
@@ -531,15 +514,10 @@ class StagedObject(AbstractContextManager["StagedObject"]):
         self.abandon()
         return DurableFile(self._name, "")
 
-    def abandon(self) -> None:
-        """Give the temporary file back."""
-        self._file.close()
-
     def _copy(self, to: Sink) -> None:
-        self._file.seek(0)
-        import shutil
-
-        shutil.copyfileobj(self._file, to, BLOCK)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        for block in LocalFile(self._fd).blocks(memoryview(bytearray(BLOCK))):
+            to.write(block)
 
 
 def _no_room(what: str, error: OSError) -> OutputFailed:
@@ -582,7 +560,7 @@ def open_folder(path: str) -> OutputFolder:
 class TargetFile(RawIOBase):
     """A file being written, as libraries want one; once it could not be written, nothing more is."""
 
-    def __init__(self, file: StagedFile | StagedObject) -> None:
+    def __init__(self, file: StagedFile) -> None:
         self._file, self._failed = file, False
 
     def writable(self) -> bool:

@@ -139,7 +139,10 @@ class Sink(Protocol):
 class StagedFile(AbstractContextManager["StagedFile"]):
     """A file being written under its temporary name; `finish` or `abandon` ends it, or a `with` block that fails."""
 
+    _failed: Callable[[str, OSError], OutputExists | OutputFailed]
+
     def __init__(self, path: str, name: str) -> None:
+        self._failed = _failed
         self.path, self._name, self._where = path, name, os.path.join(os.path.dirname(path), name)
         with written(path):
             self._fd = _create(path)
@@ -154,7 +157,7 @@ class StagedFile(AbstractContextManager["StagedFile"]):
         Raises:
             OutputFailed: The disk is full, or refuses.
         """
-        with written(self._where):
+        with written(self._where, self._failed):
             write_all(self._fd, data)
 
     @property
@@ -187,8 +190,9 @@ class StagedFile(AbstractContextManager["StagedFile"]):
 
     def abandon(self) -> None:
         """Remove what was written."""
+        fd, self._fd = self._fd, -1
         with suppress(OSError):
-            os.close(self._fd)
+            os.close(fd)
         with suppress(OSError):
             os.unlink(self.path)
 

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.shard_index import ShardIndex
     from shardtool.skipped import SkipCode
-    from shardtool.storage.folders import OutputFolder, StagedObject
+    from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import DurableFile, StagedFile
     from shardtool.write.packer import Parts
 
@@ -610,7 +610,7 @@ class _SummedFile:
     is left to be waited for at the end of the file. What goes wrong there is raised there: the disk says it once.
     """
 
-    def __init__(self, staged: StagedFile | StagedObject) -> None:
+    def __init__(self, staged: StagedFile) -> None:
         self._staged = staged
         self.size = self.crc = 0
         self._sent = 0
@@ -641,7 +641,7 @@ class _SummedFile:
             self._sending.join()
 
 
-def _send(staged: StagedFile | StagedObject, failed: list[OutputFailed]) -> None:
+def _send(staged: StagedFile, failed: list[OutputFailed]) -> None:
     try:
         staged.sync()
     except OutputFailed as error:
