@@ -49,7 +49,7 @@ from shardtool.storage.remote.retry import (
     under,
     writing,
 )
-from shardtool.storage.remote.stores import copy_in_bucket, delete, listed, object_headers, put, signed, signed_request
+from shardtool.storage.remote.stores import copy_in_bucket, delete, listed, object_headers, put, signed, signed_put
 from shardtool.storage.staging import DurableFile, FileFact, Folder, Sink, StagedFile, check_local, written
 from shardtool.values import BLOCK
 
@@ -126,7 +126,7 @@ class Upload(AbstractContextManager["Upload"]):
         told = {"Content-Type": "application/octet-stream", **object_headers(address)}
         if parse_address(address).scheme == "az":
             told["x-ms-blob-type"] = "BlockBlob"
-        self._url, self._headers = signed_request(address, "PUT", told)
+        self._url, self._headers = signed_put(address, told)
         self._connection, target, headers = _connection(self._url)
         try:
             self._begin(target, headers)
@@ -732,7 +732,7 @@ def _asked_for_copy(source: str, where: str, size: int) -> int | None:
     blob = Blob(source)
     if blob.size != size:
         raise NotCopied
-    url, headers = signed_request(where, "PUT", _headers(source, where, blob))
+    url, headers = signed_put(where, _headers(source, where, blob))
     with answering(where, url):
         answer = connections_to(url).request(
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False

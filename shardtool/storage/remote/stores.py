@@ -293,6 +293,8 @@ def store_of(address: str) -> tuple[Any, str | None]:
     return _made(at.scheme, at.host, tuple((name, os.environ[name]) for name in _DECIDING if name in os.environ))
 
 
+_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
+_AZURE_TOKENS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
 _KINDS = {  # environment variables that have credentials, in the order in which they are looked at, and what these are
     "s3": {
         "AWS_ACCESS_KEY_ID": "key", "AWS_WEB_IDENTITY_TOKEN_FILE": "web identity",
@@ -301,11 +303,9 @@ _KINDS = {  # environment variables that have credentials, in the order in which
     "gs": dict.fromkeys(
         ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY"), "service account"
     ) | {"GOOGLE_APPLICATION_CREDENTIALS": "application default"},
-    "az": dict.fromkeys(
-        ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY"), "shared access signature"
-    ) | dict.fromkeys(
-        ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"), "key of the account"
-    ) | {"AZURE_FEDERATED_TOKEN_FILE": "web identity", "AZURE_CLIENT_SECRET": "client secret"},
+    "az": dict.fromkeys(_AZURE_TOKENS, "shared access signature") | dict.fromkeys(_AZURE_KEYS, "key of the account") | {
+        "AZURE_FEDERATED_TOKEN_FILE": "web identity", "AZURE_CLIENT_SECRET": "client secret",
+    },
 }  # fmt: skip
 
 
@@ -474,24 +474,8 @@ def not_installed(library: str) -> InvalidRequest:
 _AWS_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which no client writes into `Host`
 
 
-class AwsKeys(NamedTuple):
-    """Who asks S3.
-
-    Attributes:
-        access_key: Its name.
-        secret: What signs.
-        token: Of a session; empty: there is none.
-        region: Where the bucket is.
-    """
-
-    access_key: str
-    secret: str
-    token: str
-    region: str
-
-
 def signed_headers(
-    method: str, url: str, headers: Mapping[str, str], keys: AwsKeys, now: datetime | None = None
+    method: str, url: str, headers: Mapping[str, str], keys: Mapping[str, Any], region: str, now: datetime | None = None
 ) -> dict[str, str]:
     """Return the headers of a request to S3, with those that sign it; all that are given are signed.
 
@@ -499,7 +483,8 @@ def signed_headers(
         method: Of HTTP.
         url: Where it goes, with its query (`?uploads`).
         headers: What it says of the object. `x-amz-content-sha256` is the checksum of a body that is signed, too.
-        keys: Who asks.
+        keys: Who asks, as obstore has it: `access_key_id`, `secret_access_key`, `token`.
+        region: Where the bucket is.
         now: When it is sent.
 
     Source: AWS, "Signature Calculations for the Authorization Header: Transferring Payload in a Single Chunk" (AWS
@@ -507,8 +492,8 @@ def signed_headers(
     """
     at, when = urlsplit(url), f"{now or datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     given = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": when}
-    if keys.token:
-        given["x-amz-security-token"] = keys.token
+    if keys["token"]:
+        given["x-amz-security-token"] = keys["token"]
     host = at.netloc.removesuffix(_AWS_DEFAULT_PORTS[at.scheme])
     lines = {"host": host, **{name.lower(): " ".join(value.split()) for name, value in given.items()}}
     names = ";".join(sorted(lines))
@@ -517,13 +502,13 @@ def signed_headers(
         method, quote(unquote(at.path)) or "/", "&".join(f"{name}={value}" for name, value in query),
         *(f"{name}:{lines[name]}" for name in sorted(lines)), "", names, lines["x-amz-content-sha256"],
     ])  # fmt: skip
-    scope = [when[:8], keys.region, "s3", "aws4_request"]
-    secret = f"AWS4{keys.secret}".encode()
+    scope = [when[:8], region, "s3", "aws4_request"]
+    secret = f"AWS4{keys['secret_access_key']}".encode()
     for part in scope:
         secret = hmac.digest(secret, part.encode(), "sha256")
     text = "\n".join(["AWS4-HMAC-SHA256", when, "/".join(scope), sha256(request.encode()).hexdigest()])
     signature = hmac.digest(secret, text.encode(), "sha256").hex()
-    credential = "/".join([keys.access_key, *scope])
+    credential = "/".join([keys["access_key_id"], *scope])
     given["Authorization"] = f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={names},Signature={signature}"
     return given
 
@@ -535,8 +520,6 @@ def signed_headers(
 # version 2020-12-06 of the string to sign.
 
 
-_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
-_TOKENS = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 _ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _VERSION = "2022-11-02"
@@ -557,7 +540,7 @@ def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str
     Raises:
         InvalidRequest: The key is none.
     """
-    account, token, secret = _first(_ACCOUNTS), _first(_TOKENS), _first(_AZURE_KEYS)
+    account, token, secret = _first(_ACCOUNTS), _first(_AZURE_TOKENS), _first(_AZURE_KEYS)
     if not account or not (token or secret):
         return None
     base = azure_server(endpoint)
@@ -655,42 +638,31 @@ def signed(address: str, method: str) -> str:
         return str(obstore.sign(store, cast("Any", method), key, SIGNED_FOR))
 
 
-def signed_request(
-    address: str, method: str, headers: Mapping[str, str], query: str = ""
-) -> tuple[str, dict[str, str]]:
-    """Return where a request about an object goes, and its headers, signed with what S3 takes no other way.
+def signed_put(address: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Return where an object is written, and the headers of that request, signed with what S3 takes no other way.
 
     Args:
         address: Of the object, in a store.
-        method: Of HTTP.
         headers: What is said of the object, and nothing that is changed on the way.
-        query: What is asked of it (`uploads`), as it is sent.
 
     Raises:
         AccessRefused: There are no keys, or only such that sign no headers.
         InvalidRequest: obstore is not installed, or the key is none that it takes.
     """
-    url = signed(address, method)
+    url = signed(address, "PUT")
     asked = dict(parse_qsl(urlsplit(url).query))
-    if "X-Amz-Credential" not in asked or not (query or any(name.startswith("x-amz-") for name in headers)):
-        more = f"{'&' if asked else '?'}{query}" if query else ""
-        return url + more, dict(headers)
-    url = url.partition("?")[0] + (f"?{query}" if query else "")  # whose server and region are obstore's
+    if "X-Amz-Credential" not in asked or not any(name.startswith("x-amz-") for name in headers):
+        return url, dict(headers)
+    url = url.partition("?")[0]  # whose server and region are obstore's
     if payer := asked.get("x-amz-request-payer"):
         headers = {**headers, "x-amz-request-payer": payer}
-    return url, signed_headers(method, url, headers, _aws_keys(address, asked["X-Amz-Credential"].split("/")[2]))
-
-
-def _aws_keys(address: str, region: str) -> AwsKeys:
-    if (provider := store_of(address)[0].credential_provider) is not None:
-        with _SIGNING, store_failures(address):
-            keys = provider()
-        return AwsKeys(keys["access_key_id"], keys["secret_access_key"], keys["token"] or "", region)
-    key, secret, token = (os.environ.get(name, "") for name in _PAIR)
-    if not (key and secret):
+    region = asked["X-Amz-Credential"].split("/")[2]
+    with _SIGNING, store_failures(address):
+        keys = (store_of(address)[0].credential_provider or partial(_pair_of, os.environ))()
+    if not (keys["access_key_id"] and keys["secret_access_key"]):
         found, remedy = "keys that come from a server, which obstore keeps to itself", "pip install boto3"
         raise AccessRefused(shown(address), found, expected="boto3, which gets them, too", remedy=remedy)
-    return AwsKeys(key, secret, token, region)
+    return url, signed_headers("PUT", url, headers, keys, region)
 
 
 def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
