@@ -480,27 +480,21 @@ def _places_apart(first: ShardIndex, second: ShardIndex, samples: int) -> Iterat
         for at, keys in enumerate(zip(first.all_keys()[:samples], second.all_keys(), strict=False)):
             if keys[0] != keys[1]:
                 yield IndexDifference("key", printable(keys[0]), printable(keys[1]), at)
-    for what, one, other in (
-        ("offset", first.starts, second.starts),
-        ("size", first.sizes, second.sizes),
-        ("number of fields", first.counts, second.counts),
-    ):
-        for at in np.flatnonzero(one[:samples] != other[:samples])[:1].tolist():
-            yield IndexDifference(what, f"{one[at]:,}", f"{other[at]:,}", at)
-    rows = int(first.firsts[samples])
     known = {name: at for at, name in enumerate(first.names)}
-    codes = np.array([known.get(name, -1) for name in second.names] or [-1], np.int64)[second.codes[:rows]]
-    columns: tuple[tuple[str, NDArray[np.integer], NDArray[np.integer]], ...] = (
-        ("field", first.codes, codes),
-        ("offset", first.offsets, second.offsets),
-        ("length", first.lengths, second.lengths),
-    )
-    for what, ours, theirs in columns:
-        for row in np.flatnonzero(ours[:rows] != theirs[:rows])[:1].tolist():
-            said = f"{ours[row]:,}", f"{theirs[row]:,}"
+    codes = np.array([*(known.get(name, -1) for name in second.names), -1], np.int64)[second.codes]
+    theirs, rows = replace(second, codes=codes), int(first.firsts[samples])
+    for what, column, many in (
+        ("offset", "starts", samples), ("size", "sizes", samples), ("number of fields", "counts", samples),
+        ("field", "codes", rows), ("offset", "offsets", rows), ("length", "lengths", rows),
+    ):  # fmt: skip
+        one, other = getattr(first, column)[:many], getattr(theirs, column)[:many]
+        for at in np.flatnonzero(one != other)[:1].tolist():
+            said = f"{one[at]:,}", f"{other[at]:,}"
             if what == "field":
-                said = printable(first.names[ours[row]]), printable(second.names[second.codes[row]])
-            yield IndexDifference(what, *said, int(np.searchsorted(first.firsts, row, "right")) - 1, row)
+                said = printable(first.names[one[at]]), printable(second.names[second.codes[at]])
+            of_field = column in ("codes", "offsets", "lengths")
+            place = (int(np.searchsorted(first.firsts, at, "right")) - 1, at) if of_field else (at,)
+            yield IndexDifference(what, *said, *place)
 
 
 def ends_of(sizes: NDArray[np.integer] | Sequence[int]) -> Places:

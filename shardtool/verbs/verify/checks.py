@@ -83,7 +83,9 @@ class ShardExamination:
     """The result of walking a shard.
 
     Attributes:
-        survey: What lies in it; None where it cannot be opened.
+        survey: What lies in it; None where it cannot be opened. Once it was checked, it is without columns.
+        fields: How many samples have each field.
+        odd: How many members are no part of a sample.
         hashes: The hash of each key, 16 bytes.
         contents: What each sample holds, where that was asked for: 8 bytes, of the CRC-32C and length of its largest
             payload.
@@ -94,6 +96,8 @@ class ShardExamination:
     """
 
     survey: Survey | None
+    fields: Counter[str] = field(default_factory=Counter)
+    odd: int = 0
     hashes: bytes = b""
     contents: bytes = b""
     findings: list[Finding] = field(default_factory=list)
@@ -115,7 +119,10 @@ def examine(task: Task) -> ShardExamination:
     except ShardError as error:
         return ShardExamination(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=HASH_SIZE).digest() for key in found.keys])
-    examined = ShardExamination(found, hashes, _contents(found) if task.contents else b"")
+    contents = _contents(found) if task.contents else b""
+    examined = ShardExamination(found, odd=len(found.odd), hashes=hashes, contents=contents)
+    for code, count in Counter(found.codes).items():
+        examined.fields[walked_text(found.names[code])] += count
     if task.decode:
         _decode(task, found, examined)
     return examined
@@ -317,7 +324,6 @@ class Subject:
         dataset: The dataset, with what its dataset file says; None there where it has none, or it is damaged.
         cases: Its shards.
         findings: What is wrong.
-        sums: What was gathered over the shards that were read.
         repaired: What was mended, in words.
         left: What could not be mended, or compared, and why; it is told last.
         seconds: How long all of that took.
@@ -326,7 +332,6 @@ class Subject:
     dataset: StoredDataset
     cases: tuple[ShardCase, ...]
     findings: Findings
-    sums: Sums
     repaired: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -350,6 +355,26 @@ class Subject:
     def is_all(self) -> bool:
         """Whether all shards that the dataset file lists were given, in any order."""
         return self.file is not None and {one.name for one in self.file.shards} <= {case.name for case in self.cases}
+
+    @property
+    def read(self) -> list[tuple[int, ShardExamination]]:
+        """The shards that were read: the number of each, and what was found."""
+        return [(number, case.examined) for number, case in enumerate(self.cases) if case.examined is not None]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some of the shards that are there were not to be read, and others were."""
+        return 0 < len(self.read) < sum(case.size is not None for case in self.cases)
+
+    def hashes(self) -> NDArray[np.void]:
+        """Return the hashes of the keys of all samples that were read, an array of two numbers each."""
+        import numpy as np
+
+        return np.frombuffer(b"".join(one.hashes for _, one in self.read), np.dtype([("a", "<u8"), ("b", "<u8")]))
+
+    def ends(self) -> list[int]:
+        """Return after how many samples each shard that was read ends."""
+        return [*accumulate(len(one.hashes) // HASH_SIZE for _, one in self.read)]
 
 
 def read_stored(given: Given) -> tuple[StoredDataset, Findings]:
@@ -380,7 +405,7 @@ def open_subject(given: Given) -> Subject:
         ShardCase(shard, dataset.own and (dataset.file is None or shard.entry is not None), size)
         for shard, size in zip(dataset.shards, plain_sizes(dataset.paths), strict=True)
     )
-    return Subject(dataset, tuple(cases), findings, Sums())
+    return Subject(dataset, tuple(cases), findings)
 
 
 def base_name(path: str) -> str:
@@ -606,75 +631,29 @@ SHARD_CHECKS = (check_sidecar, check_shard, check_fact, check_records, check_ind
 # What no shard alone can show: keys that two samples have, the totals, and the fingerprint of the content.
 
 
-@dataclass(slots=True)
-class Sums:
-    """Sums over all shards.
-
-    Attributes:
-        partial: Whether some shards were not to be read.
-        hashes: The number of each shard that was read, and the hashes of its keys.
-        contents: What the samples of these shards hold, where that was asked for: 8 bytes each.
-        fields: How often each field is there.
-        samples: How many samples there are.
-        digests: The digest of each shard; None where it is not known.
-        odd: How many members are no part of a sample.
-        undecoded: How many payloads were too large to be decoded.
-    """
-
-    partial: bool = False
-    hashes: list[tuple[int, bytes]] = field(default_factory=list)
-    contents: list[bytes] = field(default_factory=list)
-    fields: Counter[str] = field(default_factory=Counter)
-    samples: int = 0
-    digests: list[int | None] = field(default_factory=list)
-    odd: int = 0
-    undecoded: int = 0
-
-    def add(self, number: int, examined: ShardExamination) -> None:
-        """Add a shard."""
-        survey = examined.survey
-        self.hashes.append((number, examined.hashes))
-        self.contents.append(examined.contents)
-        self.undecoded += examined.undecoded
-        self.digests.append(survey.digest if survey is not None and survey.error is None else None)
-        if survey is not None:
-            self.samples += len(survey.keys)
-            self.odd += len(survey.odd)
-            for code, count in Counter(survey.codes).items():
-                self.fields[walked_text(survey.names[code])] += count
-
-    def pairs(self) -> NDArray[np.void]:
-        """Return the hashes of all keys, an array of two numbers each."""
-        import numpy as np
-
-        return np.frombuffer(b"".join(one for _, one in self.hashes), np.dtype([("a", "<u8"), ("b", "<u8")]))
-
-    def ends(self) -> list[int]:
-        """Return after how many samples each shard that was read ends."""
-        return [*accumulate(len(one) // HASH_SIZE for _, one in self.hashes)]
-
-
 def check_together(subject: Subject, surveys: Mapping[int, Survey]) -> None:
     """Find what is wrong with all shards together; `surveys`: those of shards that are kept."""
     _check_keys(subject, surveys)
-    file, sums, unchecked = subject.file, subject.sums, subject.findings.unchecked
+    file, unchecked = subject.file, subject.findings.unchecked
     if file is None:
         return
-    if sums.partial:
+    if subject.is_partial:
         unchecked.append("totals and the fingerprint: not all shards were read")
     elif any(case.survey is None or case.survey.error is not None for case in subject.cases):
         unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
     elif subject.is_all and len(subject.cases) == len(file.shards):
-        for one in sorted({*file.fields, *sums.fields}, key=str):
-            if file.fields.get(one) != sums.fields.get(one):
+        fields = sum((one.fields for _, one in subject.read), Counter[str]())
+        digests = [one.survey.digest if one.survey else None for _, one in subject.read]
+        for one in sorted({*file.fields, *fields}, key=str):
+            if file.fields.get(one) != fields.get(one):
                 what = f"the field {printable(one)} {file.fields.get(one, 0):,} times"
-                expected = f"{sums.fields.get(one, 0):,}, as the shards hold"
+                expected = f"{fields.get(one, 0):,}, as the shards hold"
                 subject.findings.add(-1, Finding("totals-differ", subject.name, what, expected))
         if not file.fingerprint:
             unchecked.append(f"the fingerprint: there is none; {call('index', checksum=True)} adds it")
-        elif None in sums.digests:
+        elif None in digests:
             unchecked.append("the fingerprint: the text of floats is not in TFRecord shards")
-        elif (total := show_fingerprint(sum(digest or 0 for digest in sums.digests))) != file.fingerprint:
+        elif (total := show_fingerprint(sum(digest or 0 for digest in digests))) != file.fingerprint:
             found, expected = printable(file.fingerprint), f"{total}, of what the shards hold"
             subject.findings.add(-1, Finding("fingerprint-differs", subject.name, found, expected))
 
@@ -683,7 +662,7 @@ def _check_keys(subject: Subject, surveys: Mapping[int, Survey]) -> None:
     """Find keys that two samples have: by their hashes, 16 bytes per sample."""
     import numpy as np
 
-    pairs = subject.sums.pairs()
+    pairs = subject.hashes()
     firsts = np.sort(pairs["a"])
     if not np.any(firsts[1:] == firsts[:-1]):
         return
@@ -701,9 +680,9 @@ def _check_keys(subject: Subject, surveys: Mapping[int, Survey]) -> None:
 
 def sample_at(subject: Subject, read: dict[int, Survey], place: int) -> tuple[int, str]:
     """Return the shard and the key of the sample at a place in all; shards that are not in `read` are read for it."""
-    ends = subject.sums.ends()
+    ends = subject.ends()
     at = bisect_right(ends, place)
-    number = subject.sums.hashes[at][0]
+    number, _ = subject.read[at]
     if number not in read:
         read[number] = subject.cases[number].shard.survey()
     keys = read[number].keys

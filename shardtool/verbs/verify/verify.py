@@ -31,7 +31,7 @@ from shardtool.request.texts import share
 from shardtool.storage.places import for_each, stored_crc
 from shardtool.values import SPLIT_NAMES, Given, counted, output_text, show_size
 from shardtool.verbs.verify import checks
-from shardtool.verbs.verify.checks import ShardCase, ShardExamination, Subject, open_subject, read_stored, sample_at
+from shardtool.verbs.verify.checks import ShardCase, Subject, open_subject, read_stored, sample_at
 from shardtool.verbs.verify.findings import MOST, Finding, Findings, Report, finding_of
 from shardtool.wording import flag, option
 
@@ -164,7 +164,6 @@ def _look_inside(subject: Subject, options: VerifyOptions, observer: Observer, p
     pool.check(Needs(a_few([subject.cases[number].shard.path for number in there])))
     checks.check_numbering(subject)
     surveys = _examine_all(subject, there, options, observer, pool, contents=contents)
-    subject.sums.partial = len(there) < sum(case.size is not None for case in subject.cases)
     checks.check_together(subject, surveys)
     from shardtool.verbs.verify.other_tools import check_beside, check_targets
 
@@ -197,11 +196,9 @@ def _examine_all(
         case = subject.cases[number]
         case.examined = examined
         _check_case(subject.findings, number, case)
-        subject.sums.add(number, examined)
-        case.examined = None
         if found is not None:
-            without_columns = Survey(found.path, found.format, found.size, crc=found.crc, error=found.error)
-            case.examined = ShardExamination(without_columns)
+            examined.survey = short = Survey(found.path, found.format, found.size)  # without its columns
+            short.crc, short.digest, short.error = found.crc, found.digest, found.error
             if options.source is not None or options.target:
                 surveys[number] = found
         samples = len(examined.hashes) // checks.HASH_SIZE
@@ -246,26 +243,27 @@ def chosen_shards(cases: Sequence[ShardCase], options: VerifyOptions) -> list[in
 
 def _report(subject: Subject, options: VerifyOptions) -> Report:
     """Return what was found, as users get it."""
-    findings, sums, cases, unchecked = subject.findings, subject.sums, subject.cases, [*subject.findings.unchecked]
-    if sums.odd:
-        unchecked.append(f"{counted(sums.odd, 'member')} of tar shards that are no part of a sample")
-    if sums.undecoded:
+    findings, cases, unchecked = subject.findings, subject.cases, [*subject.findings.unchecked]
+    odd, undecoded = (sum(getattr(one, name) for _, one in subject.read) for name in ("odd", "undecoded"))
+    if odd:
+        unchecked.append(f"{counted(odd, 'member')} of tar shards that are no part of a sample")
+    if undecoded:
         images = f"images over {show_size(checks.IMAGE_LIMIT)}, or over 1 GiB once decoded,"
         limits = f"{images} and JSON over {show_size(checks.JSON_LIMIT)}"
-        unchecked.append(f"{counted(sums.undecoded, 'payload')} that {flag('decode')} leaves out: {limits}")
+        unchecked.append(f"{counted(undecoded, 'payload')} that {flag('decode')} leaves out: {limits}")
     size, read = sum(case.size or 0 for case in cases), [case.size or 0 for case in cases if case.survey is not None]
-    if sums.partial:
+    if subject.is_partial:
         seed, left = options.seed or 0, 100 * (1 - sum(read) / max(1, size))
         what = f"{counted(len(cases) - len(read), 'shard')} of {len(cases):,}, {left:.0f}% of the bytes"
         seeds = f"{option('sample', options.sample)} {option('seed', seed)}; {option('seed', seed + 1)} reads others"
         unchecked.append(f"{what}, but for names, sizes and sidecars: {seeds}")
     checked = ["names and numbering", "sidecars"] if options.quick else ["every byte"]
-    if sums.partial:
+    if subject.is_partial:
         checked = [f"every byte of {len(read):,} of {counted(len(cases), 'shard')}"]
     if subject.file is not None:
         checked.append("sizes against the dataset file" if options.quick else "checksums against the dataset file")
     if not options.quick:
-        checked += ["framing", "keys across these" if sums.partial else "keys across shards"]
+        checked += ["framing", "keys across these" if subject.is_partial else "keys across shards"]
     checked += ["images, JSON and labels decoded"] if options.decode else []
     return Report(
         dataset=without_secrets(output_text(subject.dataset.where)),
@@ -274,7 +272,7 @@ def _report(subject: Subject, options: VerifyOptions) -> Report:
         checked=(*checked, *findings.checked),
         unchecked=(*unchecked, *subject.left),
         shards=len(cases),
-        samples=sums.samples,
+        samples=(subject.ends() or [0])[-1],
         size=size,
         readable=subject.file is not None or options.quick or bool(read),
         repaired=subject.repaired,
@@ -373,24 +371,23 @@ def _find_leaks(first: Subject, second: Subject, *, by_content: bool) -> None:
     """Find samples that two splits have, and list them with the second one; nothing, if no shard of one was read."""
     import numpy as np
 
-    if not (first.sums.hashes and second.sums.hashes):
+    if not (first.read and second.read):
         return
     findings, other_name = Findings(), without_secrets(output_text(first.dataset.where))
     what = f"leaks from {other_name}"
-    if first.sums.partial or second.sums.partial:
+    if first.is_partial or second.is_partial:
         second.left = (*second.left, f"{what}: not all shards were read")
     else:
         second.findings.checked.append(what)
-    ours, theirs = first.sums.pairs(), second.sums.pairs()
+    ours, theirs = first.hashes(), second.hashes()
     _, one, other = np.intersect1d(ours["a"], theirs["a"], return_indices=True)
     same = ours["b"][one] == theirs["b"][other]
     if by_content:
-        held, held_there = (np.frombuffer(b"".join(sums.contents), np.uint64) for sums in (first.sums, second.sums))
+        contents = (b"".join(held.contents for _, held in some.read) for some in (first, second))
+        held, held_there = (np.frombuffer(some, np.uint64) for some in contents)
         same &= held[one] == held_there[other]
     places = np.stack((one, other), axis=1)[same]
-    numbers = np.array([number for number, _ in second.sums.hashes], np.int64)
-    shards = numbers[np.searchsorted(second.sums.ends(), places[:, 1], "right")]
-    places = places[np.lexsort((places[:, 1], shards))]
+    places = places[np.argsort(places[:, 1])]
     read: tuple[dict[int, Survey], dict[int, Survey]] = ({}, {})
 
     def leak(at: int, place: int) -> Finding:
