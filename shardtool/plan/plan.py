@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardtool.entries.arrow import number_array
-from shardtool.entries.entries import Names, Texts
 from shardtool.entries.sizes import NUMBERS, SAMPLE_LIMIT, TRAILER_SIZE, Payloads, heads_and_tails, sample_sizes
 from shardtool.errors import InvalidRequest, listing, printable
 from shardtool.fetch import shown_bytes
@@ -46,11 +45,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from shardtool.entries.entries import Entries, FieldSpans
+    from shardtool.entries.entries import Entries
     from shardtool.pattern import ShardPattern
     from shardtool.values import Number, Oversize
-
-    _RowsOf = NDArray[np.int64] | slice  # of a shard
 
 DEFAULT_MAX_SIZE = 10**9
 _ESTIMATED_SHARE = 0.97  # of the bound is filled where sizes are estimates: few shards leave a remainder then
@@ -351,24 +348,23 @@ _WORTH_READING = 0.25  # of a region must be wanted: then reading it whole beats
 
 def shard_samples(plan: Plan, shard: int) -> ShardSamples:
     """Return what a worker must know to write a shard: plain bytes, no arrays."""
-    e, rows = plan.entries, plan.rows(shard)
-    (first, last), which = plan.span(shard), plan.which(shard)
-    counts = e.counts_of(which)
-    sizes = e.rows.size[rows].tobytes()
+    first, last = plan.span(shard)
+    e = replace(plan.entries, metadata=None).take(plan.which(shard))
+    stored = e.rows.size if plan.stored is None else plan.stored[plan.rows(shard)]
     content = ShardContent(
-        keys=_texts(e.keys, slice(first, last) if plan.order is None else which),
-        counts=counts.astype(np.uint16).tobytes(),
+        keys=e.keys.data,
+        counts=e.counts().astype(np.uint16).tobytes(),
         fields=tuple(map(to_bytes, e.fields)),
-        codes=e.rows.code[rows].tobytes(),
-        sizes=sizes,
-        stored=sizes if plan.stored is None else plan.stored[rows].tobytes(),
-        inline=_inline(plan, shard, rows, counts) if e.values.inline else b"",
+        codes=e.rows.code.tobytes(),
+        sizes=e.rows.size.tobytes(),
+        stored=stored.tobytes(),
+        inline=_inline(e) if e.values.inline else b"",
     )
     if NUMBERS[plan.format]:
         whole = None if e.spans is None else e.spans.whole
         content = replace(
             content,
-            whole=b"" if whole is None else whole[rows].tobytes(),
+            whole=b"" if whole is None else whole.tobytes(),
             numbers={e.fields.index(name): number for name, number in e.values.numbers.items()},
             lists={e.fields.index(name): kind for name, kind in e.values.lists.items()},
         )
@@ -376,82 +372,64 @@ def shard_samples(plan: Plan, shard: int) -> ShardSamples:
         content=content,
         needs=np.diff(plan.total[first : last + 1]).tobytes(),
         root=e.root,
-        kinds=e.rows.kind[rows].tobytes(),
-        mtimes=e.rows.mtime_ns[rows].tobytes(),
-        paths=b"" if e.rows.paths is None else _texts(e.rows.paths, rows),
+        kinds=e.rows.kind.tobytes(),
+        mtimes=e.rows.mtime_ns.tobytes(),
+        paths=b"" if e.rows.paths is None else e.rows.paths.span(0, len(stored)),
         folders=e.folders,
-        spans=ShardSpans() if e.spans is None else _shard_spans(plan, e.spans, shard, rows),
+        spans=ShardSpans() if e.spans is None else _shard_spans(plan, e, stored),
     )
 
 
-def _texts(texts: Texts, which: _RowsOf) -> bytes:
-    return texts.span(which.start, which.stop) if isinstance(which, slice) else texts.gather(which)
-
-
-def _shard_spans(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> ShardSpans:
-    """Return where the SPAN rows of a shard lie."""
-    kinds, expected = plan.entries.rows.kind[rows], spans.expected[rows]
-    if spans.of_row is None:
-        which = plan.which(shard)
-        used, file = _used(spans.file[which])
-        file = np.repeat(file, plan.entries.counts_of(which))
-    else:
-        used, file = _used(spans.of_row[rows])
-    regions, runs = _regions(plan, spans, shard, rows), b""
-    is_zip = any(spans.files[at].form == "zip" for at in used) if spans.files else False
-    if plan.format == "tar" and spans.files and not is_zip and np.isin(kinds, (SPAN, INLINE)).all():
-        each = np.arange(1, len(kinds) + 1, dtype=np.uint32)  # runs of one row
-        runs = each.tobytes() if regions else _runs(plan, spans, shard, rows, file)
+def _shard_spans(plan: Plan, e: Entries, stored: NDArray[np.int64]) -> ShardSpans:
+    """Return where the SPAN rows of a shard lie, whose samples these are."""
+    spans, each = e.known_spans, np.arange(len(stored))
+    used, file = _used(e.files_of(each))
+    files = tuple(spans.files[at] for at in used) if spans.files else ()
+    regions, runs = b"" if plan.regions is None else _regions(plan.regions, e), b""
+    is_zip = any(one.form == "zip" for one in files)
+    if plan.format == "tar" and files and not is_zip and np.isin(e.rows.kind, (SPAN, INLINE)).all():
+        ends = each + 1 if regions else _runs(e, stored, file)  # with regions, runs of one row
+        runs = ends.astype(np.uint32).tobytes()
     return ShardSpans(
-        files=tuple(spans.files[at] for at in used) if spans.files else (),
+        files=files,
         file=file.astype(np.uint32).tobytes(),
-        offsets=spans.offset[rows].tobytes(),
-        expected=expected.tobytes() if np.any(expected >= 0) else b"",
+        offsets=spans.offset.tobytes(),
+        expected=spans.expected.tobytes() if np.any(spans.expected >= 0) else b"",
         runs=runs,
         regions=regions,
     )
 
 
-def _regions(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf) -> bytes:
+def _regions(regions: NDArray[np.int64], e: Entries) -> bytes:
     """Return the regions of which a shard wants enough to read them whole."""
-    e = plan.entries
-    if plan.regions is None:
-        return b""
-    which = plan.which(shard)
-    spooled = (e.rows.kind[rows] == SPAN) & np.repeat(spans.file[which] == 0, e.counts_of(which))
-    offset, size = spans.offset[rows][spooled], e.rows.size[rows][spooled]
-    at = np.searchsorted(plan.regions[:, 0], offset, "right") - 1
-    inside = (at >= 0) & (offset < plan.regions[at, 1])
+    spans = e.known_spans
+    spooled = (e.rows.kind == SPAN) & (e.files_of(np.arange(len(e.rows.kind))) == 0)
+    offset, size = spans.offset[spooled], e.rows.size[spooled]
+    at = np.searchsorted(regions[:, 0], offset, "right") - 1
+    inside = (at >= 0) & (offset < regions[at, 1])
     used, place = np.unique(at[inside], return_inverse=True)
     wanted = np.bincount(place, weights=size[inside], minlength=len(used))
-    found: NDArray[np.int64] = plan.regions[used]
+    found: NDArray[np.int64] = regions[used]
     return found[wanted >= _WORTH_READING * (found[:, 1] - found[:, 0])].tobytes()
 
 
-def _runs(plan: Plan, spans: FieldSpans, shard: int, rows: _RowsOf, file: NDArray[np.int64]) -> bytes:
+def _runs(e: Entries, stored: NDArray[np.int64], file: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where each run of rows ends that one read can copy: same file, same spacing in source and shard."""
-    e, which = plan.entries, plan.which(shard)
-    counts, kinds, codes = e.counts_of(which), e.rows.kind[rows], e.rows.code[rows]
-    first = np.concatenate(([0], np.cumsum(counts)))
-    size = e.rows.size[rows] if plan.stored is None else plan.stored[rows]
-    keys = Names.parse(e.keys.gather(which))
-    heads, tails = heads_and_tails(plan.format, Payloads(keys, first, e.fields, codes, size))
-    place = np.cumsum(heads + size + tails) - size - tails
-    breaks = (np.diff(spans.offset[rows] - place) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
+    kinds = e.rows.kind
+    heads, tails = heads_and_tails("tar", Payloads(e.keys, e.first, e.fields, e.rows.code, stored))
+    place = np.cumsum(heads + stored + tails) - stored - tails
+    breaks = (np.diff(e.known_spans.offset - place) != 0) | (kinds[1:] != SPAN) | (kinds[:-1] != SPAN)
     breaks |= np.diff(file) != 0
-    return np.append(np.flatnonzero(breaks) + 1, len(size)).astype(np.uint32).tobytes()
+    return np.append(np.flatnonzero(breaks) + 1, len(stored))
 
 
-def _inline(plan: Plan, shard: int, rows: _RowsOf, counts: NDArray[np.int64]) -> bytes:
-    """Return the payload of each row of a shard that is INLINE, nothing for others, a NUL after each."""
-    e, (first, last) = plan.entries, plan.span(shard)
-    code, inline = e.rows.code[rows], e.rows.kind[rows] == INLINE
-    owners = np.repeat(np.arange(last - first), counts)
-    texts = [b""] * len(code)
+def _inline(e: Entries) -> bytes:
+    """Return the payload of each row that is INLINE, nothing for others, a NUL after each."""
+    inline, texts = e.rows.kind == INLINE, [b""] * len(e.rows.kind)
     for name, column in e.values.inline.items():
-        at = np.flatnonzero(inline & (code == e.fields.index(name)))
-        found = _texts(column, slice(first, last) if plan.order is None else plan.which(shard))[:-1].split(b"\0")
-        for row, owner in zip(at.tolist(), owners[at].tolist(), strict=True):
+        rows = np.flatnonzero(inline & (e.rows.code == e.fields.index(name)))
+        found = column.span(0, len(e))[:-1].split(b"\0")
+        for row, owner in zip(rows.tolist(), e.owners(rows).tolist(), strict=True):
             texts[row] = found[owner]
     return b"\0".join(texts) + b"\0"
 
