@@ -58,7 +58,7 @@ from shardtool.table.columns import (
     repeated,
     row_numbers,
 )
-from shardtool.table.open import Table, open_table, read_columns, readable
+from shardtool.table.open import open_table, read_columns, readable
 from shardtool.table.values import (
     ArrowTexts,
     check_list_field,
@@ -241,12 +241,35 @@ class ManifestSource(Source):
         Raises:
             SampleFailed: They are not what they were.
         """
-        if self._lengths and not write(
-            self._table, self._roles.columns_of("binary"), self._numbers, self._lengths, file
-        ):
+        done = 0
+        for batch in self._bytes() if self._lengths else ():
+            planned = [column[done : done + len(batch[0])] for column in self._lengths]
+            self._check_unchanged(same=all(map(np.array_equal, map(arrow.lengths, batch), planned)))
+            _write_rows(file, batch, planned)
+            done += len(batch[0])
+        self._check_unchanged(same=all(len(lengths) == done for lengths in self._lengths))
+
+    def _check_unchanged(self, *, same: bool) -> None:
+        if not same:
             found, expected = "changed while it was packed", "a table that stays as it was when the run began"
             remedy = f"Run again with {option('if_exists', 'resume')}."
             raise SampleFailed(self._where, found, expected=expected, remedy=remedy)
+
+    def _bytes(self) -> Iterator[list[pa.Array]]:
+        """Yield the values of the columns of bytes in the rows that are left, some rows at a time."""
+        columns, before = self._roles.columns_of("binary"), 0
+        with readable(self._where):
+            for batch in self._table.batches(columns):
+                for first in range(0, batch.num_rows, _ROWS):
+                    some = batch.slice(first, _ROWS)
+                    some.validate(full=True)  # offsets that lead elsewhere would be followed
+                    arrays = [_bytes_of(some.column(at)) for at in range(len(columns))]
+                    if self._numbers is not None:
+                        low, high = np.searchsorted(self._numbers, (before, before + len(some)))
+                        wanted = arrow.number_array(self._numbers[low:high] - before)
+                        arrays = [array.take(wanted) for array in arrays]
+                    before += len(some)
+                    yield arrays
 
     def _read(self, *names: str | None) -> None:
         """Read more columns."""
@@ -384,9 +407,19 @@ class ManifestSource(Source):
         return None if len(bad) or (may_repeat(found) and repeated(found)) else found
 
     def _measure(self) -> None:
-        """Find the lengths of the bytes in the table, a column each."""
+        """Find the lengths of the bytes in the table, int64[rows that are left] for each column.
+
+        Raises:
+            InvalidRequest: There is a null.
+        """
         rows, columns = Rows(self._where, self._columns, self._numbers), self._roles.columns_of("binary")
-        self._lengths = measure(self._table, columns, self._numbers)
+        found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
+        for batch in self._bytes() if columns else ():
+            for array, known in zip(batch, found, strict=True):
+                known.append(arrow.lengths(array))
+                if array.null_count:
+                    known[-1][arrow.places(pc.is_null(array))] = -1
+        self._lengths = [np.concatenate(known) for known in found]
         for column, lengths in zip(columns, self._lengths, strict=True):
             expected = "bytes in each row; a path beside them is not followed"
             remedy = f"{option('files')} takes a column of paths; {option('where')} can leave such rows out."
@@ -1167,56 +1200,6 @@ def _spans(entries: Entries) -> FieldSpans:
     offset = np.where(spans, np.cumsum(sizes) - sizes, 0)
     first, unknown = np.broadcast_to(np.uint32(0), len(entries)), np.broadcast_to(np.int64(-1), len(offset))
     return FieldSpans(files=(), file=first, offset=offset, expected=unknown)
-
-
-def measure(table: Table, columns: list[str], rows: NDArray[np.int64] | None) -> list[NDArray[np.int64]]:
-    """Return int64[wanted rows] for each column: the bytes of its values, -1 for a null; see `write`."""
-    found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
-    for batch in _batches(table, columns, rows) if columns else ():
-        for array, lengths in zip(batch, found, strict=True):
-            lengths.append(arrow.lengths(array))
-            if array.null_count:
-                lengths[-1][arrow.places(pc.is_null(array))] = -1
-    return [np.concatenate(lengths) for lengths in found]
-
-
-def write(
-    table: Table, columns: list[str], rows: NDArray[np.int64] | None, lengths: list[NDArray[np.int64]], file: Writable
-) -> bool:
-    """Write the values of columns; return whether they were as long as they should be, or stop at those that are not.
-
-    Args:
-        table: What holds them.
-        columns: Their names.
-        rows: The numbers of those that are wanted, ascending; None: all.
-        lengths: int64[wanted rows] for each column.
-        file: Takes them, in order.
-    """
-    done = 0
-    for batch in _batches(table, columns, rows):
-        planned = [column[done : done + len(batch[0])] for column in lengths]
-        if not all(np.array_equal(arrow.lengths(array), sizes) for array, sizes in zip(batch, planned, strict=True)):
-            return False
-        _write_rows(file, batch, planned)
-        done += len(batch[0])
-    return done == len(lengths[0])
-
-
-def _batches(table: Table, columns: list[str], rows: NDArray[np.int64] | None) -> Iterator[list[pa.Array]]:
-    """Yield the values of columns in wanted rows, some of them at a time."""
-    before = 0
-    with readable(table.where):
-        for batch in table.batches(columns):
-            for first in range(0, batch.num_rows, _ROWS):
-                some = batch.slice(first, _ROWS)
-                some.validate(full=True)  # offsets that lead elsewhere would be followed
-                arrays = [_bytes_of(some.column(at)) for at in range(len(columns))]
-                if rows is not None:
-                    low, high = np.searchsorted(rows, (before, before + len(some)))
-                    wanted = arrow.number_array(rows[low:high] - before)
-                    arrays = [array.take(wanted) for array in arrays]
-                before += len(some)
-                yield arrays
 
 
 def _bytes_of(array: pa.Array) -> pa.Array:

@@ -623,27 +623,26 @@ def joined_columns(parts: Sequence[SourceShard], datasets: Sequence[StoredDatase
     except MemoryError:
         raise
     except pa.ArrowException as error:
-        for name in names:
-            _check_alike(name, parts, datasets)
-        where = ", ".join(map(_name_of, datasets))
-        raise InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}") from None
+        raise _unlike_columns(names, parts, datasets, error) from None
 
 
-def _check_alike(name: str, parts: Sequence[SourceShard], datasets: Sequence[StoredDataset]) -> None:
-    """Check that the values of a column can be one column."""
-    having = [part for part in parts if name in part.index.metadata.column_names]
-    columns = [part.index.metadata.select([name]) for part in having]
-    try:
-        pa.concat_tables(columns, promote_options="permissive")
-    except MemoryError:
-        raise
-    except pa.ArrowException:
-        kinds: dict[str, str] = {}
-        for part, column in zip(having, columns, strict=True):
-            kinds.setdefault(str(column.schema.types[0]), _name_of(datasets[part.dataset]))
-        shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
-        remedy = f"Reshard them apart, with {option('join')} to give the column another type."
-        raise InvalidRequest(f"the column {name!r}", shown, expected="types that can be one", remedy=remedy) from None
+def _unlike_columns(
+    names: Sequence[str], parts: Sequence[SourceShard], datasets: Sequence[StoredDataset], error: pa.ArrowException
+) -> InvalidRequest:
+    """Return the error of metadata that cannot be one table, of which pyarrow says `error`."""
+    for name in names:
+        kinds: dict[pa.DataType, str] = {}
+        for part in parts:
+            if name in part.index.metadata.column_names:
+                kinds.setdefault(part.index.metadata.schema.field(name).type, _name_of(datasets[part.dataset]))
+        try:
+            pa.unify_schemas([pa.schema({name: kind}) for kind in kinds], promote_options="permissive")
+        except pa.ArrowException:
+            shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
+            remedy = f"Reshard them apart, with {option('join')} to give the column another type."
+            return InvalidRequest(f"the column {name!r}", shown, expected="types that can be one", remedy=remedy)
+    where = ", ".join(map(_name_of, datasets))
+    return InvalidRequest(where, f"metadata that cannot be one table: {str(error)[:200]}")
 
 
 def joined_digest(datasets: Sequence[StoredDataset]) -> int | None:

@@ -22,7 +22,6 @@ from shardtool.source import manifest as spool
 from shardtool.source.manifest import FieldColumn, ManifestSource, lay_out
 from shardtool.source.scan import ALWAYS
 from shardtool.table import columns as keys
-from shardtool.table.open import MemoryTable
 from shardtool.values import FILE, INLINE, LINK, SPAN, split_name, to_bytes
 from tests.helpers import ENVIRONMENT, PHOTOS, write_tree
 from tests.made import list_manifest, manifest_options, metadata_of
@@ -581,16 +580,17 @@ def test_bytes_that_changed(tmp_path: Path) -> None:
         manifest.write_binary(Spool())
 
 
-def test_bytes_of_another_length() -> None:
-    """Nothing is written where it does not belong: bytes of another length than the plan has end the writing."""
-    table = MemoryTable("t", ".", pa.table({"a": [b"%d" % (at % 10) for at in range(600)]}))
-    lengths = np.ones(600, np.int64)
-    assert spool.write(table, ["a"], None, [lengths], whole := Spool())
+@pytest.mark.parametrize(("now", "written"), [([1] * 300 + [2] + [1] * 299, 300), ([1] * 601, 600), ([1] * 599, 599)])
+def test_bytes_of_another_length(tmp_path: Path, now: list[int], written: int) -> None:
+    """Nothing is written where it does not belong: other bytes, or more or fewer rows than planned, end the writing."""
+    pq.write_table(pa.table({"id": range(600), "jpg": [b"x"] * 600}), path := tmp_path / "t.parquet")
+    manifest, _ = _entries(path)
+    manifest.write_binary(whole := Spool())
     assert len(whole.data) == 600
-    lengths[300] = 2
-    assert not spool.write(table, ["a"], None, [lengths], part := Spool())
-    assert len(part.data) < 300
-    assert not spool.write(table, ["a"], None, [np.ones(601, np.int64)], Spool())
+    pq.write_table(pa.table({"id": range(len(now)), "jpg": [b"x" * size for size in now]}), path)
+    with pytest.raises(SampleFailed, match="changed while it was"):
+        manifest.write_binary(part := Spool())
+    assert len(part.data) <= written
 
 
 def test_bytes_of_chosen_rows(tmp_path: Path) -> None:
