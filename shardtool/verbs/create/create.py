@@ -16,16 +16,7 @@ from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptio
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.source.open import open_source
 from shardtool.values import SPAN, Datasets, Dots, SpanFile, show_size
-from shardtool.verbs.create.run import (
-    check_other_place,
-    keep_classes,
-    open_outputs,
-    open_publishers,
-    output_pattern,
-    read_run,
-    remove_splits,
-    splits_there,
-)
+from shardtool.verbs.create import run as runs
 from shardtool.wording import either, option
 
 if TYPE_CHECKING:
@@ -34,7 +25,6 @@ if TYPE_CHECKING:
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
     from shardtool.transform import Condition, Transform
-    from shardtool.verbs.create.run import OutputNames, Run
 
 
 # What `create` and `reshard` share: samples from a source become one dataset, or one for each split.
@@ -47,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def write_dataset(
-    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
+    source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> CreateResult:
     """Write the samples of a source into shards, with sidecars and a dataset file.
 
@@ -59,7 +49,7 @@ def write_dataset(
     """
     begun, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool, ExitStack() as stack:
-        run = read_run(names, options, pool, notes, begun=begun, dry=False)
+        run = runs.read_run(names, options, pool, notes, begun=begun, dry=False)
         opened = _open_and_list(run, source)
 
         from shardtool.verbs.create import packing, result
@@ -71,11 +61,11 @@ def write_dataset(
             return result.create_result(run)
         is_binary, temporary = run.is_binary, spool_place(run)
         if is_binary:  # workers read binary columns from a file beside the output
-            open_publishers(run, temporary, stack)
+            runs.open_publishers(run, temporary, stack)
             _spool(run, opened)
         packing.plan_shards(run)
         if not is_binary:
-            open_publishers(run, temporary, stack)
+            runs.open_publishers(run, temporary, stack)
         if run.part is not None:
             for output in run.outputs:
                 result.begin_part(run, output, run.part)
@@ -90,7 +80,7 @@ def write_dataset(
                 if run.part
                 else result.publish_dataset(output.totals, output.publisher, run.record(output))
             )
-        remove_splits(run)
+        runs.remove_splits(run)
         for output in run.outputs:
             notes.add(*output.publisher.beside.removal_notes(output.destination.dataset_file, run.exports))
         notes.add(*(f"split {printable(name)} removed" for name in run.gone))
@@ -100,12 +90,12 @@ def write_dataset(
 
 
 def plan_dataset(
-    source: object, names: OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
+    source: object, names: runs.OutputNames, options: CreateOptions | ReshardOptions, observer: Observer
 ) -> DryRun:
     """Return what `write_dataset` would write, to the byte unless samples are changed on the way; write nothing."""
     begun, notes = time.time(), Notes(observer)
     with start_workers(options, notes.observer) as pool:
-        run = read_run(names, options, pool, notes, begun=begun, dry=True)
+        run = runs.read_run(names, options, pool, notes, begun=begun, dry=True)
         opened = _open_and_list(run, source)
 
         from shardtool.verbs.create import packing, result
@@ -131,16 +121,17 @@ def start_workers(options: OutputOptions, observer: Observer) -> Pool:
     return start_pool(options, f"Run the same command {again}: finished shards are kept.", observer)
 
 
-def _open_and_list(run: Run, source: object) -> Source:
+def _open_and_list(run: runs.Run, source: object) -> Source:
     """Open the outputs and the source, list the samples that were asked for, and return the source."""
     try:
-        open_outputs(run)
+        runs.open_outputs(run)
     except OutputExists:
         if run.verb == "reshard" and not run.appends:
-            check_other_place(run, source)
+            runs.check_other_place(run, source)
         raise
-    patterns = [output.pattern for output in run.outputs] or [output_pattern(run.names)]  # a column will name splits
-    options = keep_classes(run)
+    # Without outputs, a column will name splits.
+    patterns = [output.pattern for output in run.outputs] or [runs.output_pattern(run.names)]
+    options = runs.keep_classes(run)
     if isinstance(options, CreateOptions) and options.plan_only is not None:
         from shardtool.source.plan_file import asked_of, check_plan_target
 
@@ -163,7 +154,7 @@ def _open_and_list(run: Run, source: object) -> Source:
 
 
 @memory_for("listing the source")
-def _list_samples(run: Run, source: Source) -> None:
+def _list_samples(run: runs.Run, source: Source) -> None:
     """Find the samples that were asked for, in their order, and divide them.
 
     Raises:
@@ -206,7 +197,7 @@ def _list_samples(run: Run, source: Source) -> None:
         run.identity = run.transform.identity()
 
 
-def _condition(run: Run, later: Condition, transform: Transform) -> Condition:
+def _condition(run: runs.Run, later: Condition, transform: Transform) -> Condition:
     """Return what of a query the workers judge, by what sidecars will have: of these columns they know the values.
 
     Raises:
@@ -230,7 +221,7 @@ def _condition(run: Run, later: Condition, transform: Transform) -> Condition:
     return later._replace(classes=tuple((name, (*classes[name],)) for name in later.columns if name in classes))
 
 
-def _taken_keys(run: Run) -> Names | None:
+def _taken_keys(run: runs.Run) -> Names | None:
     """Return the keys of the datasets that are appended to; None: there are no such datasets."""
     if not any(output.destination.appends for output in run.outputs):
         return None
@@ -239,7 +230,7 @@ def _taken_keys(run: Run) -> Names | None:
     return taken_keys(run)
 
 
-def _settle_dots(run: Run) -> None:
+def _settle_dots(run: runs.Run) -> None:
     """Decide at which dot keys end in a tar: at the last, which is recorded, if only that one divides all names."""
     known = {**run.options.recorded(), **run.listed.recorded}
     asked: Dots | None = "last" if known.get("dots") == "last" else "first" if "dots" in known else None
@@ -254,7 +245,7 @@ def _settle_dots(run: Run) -> None:
         run.notes.add(note)
 
 
-def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
+def _divide(run: runs.Run, source: Source, dividing: SplitOptions) -> None:
     """Give each output its samples, and these the column `split`."""
     from shardtool.entries.arrow import with_split
     from shardtool.select.splits import divide
@@ -265,8 +256,8 @@ def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
     splits = divide(entries.keys, dividing, values)
     run.notes.add(*splits.notes)
     if dividing.column is not None:
-        there = splits_there(run) if run.updates else []
-        open_outputs(run, [*splits.names, *(name for name in there if name not in splits.names)])
+        there = runs.splits_there(run) if run.updates else []
+        runs.open_outputs(run, [*splits.names, *(name for name in there if name not in splits.names)])
     for at, output in enumerate(run.outputs):
         output.which = splits.samples(at)
     lacking = [one for one in run.outputs if one.which is not None and not len(one.which)]
@@ -279,7 +270,7 @@ def _divide(run: Run, source: Source, dividing: SplitOptions) -> None:
     run.listed = replace(run.listed, entries=entries)
 
 
-def _spool(run: Run, source: Source) -> None:
+def _spool(run: runs.Run, source: Source) -> None:
     """Write the payloads that lie in a table to a file beside the output for workers; the run removes it."""
     entries = run.entries
     size = int(entries.rows.size[entries.rows.kind == SPAN].sum())
@@ -289,7 +280,7 @@ def _spool(run: Run, source: Source) -> None:
     run.listed = replace(run.listed, entries=replace(entries, spans=spans))
 
 
-def _export(run: Run) -> None:
+def _export(run: runs.Run) -> None:
     """Write the indexes of other tools for datasets that are there; those of one appended to are renewed unasked."""
     from shardtool.publish.foreign_indexes import Exporter, renew_exports
 
@@ -301,7 +292,7 @@ def _export(run: Run) -> None:
         renew_exports(folder, name, output.destination.old, run.exports, run.notes)
 
 
-def _export_missing(run: Run) -> None:
+def _export_missing(run: runs.Run) -> None:
     """Write indexes of other tools for a dataset that nothing new was found for: the last run may have been killed."""
     from shardtool.publish.foreign_indexes import Exporter, exports_beside
 
@@ -315,7 +306,7 @@ def _export_missing(run: Run) -> None:
 
 
 @by_names(CreateOptions)
-def create(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
+def create(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> CreateResult:
     """Write the samples of `source` into shards, with sidecars and a dataset file.
 
     Args:
@@ -343,7 +334,7 @@ def create(source: object, output: OutputNames, options: CreateOptions, observer
 
 
 @by_names(CreateOptions)
-def dry_run(source: object, output: OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
+def dry_run(source: object, output: runs.OutputNames, options: CreateOptions, observer: Observer) -> DryRun:
     """Return what `create` would write, to the byte unless samples are changed on the way; write no shard.
 
     With `plan_only`, the file of the plan is written.
@@ -364,7 +355,7 @@ def dry_run(source: object, output: OutputNames, options: CreateOptions, observe
 
 
 @by_names(ReshardOptions)
-def reshard(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
+def reshard(datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer) -> CreateResult:
     """Write the samples of one or several datasets into other shards, with sidecars and a dataset file.
 
     Bytes are moved and checked, and decoded only where they are to be changed: where an index has a payload's checksum,
@@ -388,7 +379,9 @@ def reshard(datasets: Datasets, output: OutputNames, options: ReshardOptions, ob
 
 
 @by_names(ReshardOptions)
-def reshard_dry_run(datasets: Datasets, output: OutputNames, options: ReshardOptions, observer: Observer) -> DryRun:
+def reshard_dry_run(
+    datasets: Datasets, output: runs.OutputNames, options: ReshardOptions, observer: Observer
+) -> DryRun:
     """Return what `reshard` would write, to the byte unless samples are changed on the way; write nothing.
 
     Raises:

@@ -19,15 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardtool.dataset import shard_index
-from shardtool.dataset.dataset_file import (
-    DatasetFile,
-    Feature,
-    ShardEntry,
-    agreed_types,
-    features_of,
-    numbers_in,
-    sound_dataset,
-)
+from shardtool.dataset.dataset_file import agreed_types, features_of, numbers_in, sound_dataset
 from shardtool.dataset.find import fact_beside, splits_in
 from shardtool.entries.arrow import ipc_stream, without_numbers
 from shardtool.entries.classes import joined_classes
@@ -54,6 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.dataset.dataset_file import DatasetFile, Feature, ShardEntry
     from shardtool.entries.entries import Entries
     from shardtool.request.options import CreateOptions, ReshardOptions
     from shardtool.skipped import Skipped

@@ -30,18 +30,9 @@ from shardtool.skipped import Skipped, failures, key_mark, reasons, without_keys
 from shardtool.source.base import check_some, none_taken, skipped_notes
 from shardtool.source.payloads import files_at_once
 from shardtool.storage.folders import open_folder
-from shardtool.values import URL, counted, output_text, parse_size, show_size, source_name, to_bytes, to_text
+from shardtool.values import INLINE, URL, counted, output_text, parse_size, show_size, source_name, to_bytes, to_text
 from shardtool.verbs.create import earlier
-from shardtool.verbs.create.result import (
-    check_same,
-    empty_notes,
-    folder_notes,
-    label_notes,
-    loader_notes,
-    name_notes,
-    seed_notes,
-    small_notes,
-)
+from shardtool.verbs.create.result import check_same, folder_notes, loader_notes, name_notes
 from shardtool.verbs.create.run import Output, Run, Totals, check_source_stays
 from shardtool.wording import flag, option
 from shardtool.write.pack_shard import pack_shard
@@ -53,6 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shardtool.entries.entries import Entries
     from shardtool.transform import Transform
 
 
@@ -231,7 +223,9 @@ def _note_plans(run: Run) -> None:
     for output in run.outputs:
         notes.add(*output.plan.notes)
     notes.add(*skipped_notes(run.listed.skipped))
-    notes.add(*seed_notes(run.options), *small_notes(run.outputs, run.options))
+    if run.options.is_given("seed") and "seed" not in run.options.recorded():
+        notes.add(f"{option('seed')} has no effect without {flag('shuffle')} or {option('split')}")
+    notes.add(*_small_notes(run))
     if run.verb == "create" and not run.options.shuffle and not any(one.destination.appends for one in run.outputs):
         from shardtool.entries.classes import sorted_note
 
@@ -240,7 +234,7 @@ def _note_plans(run: Run) -> None:
     if run.takes_only_new:
         entries = entries.take(np.sort(np.concatenate([_which(run, output) for output in run.outputs])))
     if run.verb == "create":
-        notes.add(*empty_notes(entries), *label_notes(entries, run.options))
+        notes.add(*_empty_notes(entries), *_label_notes(run))
     if run.format == "tar":
         found = [one for one in misreads(entries) if not {*READERS[one.code]}.isdisjoint(run.options.readers)]
         safe = "" if run.options.portable else f" ({flag('portable')} makes them safe)"
@@ -251,6 +245,41 @@ def _note_plans(run: Run) -> None:
     notes.add(*name_notes(outputs, run.options.readers))
     if "huggingface" in run.options.readers:
         notes.add(*folder_notes(outputs, run.exports))
+
+
+_MAY_BE_EMPTY = ("txt", "text")  # a caption, or objects of an image that has none
+_MANY, _SPARSE, _SMALL = 1000, 100, 2**22  # shards, and samples and bytes of one
+
+
+def _empty_notes(entries: Entries) -> Iterator[str]:
+    """Yield how many fields of samples have no bytes: they are packed, but an interrupted download leaves such."""
+    rows, texts = entries.rows, [code for code, name in enumerate(entries.fields) if name in _MAY_BE_EMPTY]
+    empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
+    empty = empty[~np.isin(rows.code[empty], texts)]
+    if len(empty):
+        key, field = printable(entries.key(int(entries.owners(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
+        where = f"the first as {printable(field)} of '{key}'"
+        yield f"{counted(len(empty), 'file without a byte')} among the samples, {where}: interrupted copies leave such"
+
+
+def _label_notes(run: Run) -> Iterator[str]:
+    """Yield that the folders whose numbers are wanted are one, as where the source is a folder too high or too low."""
+    for name, names in run.entries.values.classes.items() if getattr(run.options, "label_from_folder", False) else ():
+        if len(names) == 1:
+            found = f"all samples have one class of {name}, {printable(names[0])!r}"
+            yield f"{found}: {flag('label_from_folder')} numbers the folders that lie in the source"
+
+
+def _small_notes(run: Run) -> Iterator[str]:
+    """Yield which datasets have so many shards, of so few samples, that opening them takes longer than reading."""
+    bounds = [name for name in ("max_count", "max_size", "shards") if run.options.is_given(name)]
+    for output in run.outputs:
+        plan = output.plan
+        shards, samples, size = plan.shards, len(plan), int(plan.sizes.sum())
+        if bounds and shards >= _MANY and samples < shards * _SPARSE and size < shards * _SMALL:
+            each = f"{counted(samples // shards, 'sample')} ({show_size(size // shards)}) or so"
+            cure = f"{'a smaller' if bounds == ['shards'] else 'a larger'} {option(bounds[0])} makes fewer"
+            yield f"{counted(shards, 'shard')} of {each} each are slow to read: {cure}"
 
 
 def _check_exports(run: Run) -> None:

@@ -31,15 +31,14 @@ from shardtool.publish.publisher import Destination, EndedAppend, Publisher, cle
 from shardtool.publish.records import PartRecord, encode_skipped
 from shardtool.request.results import AppendedPart, CreateResult, DryRun, IndexResult, PlannedShard, SplitResult
 from shardtool.skipped import Skipped, in_order, reasons
-from shardtool.values import INLINE, URL, chunks_of, counted, local_name, output_text, show_size, to_bytes
+from shardtool.values import chunks_of, counted, local_name, output_text, to_bytes
 from shardtool.verbs.create.earlier import joined, with_shards
-from shardtool.wording import either, flag, option
+from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from shardtool.entries.entries import Entries, Texts
-    from shardtool.request.options import OutputOptions
+    from shardtool.entries.entries import Texts
     from shardtool.request.results import Changes
     from shardtool.request.run_record import RunRecord
     from shardtool.request.settings import Notes, Observer
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 
 _WORKERS = 8  # of a loader: a usual number
 _LARGE = 2**28  # bytes of a dataset that is worth reading with several workers
-_MAY_BE_EMPTY = ("txt", "text")  # a caption, or objects of an image that has none
-_MANY, _FEW, _SMALL = 1000, 100, 2**22  # shards, and samples and bytes of one
 _READERS = {"huggingface": "Hugging Face datasets"}
 
 
@@ -72,43 +69,6 @@ def loader_notes(outputs: Sequence[tuple[Destination, int]], sizes: Sequence[int
             few = f"{output_text(output.pattern.dataset_file)}: {counted(total, 'shard')}"
             bound = option("max_size", f"{size // _WORKERS // 10**6}MB")
             yield f"{few}, and a loader of more workers leaves some without data: {bound} makes {_WORKERS} or more"
-
-
-def empty_notes(entries: Entries) -> Iterator[str]:
-    """Yield how many fields of samples have no bytes: they are packed, but an interrupted download leaves such."""
-    rows, texts = entries.rows, [code for code, name in enumerate(entries.fields) if name in _MAY_BE_EMPTY]
-    empty = ((rows.size == 0) & (rows.kind != INLINE) & (rows.kind != URL)).nonzero()[0]
-    empty = empty[~np.isin(rows.code[empty], texts)]
-    if len(empty):
-        key, field = printable(entries.key(int(entries.owners(empty[:1])[0]))), entries.fields[rows.code[empty[0]]]
-        where = f"the first as {printable(field)} of '{key}'"
-        yield f"{counted(len(empty), 'file without a byte')} among the samples, {where}: interrupted copies leave such"
-
-
-def label_notes(entries: Entries, options: OutputOptions) -> Iterator[str]:
-    """Yield that the folders whose numbers are wanted are one, as where the source is a folder too high or too low."""
-    for name, names in entries.values.classes.items() if getattr(options, "label_from_folder", False) else ():
-        if len(names) == 1:
-            found = f"all samples have one class of {name}, {printable(names[0])!r}"
-            yield f"{found}: {flag('label_from_folder')} numbers the folders that lie in the source"
-
-
-def small_notes(outputs: Sequence[Output], options: OutputOptions) -> Iterator[str]:
-    """Yield which datasets have so many shards, of so few samples, that opening them takes longer than reading."""
-    bounds = [name for name in ("max_count", "max_size", "shards") if options.is_given(name)]
-    for output in outputs:
-        plan = output.plan
-        shards, samples, size = plan.shards, len(plan), int(plan.sizes.sum())
-        if bounds and shards >= _MANY and samples < shards * _FEW and size < shards * _SMALL:
-            each = f"{counted(samples // shards, 'sample')} ({show_size(size // shards)}) or so"
-            cure = f"{'a smaller' if bounds == ['shards'] else 'a larger'} {option(bounds[0])} makes fewer"
-            yield f"{counted(shards, 'shard')} of {each} each are slow to read: {cure}"
-
-
-def seed_notes(options: OutputOptions) -> Iterator[str]:
-    """Yield that a seed decides nothing."""
-    if options.is_given("seed") and "seed" not in options.recorded():
-        yield f"{option('seed')} has no effect without {flag('shuffle')} or {option('split')}"
 
 
 def name_notes(outputs: Sequence[tuple[Destination, int]], readers: Sequence[str]) -> Iterator[str]:
