@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from queue import Empty, SimpleQueue
 from secrets import token_hex
@@ -101,20 +101,6 @@ def _refuse(problems: list[tuple[str, str, str]], remedy: str) -> None:
         others = len({name for name, _, _ in problems}) - 1
         more = f" (and {others:,} more nodes)" if others else ""
         raise InvalidRequest(where + more, found, expected=expected, remedy=remedy)
-
-
-@contextmanager
-def _marker(output: str | None) -> Iterator[str]:
-    """Give the path of a file that lies in a folder for as long as the block runs."""
-    if output is None:
-        yield ""
-        return
-    folder = local_folder(os.path.abspath(output))
-    with folder.stage(f"{token_hex(8)}.node") as file:
-        try:
-            yield file.path
-        finally:
-            file.abandon()
 
 
 def _check_answers(address: str | None) -> None:
@@ -316,7 +302,12 @@ class RayPool(Pool):
             return  # a store is the same from everywhere
         here = Surroundings.here(needs.function)
         paths = [os.path.abspath(path) for path in needs.paths if os.path.isfile(path) or os.path.isdir(path)]
-        with _marker(needs.output) as marker:
+        with ExitStack() as stack:
+            marker = ""
+            if needs.output is not None:  # a file that lies in that folder for as long as nodes are asked
+                file = local_folder(os.path.abspath(needs.output)).stage(f"{token_hex(8)}.node")
+                stack.callback(file.abandon)
+                marker = file.path
             found = self._ask(look, here, needs, {path: see(path) for path in paths}, marker)
         problems = [(node.name, *problem) for node, said in found for problem in said]
         if here.sources:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from shardtool.entries.entries import Texts
-    from shardtool.request.results import Changes
     from shardtool.request.run_record import RunRecord
     from shardtool.request.settings import Notes, Observer
     from shardtool.request.texts import Part
@@ -220,27 +219,27 @@ def check_fingerprint(source: str, found: str, wanted: str) -> None:
 # The result.
 
 
+_COUNTS = ("shards", "kept", "samples", "skipped", "dropped", "size")  # that are added up over splits
+
+
 def create_result(run: Run, *, merged: bool = False) -> CreateResult:
     """Return what a run made; `merged`: whether it was a part, and the dataset file of all is there."""
     written = [*run.untouched, *run.outputs]
     splits = {output.split: _of_split(output) for output in written}
+    totals = {name: sum(getattr(one, name) for one in splits.values()) for name in _COUNTS}
+    shards = [(one, one.kept, [local_name(shard.name) for shard in one.dataset.shards]) for one in written]
     return CreateResult(
+        **totals,
         dataset_file=run.dataset_file,
-        shards=sum(one.shards for one in splits.values()),
-        kept=sum(one.kept for one in splits.values()),
-        samples=sum(one.samples for one in splits.values()),
-        skipped=sum(one.skipped for one in splits.values()),
-        size=sum(one.size for one in splits.values()),
         seconds=time.time() - run.begun,
         fingerprint=show_fingerprint(sum_fingerprints(output.dataset.fingerprint for output in written)),
         notes=tuple(run.notes.said),
-        dropped=sum(one.dropped for one in splits.values()),
         features=written[0].dataset.feature_texts() if run.part is None else {},
         urls=next(iter(splits.values())).urls if run.dividing is None else "",
         splits={} if run.dividing is None else splits,
         appended=_appended(written),
         exported=tuple(run.exports),
-        changes=_changes(run, written),
+        changes=None if run.changes is None else with_shards(run.changes, shards),
         part="" if run.part is None else str(run.part),
         merged=merged,
     )
@@ -273,12 +272,6 @@ def _appended(written: Sequence[Output]) -> AppendedPart | None:
     return AppendedPart(len(new), sum(one.samples for one in new), sum(one.size for one in new))
 
 
-def _changes(run: Run, written: Sequence[Output]) -> Changes | None:
-    """Return what a run that resumed has changed, now that its shards are known."""
-    shards = [(one, one.kept, [local_name(shard.name) for shard in one.dataset.shards]) for one in written]
-    return None if run.changes is None else with_shards(run.changes, shards)
-
-
 def dry_result(run: Run) -> DryRun:
     """Return what a run would write; a shard's name has its folder if splits lie in several."""
     folders = {output.split: os.path.abspath(output.pattern.folder or ".") for output in run.outputs}
@@ -305,20 +298,15 @@ _SHOWN = 8  # of a plan's fingerprint
 _LOOKED_AT = 8  # parts that show whether others have the same plan
 
 
-def plan_fingerprint(plan: Plan, made: RunRecord) -> str:
-    """Return a hash of a whole plan: parts of one plan make one dataset.
+def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
+    """Yield what a whole plan says, some samples at a time: parts of one plan make one dataset.
 
-    As in the plan fingerprint of a shard, there is no time in it and no folder.
+    As in the plan fingerprint of a shard, there is no time in it and no folder. No copy of its columns is made.
 
     Args:
         plan: The plan of all parts, with all that it leaves out.
         made: How the dataset is made.
     """
-    return hash_of(b"shardtool parts 1", _plan_bytes(plan, made))
-
-
-def _plan_bytes(plan: Plan, made: RunRecord) -> Iterator[bytes | memoryview]:
-    """Yield what a plan says, some samples at a time: no copy of its columns is made."""
     e, values, spans = plan.entries, plan.entries.values, plan.entries.spans
     facts = [plan.format, e.fields, made.document, values.numbers, values.lists, values.classes, [*values.inline]]
     yield json.dumps(facts).encode()
@@ -345,8 +333,9 @@ def begin_part(run: Run, output: Output, mine: Part) -> None:
     for part in [one for one in records.find_parts(pattern, there.folder.names())[0] if one != mine][:_LOOKED_AT]:
         with suppress(CorruptShard):  # a merge names it
             plans.append(_plan_of(records.read_record(there.folder, pattern, part)))
-    output.part_plan = plan_fingerprint(output.plan, run.record(output))
-    found, expected = _another_plan([*plans, (mine, output.part_plan, run.record(output))])
+    made = run.record(output)
+    output.part_plan = hash_of(b"shardtool parts 1", _plan_bytes(output.plan, made))
+    found, expected = _another_plan([*plans, (mine, output.part_plan, made)])
     if found and not there.resumes:
         remedy = "Run all parts over the same source with the same options."
         raise InvalidRequest(pattern.text, found, expected=expected, remedy=remedy)
