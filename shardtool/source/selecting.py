@@ -24,11 +24,15 @@ from shardtool.request.texts import pairs
 from shardtool.select.names import column_of, share_of, sort_order
 from shardtool.select.names import table_of as table_of_shards
 from shardtool.skipped import SkipCode, Skipped, key_mark, same_as
-from shardtool.source.base import TASKS, Listing, Source, check_skipped, none_taken
-from shardtool.source.payloads import (
+from shardtool.source.base import (
     FILES_A_TASK,
     LONG_TEXT,
+    TASKS,
+    Listing,
     Scalars,
+    Source,
+    check_skipped,
+    none_taken,
     payload_tasks,
     read_scalars,
     scalars_of,

@@ -24,7 +24,7 @@ from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printa
 from shardtool.pattern import sidecar_name
 from shardtool.select.fields import check_count
 from shardtool.skipped import Skipped
-from shardtool.source.payloads import NumberField, Texts, TextTask, read_texts
+from shardtool.source.base import NumberField, Texts, TextTask, read_texts
 from shardtool.storage.places import file_fact, is_url, open_file
 from shardtool.values import FIELD_LIMIT, Kind, Number, SpanFile, counted, to_bytes
 from shardtool.wording import either, option

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.request.options import ReshardOptions
     from shardtool.request.settings import Observer
-    from shardtool.source.payloads import Texts
+    from shardtool.source.base import Texts
     from shardtool.values import Given, Number, ValueType
 
 # The shard source: datasets become `Entries`, in the order in which they are given.

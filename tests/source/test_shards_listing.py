@@ -30,7 +30,7 @@ from shardtool.execute.pool import LocalPool, Pool
 from shardtool.pattern import sidecar_name
 from shardtool.request.options import ReshardOptions
 from shardtool.request.settings import Observer
-from shardtool.source.payloads import NumberField, TextTask, float_text, int_text, read_texts
+from shardtool.source.base import NumberField, TextTask, float_text, int_text, read_texts
 from shardtool.source.shards import list_datasets
 from shardtool.values import INLINE, SPAN, to_bytes
 from shardtool.verbs.create.create import reshard
@@ -368,7 +368,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
 
 def test_workers_import_nothing_heavy() -> None:
     """What a worker runs for shards that are not compressed needs neither NumPy nor pyarrow."""
-    modules = "shardtool.source.payloads, shardtool.dataset.walk"
+    modules = "shardtool.source.base, shardtool.dataset.walk"
     code = f"import sys, {modules}; print(*{{'numpy', 'pyarrow'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
     assert done.stdout == b"\n"

@@ -27,8 +27,7 @@ from shardtool.publish.publisher import EndedAppend, names_left
 from shardtool.request.options import CHANGES
 from shardtool.request.texts import share
 from shardtool.skipped import Skipped, failures, key_mark, reasons, without_keys
-from shardtool.source.base import check_some, none_taken, skipped_notes
-from shardtool.source.payloads import files_at_once
+from shardtool.source.base import check_some, files_at_once, none_taken, skipped_notes
 from shardtool.storage.folders import open_folder
 from shardtool.values import INLINE, URL, counted, output_text, parse_size, show_size, source_name, to_bytes, to_text
 from shardtool.verbs.create import earlier

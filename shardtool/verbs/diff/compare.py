@@ -15,7 +15,7 @@ from shardtool.entries.arrow import number_array, plain
 from shardtool.errors import InvalidRequest
 from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
 from shardtool.skipped import is_listed
-from shardtool.source.payloads import inline_sums, source_sums
+from shardtool.source.base import inline_sums, source_sums
 from shardtool.source.shards import list_datasets
 from shardtool.table.columns import places_among
 from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text

@@ -26,9 +26,9 @@ from shardtool.request.options import OF_SOURCE, CreateOptions, DiffOptions, Res
 from shardtool.request.settings import fits, kinds
 from shardtool.request.texts import pairs
 from shardtool.skipped import is_listed
+from shardtool.source.base import inline_sums, source_sums
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import open_source
-from shardtool.source.payloads import inline_sums, source_sums
 from shardtool.source.selecting import each_once
 from shardtool.storage.places import base_name, join
 from shardtool.table.columns import places_among

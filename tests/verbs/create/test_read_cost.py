@@ -11,8 +11,8 @@ import pytest
 from shardtool import create
 from shardtool.request.options import CreateOptions
 from shardtool.request.settings import Observer
-from shardtool.source import payloads
-from shardtool.source.payloads import opening_s, reads_at_once
+from shardtool.source import base
+from shardtool.source.base import opening_s, reads_at_once
 from shardtool.storage import places as reading
 from shardtool.values import INLINE
 from tests.helpers import read_tree, write_tree
@@ -51,7 +51,7 @@ def test_a_slow_open_is_noticed(*, there: bool, tmp_path: Path, monkeypatch: pyt
         time.sleep(SLOW_S)
         return reading.read_file(*how)
 
-    monkeypatch.setattr(payloads, "read_file", slow)
+    monkeypatch.setattr(base, "read_file", slow)
     assert SLOW_S <= opening_s(entries) < 10 * SLOW_S
 
 
@@ -104,7 +104,7 @@ def test_the_same_bytes(
         source = tmp_path / "list.csv"
         source.write_text("path\n" + "".join(f"in/{name}\n" for name in names))
     expected = _written(source, tmp_path / "a", **options)
-    monkeypatch.setattr(payloads, "opening_s", lambda _: 1.0)
+    monkeypatch.setattr(base, "opening_s", lambda _: 1.0)
     assert _written(source, tmp_path / "b", **options) == (expected[0], slow)
     assert not expected[1]
 
@@ -122,7 +122,7 @@ def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         time.sleep(SLOW_S)
         return reading.read_file(path, *how)
 
-    monkeypatch.setattr(payloads, "read_file", slow)
+    monkeypatch.setattr(base, "read_file", slow)
     assert _written(sources, tmp_path / "b") == (expected[0], True)
     assert all(os.path.exists(path) for path in opened)
     assert {os.path.dirname(path) for path in opened} == {os.fsencode(folder) for folder in folders}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from shardtool import create
 from shardtool.fingerprint import crc32c
 from shardtool.request.options import CreateOptions
-from shardtool.source import payloads as source_side
-from shardtool.source.payloads import Files, sum_task
+from shardtool.source import base as source_side
+from shardtool.source.base import Files, sum_task
 from tests.helpers import typed, write_tree
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from shardtool.source.payloads import Spans
+    from shardtool.source.base import Spans
 
 READS = 4
 
