@@ -68,7 +68,7 @@ def select_fields(
     number = [fields.index(becomes[name]) if name in becomes else 0 for name in entries.fields]
     code = np.array(number, np.uint16)[entries.rows.code[rows]]
     if rename:  # else the fields of a sample are in order already
-        order = _order_of(first, code, len(fields))
+        order, _ = _in_order([first], [code])
         rows, code = rows[order], code[order]
     taken = entries.take_rows(rows)
     found = replace(
@@ -165,13 +165,6 @@ def _check_name(name: str) -> None:
 
 def _quoted(names: Collection[str]) -> str:
     return listing([repr(name) for name in names], _SHOWN)
-
-
-def _order_of(first: NDArray[np.int64], code: NDArray[np.uint16], fields: int) -> NDArray[np.int64]:
-    """Return the order of rows in which those of each sample have ascending codes."""
-    rank = np.repeat(np.arange(len(first) - 1) * fields, np.diff(first))
-    rank += code
-    return np.argsort(rank, kind="stable")
 
 
 def _with_paths_of(entries: Entries, rows: NDArray[np.int64], first: NDArray[np.int64]) -> pa.Table | None:

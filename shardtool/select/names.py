@@ -541,24 +541,16 @@ def _with_new_names(entries: Entries, groups: list[_Group], taken: Names | None)
             number += 1
     some = [f"'{printable(entries.keys[sample])}' -> '{printable(names[sample])}'" for sample in sorted(names)[:_FEW]]
     note = f"{counted(len(names), 'sample')} renamed: {listing(some, _FEW, total=len(names))}"
-    return replace(entries, keys=_replaced(entries.keys, names)), note
+    # The new names stand behind the keys, and are taken in place of some of these.
+    keys, place = entries.keys, np.arange(len(entries))
+    place[[*names]] = len(keys) + np.arange(len(names))
+    both = Names.parse(keys.span(0, len(keys)) + b"".join([name + b"\0" for name in names.values()]))
+    return replace(entries, keys=both.take(place)), note
 
 
 def _numbered(keys: Names, bases: set[bytes]) -> set[bytes]:
     """Return the keys that are one of `bases`, a dash and more: those that a new name could be."""
     return {name for _, names in keys.chunks() for name in names if name.rpartition(b"-")[0] in bases}
-
-
-def _replaced(keys: Names, names: dict[int, bytes]) -> Names:
-    """Return keys, some of them replaced."""
-    places = np.array(sorted(names), np.int64)
-    parts = []
-    for first, texts in keys.chunks():
-        low, high = np.searchsorted(places, (first, first + len(texts))).tolist()
-        for place in places[low:high].tolist():
-            texts[place - first] = names[place]
-        parts += [b"\0".join(texts), b"\0"]
-    return Names.parse(b"".join(parts))
 
 
 def _with_one_each(
