@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import shardtool
 from shardtool.dataset.find import open_dataset
-from shardtool.storage import folders as copying
+from shardtool.storage import places
 from shardtool.storage.places import blocks_of
 from shardtool.values import parse_size
 
@@ -151,7 +151,7 @@ def main() -> None:
     place = Path(mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: S108
     try:
         dataset = made(place, size)
-        copying.blocks_of = Throttle(rate).blocks  # type: ignore[attr-defined, assignment]
+        places.blocks_of = Throttle(rate).blocks  # type: ignore[assignment]
         cache = shardtool.Cache(place / "cache", 2 * size)
         rows = [(f"shardtool, epoch {number}", epoch(dataset, cache)) for number in (1, 2)]
         rows.append(("shardtool, no cache, a fast disk", epoch(dataset, None)))

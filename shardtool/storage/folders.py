@@ -21,34 +21,11 @@ from urllib.parse import quote, urlsplit
 
 from shardtool.errors import Bug, CorruptShard, InvalidRequest, OutputFailed, ShardError, StoreFailed, reason
 from shardtool.fingerprint import crc32c
-from shardtool.storage.places import (
-    LocalFile,
-    base_name,
-    blocks_of,
-    file_crc,
-    file_stat,
-    folder_of,
-    open_blob,
-    open_file,
-    open_plain,
-    read_small,
-)
+from shardtool.storage import places
+from shardtool.storage.remote import retry
 from shardtool.storage.remote.address import STORES, WEB, is_source, is_url, join, parse_address, refuse_near_url, shown
 from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_crc, stored_md5
 from shardtool.storage.remote.lock import check_held, locked
-from shardtool.storage.remote.retry import (
-    WRONG_PLACE,
-    Attempts,
-    PassingFailure,
-    Policy,
-    answering,
-    least_speed,
-    refusal,
-    retried,
-    retry_for,
-    under,
-    writing,
-)
 from shardtool.storage.remote.stores import copy_in_bucket, delete, listed, object_headers, put, signed, signed_put
 from shardtool.storage.staging import DurableFile, FileFact, Folder, Sink, StagedFile, check_local, written
 from shardtool.values import BLOCK
@@ -102,7 +79,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
         AccessRefused: We may not.
         StoreFailed: It failed time and again.
     """
-    attempts = Attempts(shown(address))
+    attempts = retry.Attempts(shown(address))
     while True:
         begun = False
         try:
@@ -111,7 +88,7 @@ def upload(address: str, size: int, fill: Callable[[Upload], Made]) -> Made:
                 made = fill(one)
                 one.finish()
                 return made
-        except PassingFailure as error:
+        except retry.PassingFailure as error:
             if begun:
                 attempts.later()
             attempts.failed(error)
@@ -185,7 +162,7 @@ class Upload(AbstractContextManager["Upload"]):
 
         connection = self._connection
         try:
-            with answering(self._address, self._url):
+            with retry.answering(self._address, self._url):
                 connection.connect()
             connection.putrequest("PUT", target)
             size = {"User-Agent": "shardtool", "Content-Length": str(self._size), "Expect": "100-continue"}
@@ -193,11 +170,11 @@ class Upload(AbstractContextManager["Upload"]):
                 connection.putheader(name, value)
             connection.endheaders()
         except OSError:
-            raise PassingFailure("the connection was lost") from None
+            raise retry.PassingFailure("the connection was lost") from None
         self._line, peer = Line(connection.sock, peer_of(connection)), peer_of(connection)
         if (answer := _refusal(Line(connection.sock, peer, _GO_ON_S))) is not None:
             _check(self._address, answer)
-            raise PassingFailure("the store answered before it had the object")
+            raise retry.PassingFailure("the store answered before it had the object")
 
     def _answered(self) -> _Answer:
         """Return what the server answers to the whole."""
@@ -209,7 +186,7 @@ class Upload(AbstractContextManager["Upload"]):
             answer = HTTPConnection.getresponse(self._connection)
             body = answer.read(_LINE)
         except (OSError, ValueError, HTTPException):
-            raise PassingFailure("no answer, once all was sent") from None
+            raise retry.PassingFailure("no answer, once all was sent") from None
         return _Answer(answer.status, HTTPHeaderDict(answer.headers.items()), body)
 
     def _stopped(self) -> Exception:
@@ -217,20 +194,20 @@ class Upload(AbstractContextManager["Upload"]):
         try:
             answer = self._answered()
             _check(self._address, answer)
-        except PassingFailure:
-            return PassingFailure("the connection was lost")
+        except retry.PassingFailure:
+            return retry.PassingFailure("the connection was lost")
         except (ShardError, OSError) as error:
             return error
-        return PassingFailure("the store answered before it had the object")
+        return retry.PassingFailure("the store answered before it had the object")
 
     def _compare(self, headers: Mapping[str, str]) -> None:
         """See that the store has what was sent: by its checksum, or where that is another kind, by reading it."""
         if stored_md5(headers) == self._md5.hexdigest():
             return
         with suppress(OSError):  # it is not there, or another already
-            if file_crc(self._address) == (self._size, self._crc):
+            if places.file_crc(self._address) == (self._size, self._crc):
                 return
-        raise PassingFailure("the store has other bytes than were sent")
+        raise retry.PassingFailure("the store has other bytes than were sent")
 
 
 def _connection(url: str) -> tuple[HTTPConnection, str, Mapping[str, str]]:
@@ -262,16 +239,16 @@ def _refusal(line: Line) -> _Answer | None:
     except TimeoutError:  # before the first byte: later, `Line` says what is too slow
         return None
     except (OSError, ValueError, HTTPException):
-        raise PassingFailure("the connection was lost") from None
+        raise retry.PassingFailure("the connection was lost") from None
     return None if status == HTTPStatus.CONTINUE else _Answer(status, headers, body)
 
 
 def _check(address: str, answer: _Answer) -> None:
     if answer.status in (HTTPStatus.MOVED_PERMANENTLY, HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT):
-        raise StoreFailed(shown(address), "redirected", remedy=WRONG_PLACE)
+        raise StoreFailed(shown(address), "redirected", remedy=retry.WRONG_PLACE)
     if answer.status not in (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.NO_CONTENT):
-        with writing(address):
-            raise refusal(address, "PUT", *answer)
+        with retry.writing(address):
+            raise retry.refusal(address, "PUT", *answer)
 
 
 # The folder, and what is held or packed for it.
@@ -372,7 +349,7 @@ class RemoteFolder:
         for one in staged:
             check_held(self.path)
             if one.data is not None:
-                with writing(self.full_path(one.name)):
+                with retry.writing(self.full_path(one.name)):
                     _put(self.full_path(one.name), one.data)
 
     def set_time(self, name: str, mtime_ns: int) -> None:
@@ -403,7 +380,7 @@ class RemoteFolder:
             OSError: It is not there, or changes while it is read.
             StoreFailed: It cannot be read.
         """
-        return read_small(self.full_path(name))
+        return places.read_small(self.full_path(name))
 
     read_staged = read  # nothing is hidden here
 
@@ -461,7 +438,7 @@ def md5_there(address: str) -> str | None:
         StoreFailed: It cannot be asked.
     """
     try:
-        return stored_md5({"ETag": open_blob(address).version})
+        return stored_md5({"ETag": places.open_blob(address).version})
     except FileNotFoundError:
         return None
 
@@ -479,9 +456,9 @@ def _put(where: str, data: bytes) -> None:
             stored_md5({"ETag": put(where, data, lasting=True)}) != md5
             and read_whole(where, lambda _size: None)[0] != data
         ):
-            raise PassingFailure("the store has other bytes than were sent")
+            raise retry.PassingFailure("the store has other bytes than were sent")
 
-    retried(shown(where), once)
+    retry.retried(shown(where), once)
 
 
 class StagedObject(StagedFile):
@@ -516,7 +493,7 @@ class StagedObject(StagedFile):
 
     def _copy(self, to: Sink) -> None:
         os.lseek(self._fd, 0, os.SEEK_SET)
-        for block in LocalFile(self._fd).blocks(memoryview(bytearray(BLOCK))):
+        for block in places.LocalFile(self._fd).blocks(memoryview(bytearray(BLOCK))):
             to.write(block)
 
 
@@ -597,9 +574,9 @@ def target_file(path: str) -> Iterator[TargetFile]:
         OutputFailed: It cannot be written.
         StoreFailed: The store fails time and again, or does not let us.
     """
-    folder = open_folder(folder_of(path))
+    folder = open_folder(places.folder_of(path))
     folder.ready()
-    with folder.stage(base_name(path)) as file:
+    with folder.stage(places.base_name(path)) as file:
         yield TargetFile(file)
         folder.publish(file.finish())
 
@@ -630,8 +607,9 @@ def open_mappable(path: str, begins: bytes) -> IO[bytes]:
     """
     if not is_url(path):
         refuse_near_url(path)
-        return os.fdopen(open_plain(path)[0], "rb")
-    with StagedObject(RemoteFolder(folder_of(path)), base_name(path)) as file, open_file(path) as source:
+        return os.fdopen(places.open_plain(path)[0], "rb")
+    folder, name = RemoteFolder(places.folder_of(path)), places.base_name(path)
+    with StagedObject(folder, name) as file, places.open_file(path) as source:
         for block in source.blocks(memoryview(b"")):  # read in order, which servers without ranges can do, too
             if not file.size and block[: len(begins)] != begins[: len(block)]:
                 raise OSError(errno.EINVAL, "not what its name says", path)
@@ -645,8 +623,8 @@ def check_name(path: str, such_as: str) -> None:
     Raises:
         InvalidRequest: It is such.
     """
-    if is_url(path) and base_name(path):
-        open_folder(folder_of(path))  # which refuses where nobody can write
+    if is_url(path) and places.base_name(path):
+        open_folder(places.folder_of(path))  # which refuses where nobody can write
     else:
         check_local(path, such_as)
 
@@ -711,13 +689,13 @@ def store_copy(source: str, where: str, size: int, crc: int) -> int | None:
     Raises:
         NotCopied: It has not.
     """
-    least, over_s = least_speed()
+    least, over_s = retry.least_speed()
     over_s = max(over_s, size / _SLOWEST)
-    policy = Policy(whole_s=min(retry_for(), over_s + _MORE_S), least=least, over_s=over_s)
+    policy = retry.Policy(whole_s=min(retry.retry_for(), over_s + _MORE_S), least=least, over_s=over_s)
     try:
-        with under(policy):
+        with retry.under(policy):
             if parse_address(source).scheme != "gs":
-                return retried(shown(where), lambda: _asked_for_copy(source, where, size))
+                return retry.retried(shown(where), lambda: _asked_for_copy(source, where, size))
             if stored_crc(source) == crc:
                 copy_in_bucket(source, where)
                 return stored_crc(where)
@@ -733,14 +711,14 @@ def _asked_for_copy(source: str, where: str, size: int) -> int | None:
     if blob.size != size:
         raise NotCopied
     url, headers = signed_put(where, _headers(source, where, blob))
-    with answering(where, url):
+    with retry.answering(where, url):
         answer = connections_to(url).request(
             "PUT", url, headers=headers, preload_content=False, redirect=False, retries=False
         )
         with closing(answer):
             body = answer.read(_LINE)
     if not 200 <= answer.status < 300:  # noqa: PLR2004 - of HTTP
-        raise refusal(where, "PUT", answer.status, answer.headers, body)
+        raise retry.refusal(where, "PUT", answer.status, answer.headers, body)
     if b"<Error>" in body:  # S3 says that it copies before it has
         raise NotCopied
     found = _CRC.search(body)
@@ -810,11 +788,12 @@ def checked_copy(
         OSError: It cannot be read.
         ShardError: A store or a server cannot be asked.
     """
-    mtime_ns = file_stat(original.path).st_mtime_ns if keep_time and not is_url(original.path) else time.time_ns()
+    keeps = keep_time and not is_url(original.path)
+    mtime_ns = os.stat(original.path).st_mtime_ns if keeps else time.time_ns()
 
     def fill(file: Sink) -> None:
         size = crc = 0
-        for block in blocks_of(original.path):
+        for block in places.blocks_of(original.path):
             size, crc = size + len(block), crc32c(block, crc)
             if size >= original.size:
                 original.check(size, crc)
@@ -857,7 +836,7 @@ def copy_inside(
         took(original.size)
     elif crc is None:
         with suppress(OSError):  # it is not there
-            crc = file_crc(where, took)[1]
+            crc = places.file_crc(where, took)[1]
     if crc == original.crc:
         return DurableFile(original.name, "")
     folder.remove([original.name])

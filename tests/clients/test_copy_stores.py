@@ -130,7 +130,7 @@ def test_a_trusted_size_reads_no_shard(
     copy(first, second)
     copy(first, tmp_path / "back")
     monkeypatch.setattr("shardtool.verbs.copy.blocks_of", None)
-    monkeypatch.setattr("shardtool.storage.folders.blocks_of", None)
+    monkeypatch.setattr("shardtool.storage.places.blocks_of", None)
     proxy.set()
     for source, where in ((packed, first), (first, second), (first, tmp_path / "back")):
         again = copy(source, where, asked).datasets[0]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
 from shardtool.errors import InvalidRequest, StoreFailed, without_secrets
+from shardtool.storage.remote import retry
 from shardtool.storage.remote.address import (
     DECIDING,
     EXTRAS,
@@ -37,21 +38,6 @@ from shardtool.storage.remote.address import (
     tls,
     web_headers,
     without_user,
-)
-from shardtool.storage.remote.retry import (
-    BUSY,
-    MISSING,
-    WRONG_PLACE,
-    Attempts,
-    PassingFailure,
-    answering,
-    busy,
-    closed,
-    code_in,
-    refusal,
-    retried,
-    until,
-    waited,
 )
 from shardtool.storage.remote.stores import BucketEntry, not_installed, signed, version_number
 
@@ -162,7 +148,7 @@ def get(
             links[:] = [link]
     if is_given:
         return answer
-    raise refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
+    raise retry.refusal(address, "GET", answer.status, answer.headers, _start_of(answer))
 
 
 def _followed(
@@ -190,7 +176,7 @@ def _followed(
 
 def _asked_once(address: str, target: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
     """Return the answer of a server, whatever it is."""
-    with answering(address, target):
+    with retry.answering(address, target):
         return connections_to(target).request(
             "GET", without_user(target), preload_content=False, decode_content=False, redirect=False, retries=False,
             headers={"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers},
@@ -233,11 +219,11 @@ def first_answer(address: str) -> FirstAnswer:
     until = socket.getpeercert()["notAfter"] if at.scheme == "https" else None
     good = answer.status < HTTPStatus.BAD_REQUEST and (is_web(address) or answer.status not in _REDIRECTS)
     body = b"" if good else _start_of(answer)
-    refused = None if good else refusal(address, "GET", answer.status, answer.headers, body)
+    refused = None if good else retry.refusal(address, "GET", answer.status, answer.headers, body)
     answer.close()
-    if isinstance(refused, PassingFailure):
+    if isinstance(refused, retry.PassingFailure):
         raise refused
-    return FirstAnswer(f"{at.scheme}://{at.netloc}", proxy, answer.headers, until, code_in(body), refused)
+    return FirstAnswer(f"{at.scheme}://{at.netloc}", proxy, answer.headers, until, retry.code_in(body), refused)
 
 
 def stored_md5(headers: Mapping[str, str]) -> str | None:
@@ -271,9 +257,9 @@ def google_hashes(headers: Mapping[str, str]) -> dict[str, str]:
 def _start_of(answer: urllib3.BaseHTTPResponse) -> bytes:
     """Return the first bytes of an answer that is not wanted, and close it."""
     try:
-        with answering(""):
+        with retry.answering(""):
             return answer.read(_REASON)
-    except (PassingFailure, StoreFailed):
+    except (retry.PassingFailure, StoreFailed):
         return b""
     finally:
         answer.close()
@@ -288,10 +274,10 @@ def body_of(answer: urllib3.BaseHTTPResponse, address: str, length: int, most: i
     got = 0
     try:
         while got < length:
-            with answering(address):
+            with retry.answering(address):
                 piece = answer.read(min(most, length - got))
             if not piece:
-                raise PassingFailure(f"the answer ends {length - got:,} bytes early", answered=True)
+                raise retry.PassingFailure(f"the answer ends {length - got:,} bytes early", answered=True)
             got += len(piece)
             yield piece
     finally:
@@ -322,7 +308,7 @@ def _redirected(address: str, now: str, location: str) -> str:
     if not is_web(there) or (now.startswith("https:") and not there.startswith("https:")):
         raise StoreFailed(shown(address), found, expected="an address of https")
     if not (is_web(address) or is_hub(address)):
-        raise StoreFailed(shown(address), found, remedy=WRONG_PLACE)
+        raise StoreFailed(shown(address), found, remedy=retry.WRONG_PLACE)
     return there
 
 
@@ -363,7 +349,7 @@ class Blob:
         self.address, self._where, self._links = address, shown(address), list[HubLink]()
         self._seen = dict[str, str]()  # the first answer's ETag: who sets it first, of several threads, wins
         if size is None:
-            self.size, self._seen["version"], self.ranges = retried(self._where, self._look)
+            self.size, self._seen["version"], self.ranges = retry.retried(self._where, self._look)
         else:
             self.size, self.ranges = size, True
 
@@ -403,14 +389,14 @@ class Blob:
 
     def _pieces(self, offset: int, end: int, most: int) -> Iterator[bytes]:
         """Yield the bytes of a range, `most` at a time."""
-        attempts = Attempts(self._where)
+        attempts = retry.Attempts(self._where)
         while offset < end:
             try:
                 for piece in body_of(self._opened(offset, end), self.address, end - offset, most):
                     offset += len(piece)
                     attempts.progress()
                     yield piece
-            except PassingFailure as error:
+            except retry.PassingFailure as error:
                 self._links.clear()
                 attempts.failed(error)
 
@@ -552,7 +538,7 @@ def read_whole(address: str, wanted: Callable[[int], object]) -> tuple[bytes, Ob
             _compare(address, md5, hashlib.md5(data, usedforsecurity=False))
         return data, fact
 
-    return retried(shown(address), once)
+    return retry.retried(shown(address), once)
 
 
 def read_end(address: str, limit: int) -> bytes:
@@ -576,7 +562,7 @@ def read_end(address: str, limit: int) -> bytes:
                 raise StoreFailed(shown(address), f"the range {found[0]}", expected=f"the last {limit:,} bytes")
             return b"".join(body_of(answer, address, end + 1 - start))
 
-    return retried(shown(address), once)
+    return retry.retried(shown(address), once)
 
 
 def _known_length(answer: urllib3.BaseHTTPResponse, where: str) -> int:
@@ -610,7 +596,7 @@ def stored_crc(address: str) -> int | None:
     """
     if parse_address(address).scheme != "gs":
         return None
-    answer = retried(shown(address), lambda: get(address, {"Range": "bytes=0-0"}))
+    answer = retry.retried(shown(address), lambda: get(address, {"Range": "bytes=0-0"}))
     drop(answer)
     given = google_hashes(answer.headers).get("crc32c", "")
     try:
@@ -668,7 +654,7 @@ def called(ask: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]
             failed.append(error)
             raise
 
-    return [waited(found).result() for found in [callers().submit(one, item) for item in items]]
+    return [retry.waited(found).result() for found in [callers().submit(one, item) for item in items]]
 
 
 def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Generator[Result]:
@@ -682,7 +668,7 @@ def together(ask: Callable[[Item], Result], items: Iterable[Item], at_once: int 
     ended = threading.Event()
 
     def one(item: Item) -> Result:
-        with until(ended):
+        with retry.until(ended):
             return ask(item)
 
     with ThreadPoolExecutor(at_once, "shardtool-requests") as pool:
@@ -700,7 +686,7 @@ def _in_order(
     asked: deque[Future[Result]] = deque(threads.submit(ask, item) for item in islice(left, at_once))
     try:
         while asked:
-            result = waited(asked.popleft()).result()
+            result = retry.waited(asked.popleft()).result()
             asked.extend(threads.submit(ask, item) for item in islice(left, 1))
             yield result
     finally:
@@ -873,7 +859,7 @@ def _asked(address: str, ask: Callable[[Any], Result]) -> Result:
         with _failures(address):
             return ask(_files(address))
 
-    return retried(shown(address), once)
+    return retry.retried(shown(address), once)
 
 
 def _cat(address: str, span: Mapping[str, int], files: Any) -> Any:
@@ -904,7 +890,7 @@ def _failures(address: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise _absent(address, error) from None
     except PermissionError:
-        raise closed(address) from None
+        raise retry.closed(address) from None
     except ImportError:
         from fsspec.registry import known_implementations
 
@@ -917,13 +903,13 @@ def _failures(address: str) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - each of fsspec's file systems has errors of its own
         status = _status_of(error)
         if status in _REFUSED:
-            raise closed(address) from None
-        if status in BUSY:
-            raise busy(status, _answer_of(error).headers) from None
+            raise retry.closed(address) from None
+        if status in retry.BUSY:
+            raise retry.busy(status, _answer_of(error).headers) from None
         kinds = [kind.__name__ for kind in type(error).__mro__]
         is_offline = "OfflineModeIsEnabled" in kinds
         if _UNREACHED.intersection(kinds) and not is_offline:
-            raise PassingFailure("the server cannot be reached") from None
+            raise retry.PassingFailure("the server cannot be reached") from None
         remedy = "Unset HF_HUB_OFFLINE." if is_offline else ""
         raise StoreFailed(where, f"fsspec fails ({kinds[0]})", remedy=remedy) from None
 
@@ -932,8 +918,8 @@ def _absent(address: str, error: FileNotFoundError) -> Exception:
     """Return what is meant by what is not there: Hugging Face says that of what is private, too."""
     _file_system.cache_clear()  # it remembers that, and a token may be given, or the repository made, meanwhile
     if _status_of(error) in _REFUSED:
-        return closed(address)
-    if found := MISSING.get(getattr(_answer_of(error), "headers", {}).get("X-Error-Code", "")):
+        return retry.closed(address)
+    if found := retry.MISSING.get(getattr(_answer_of(error), "headers", {}).get("X-Error-Code", "")):
         return StoreFailed(shown(address), found, remedy="Check its name.")
     return FileNotFoundError(2, "no such file", shown(address))
 
