@@ -60,20 +60,7 @@ if TYPE_CHECKING:
     Progress = Callable[..., None]  # a task's number, samples, bytes, and of URLs the samples that failed
 
 Result = TypeVar("Result")
-
-
-class Needs(NamedTuple):
-    """What every machine with workers must have: the same as this process sees.
-
-    Attributes:
-        paths: Files, a few of many, and folders; a name that leads nowhere here is passed over.
-        output: A folder that workers write into; empty: none is asked about.
-        function: `module:name` of a function of the user's; empty: there is none.
-    """
-
-    paths: tuple[str | bytes, ...] = ()
-    output: str | None = None
-    function: str = ""
+_FEW = 6  # paths that are all looked at
 
 
 class Pool:
@@ -92,8 +79,13 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def check(self, needs: Needs) -> None:
-        """Refuse machines that lack what tasks will need; this one sees what this process sees.
+    def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
+        """Refuse machines that lack what tasks will need, the same as this process sees; this one has that.
+
+        Args:
+            paths: Files and folders, of which a few are looked at; a name that leads nowhere here is passed over.
+            output: A folder that workers write into; None: none is asked about.
+            function: `module:name` of a function of the user's; empty: there is none.
 
         Raises:
             InvalidRequest: One does; it is named, with what it has.
@@ -126,9 +118,9 @@ class Pool:
         """Kill the workers and wait for them; what they have staged is the caller's to discard."""
 
 
-def a_few(paths: Sequence[str | bytes]) -> tuple[str | bytes, ...]:
+def a_few(paths: Sequence[str | bytes]) -> Sequence[str | bytes]:
     """Return the first, the middle and the last of many paths: enough to see whether a machine has the same files."""
-    return tuple({paths[at]: None for at in (0, len(paths) // 2, -1)}) if paths else ()
+    return paths if len(paths) <= _FEW else [paths[at] for at in (0, len(paths) // 2, -1)]
 
 
 # What is said of a task, wherever a worker does it.
@@ -658,15 +650,16 @@ def see(path: str | bytes) -> str:
 
 
 def look(
-    surroundings: Surroundings, needs: Needs, wanted: dict[str | bytes, str], marker: str
+    surroundings: Surroundings, wanted: dict[str | bytes, str], output: str | None, marker: str, function: str
 ) -> list[tuple[str, str]]:
     """Return what this node has and should not, or lacks, and what was expected.
 
     Args:
         surroundings: Those of the parent.
-        needs: What is looked at, but for its paths.
         wanted: What the parent sees at each path.
-        marker: The path of a file that the parent has just made in the output folder.
+        output: The folder that workers write into; None: none is looked at.
+        marker: The path of a file that the parent has just made there.
+        function: `module:name` of a function of the user's; empty: there is none.
     """
     surroundings.enter()
     problems = [
@@ -674,13 +667,13 @@ def look(
         for path, there in wanted.items()
         if (found := see(path)) != there
     ]
-    where = needs.output or "."
-    if needs.output is not None and not os.path.exists(marker):
+    where = output or "."
+    if output is not None and not os.path.exists(marker):
         problems.append((f"{where}: another folder, or none", "the folder that this process writes to"))
-    elif needs.output is not None and not os.access(where, os.W_OK | os.X_OK):
+    elif output is not None and not os.access(where, os.W_OK | os.X_OK):
         problems.append((f"{where}: no permission to write", "a folder that every node may write to"))
-    if needs.function and (problem := _problem(needs.function, surroundings.sources)):
-        problems.append((f"{needs.function}: {problem}", "the module of this process"))
+    if function and (problem := _problem(function, surroundings.sources)):
+        problems.append((f"{function}: {problem}", "the module of this process"))
     return problems
 
 

@@ -31,7 +31,7 @@ from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardtool.errors import Bug, InvalidRequest, WorkerDied, reason
-from shardtool.execute.pool import ATTEMPT_BYTES, Pool, Surroundings, TaskCounts, look, see, serve, what_of
+from shardtool.execute.pool import ATTEMPT_BYTES, Pool, Surroundings, TaskCounts, a_few, look, see, serve, what_of
 from shardtool.request.settings import Observer
 from shardtool.storage import staging
 from shardtool.storage.remote.address import is_url
@@ -40,9 +40,9 @@ from shardtool.values import __version__, counted
 from shardtool.wording import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-    from shardtool.execute.pool import Answer, Needs, Progress, Result
+    from shardtool.execute.pool import Answer, Progress, Result
     from shardtool.request.options import WorkerOptions
 
 
@@ -291,24 +291,24 @@ class RayPool(Pool):
                     problems.append((node.name, f"{what} {one}" if one else f"no {what}", f"{what} {other}, as here"))
         _refuse(problems, "Install the same on all nodes.")
 
-    def check(self, needs: Needs) -> None:
+    def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
         """Refuse nodes that do not see what this process sees.
 
         Raises:
             InvalidRequest: There are such.
             WorkerDied: One does not answer.
         """
-        if needs.output is not None and is_url(needs.output):
+        if output is not None and is_url(output):
             return  # a store is the same from everywhere
-        here = Surroundings.here(needs.function)
-        paths = [os.path.abspath(path) for path in needs.paths if os.path.isfile(path) or os.path.isdir(path)]
+        here = Surroundings.here(function)
+        there = [os.path.abspath(path) for path in a_few(paths) if os.path.isfile(path) or os.path.isdir(path)]
         with ExitStack() as stack:
             marker = ""
-            if needs.output is not None:  # a file that lies in that folder for as long as nodes are asked
-                file = local_folder(os.path.abspath(needs.output)).stage(f"{token_hex(8)}.node")
+            if output is not None:  # a file that lies in that folder for as long as nodes are asked
+                file = local_folder(os.path.abspath(output)).stage(f"{token_hex(8)}.node")
                 stack.callback(file.abandon)
                 marker = file.path
-            found = self._ask(look, here, needs, {path: see(path) for path in paths}, marker)
+            found = self._ask(look, here, {path: see(path) for path in there}, output, marker, function)
         problems = [(node.name, *problem) for node, said in found for problem in said]
         if here.sources:
             self._surroundings = ray.put(here)

@@ -25,7 +25,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardtool.errors import InvalidRequest, listing, printable, reason
-from shardtool.execute.pool import Needs
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import TASKS
 from shardtool.storage.places import file_fact, is_place, objects_below, together
@@ -559,7 +558,7 @@ class Tree(NamedTuple):
         """
         if is_place(self.root):
             return [self._scan_objects(observer)]
-        pool.check(Needs((self.root,)))
+        pool.check((self.root,))
         ahead = threading.Thread(target=_import_heavy, daemon=True)
         top = ScanPart()
         tasks = share_out(self.root, self.rules, TASKS, top)

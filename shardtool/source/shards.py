@@ -22,7 +22,6 @@ from shardtool.dataset.walk import SurveyTask, survey
 from shardtool.entries import arrow
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
-from shardtool.execute.pool import Needs, a_few
 from shardtool.fingerprint import sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.request.texts import pairs
@@ -166,7 +165,7 @@ def _listed(
         )
         for at in walks
     ]
-    pool.check(Needs(a_few([task.path for task in tasks])))
+    pool.check([task.path for task in tasks])
     for number, found_there in pool.map(survey, tasks):
         at = walks[number]
         parts[at] = shard_columns.walked(parts[at], found_there, has_index=at in with_index)

@@ -22,7 +22,6 @@ from urllib.parse import unquote_to_bytes
 
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable, reason
 from shardtool.execute import start_pool
-from shardtool.execute.pool import Needs, Pool
 from shardtool.request.options import ExtractOptions, ReshardOptions
 from shardtool.request.results import ExtractResult
 from shardtool.request.settings import Notes, Observer, by_names
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.find import StoredDataset
     from shardtool.entries.entries import Entries, Names
+    from shardtool.execute.pool import Pool
     from shardtool.source.base import Listing
 
 MANIFEST = ".manifest.parquet"  # a hidden name, so that `create` of the folder passes it over
@@ -86,7 +86,7 @@ def extract(
         kept = 0
         if not options.dry_run:
             place.ready()
-            pool.check(Needs(output=place.path))
+            pool.check(output=place.path)
             with place.lock(_LOCK, what="into this folder"):
                 kept = _write(listed, names, place, options, pool, notes)
     metadata = "" if _metadata(entries) is None else place.full_path(METADATA)

@@ -36,7 +36,6 @@ from shardtool.errors import (
     reason,
 )
 from shardtool.execute import start_pool
-from shardtool.execute.pool import Needs, Pool
 from shardtool.fingerprint import crc32c, show_fingerprint, sum_fingerprints
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, parse_pattern, replacing_name, sidecar_name
 from shardtool.publish.publisher import Destination, check_space, clean
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from shardtool.dataset.find import StoredDataset, StoredShard
     from shardtool.dataset.shard_index import ShardTally
     from shardtool.entries.entries import Entries
+    from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.publish.foreign_indexes import StaleIndexes
 
@@ -352,7 +352,7 @@ class Removal:
         folder, beside = self.folder, self.beside
         self._discard()
         check_space(folder, int(plan.sizes.sum()), "written")
-        pool.check(Needs(output=folder.path))
+        pool.check(output=folder.path)
         try:
             made = self._pack(plan, pool, notes)
             rows = self._rows()

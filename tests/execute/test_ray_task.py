@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardtool.errors import Bug, SampleFailed
-from shardtool.execute.pool import LocalPool, Needs, Surroundings, TaskCounts, look, see, serve
+from shardtool.execute.pool import LocalPool, Surroundings, TaskCounts, look, see, serve
 from shardtool.storage.remote.stores import object_headers
 from shardtool.storage.staging import Folder
 
@@ -43,7 +43,7 @@ def served(task: tuple[Surroundings, Callable[..., object], Any]) -> Any:
     return serve(surroundings, function, 0, given, None)
 
 
-def looked(task: tuple[Surroundings, Needs, dict[str | bytes, str], str]) -> list[tuple[str, str]]:
+def looked(task: tuple[Surroundings, dict[str | bytes, str], str | None, str, str]) -> list[tuple[str, str]]:
     """Look as a node does."""
     return look(*task)
 
@@ -94,17 +94,17 @@ def test_what_a_node_sees(pool: LocalPool, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"123")
     (tmp_path / "mine.py").write_text("")
     os.utime(tmp_path / "a", ns=(0, 10**9 + 1))
-    here, function, output = Surroundings.here(), Needs(function="mine:same"), Needs(output=str(tmp_path))
+    here, function, output = Surroundings.here(), (None, "", "mine:same"), str(tmp_path)
     with_path = here._replace(path=(*here.path, str(tmp_path)))
     marker = str(tmp_path / "a")
     same: dict[str | bytes, str] = {str(tmp_path): see(tmp_path.as_posix()), marker: see(marker)}
     assert list(same.values()) == ["a folder", "3 bytes, changed at 1.000000001"]
     other: dict[str | bytes, str] = {str(tmp_path): same[marker], str(tmp_path / "b"): "a folder"}
     tasks = [
-        (here, function, other, ""),
-        (with_path, function, same, ""),
-        (here, output, same, "no marker"),
-        (here, output, same, marker),
+        (here, other, *function),
+        (with_path, same, *function),
+        (here, same, output, "no marker", ""),
+        (here, same, output, marker, ""),
     ]
     first, *rest = (found for _, found in pool.map(looked, tasks))
     assert first == [

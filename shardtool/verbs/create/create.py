@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
 from shardtool.execute import start_pool
-from shardtool.execute.pool import Needs, Pool
 from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.source.open import open_source
@@ -21,6 +20,7 @@ from shardtool.wording import either, option
 
 if TYPE_CHECKING:
     from shardtool.entries.entries import Names
+    from shardtool.execute.pool import Pool
     from shardtool.request.results import CreateResult, DryRun
     from shardtool.request.texts import SplitOptions
     from shardtool.source.base import Source
@@ -138,9 +138,9 @@ def _open_and_list(run: runs.Run, source: object) -> Source:
         run.plan_only, run.asked = os.fspath(options.plan_only), asked_of(source, options, run.format)
         check_plan_target(run.plan_only, overwrite="overwrite" in options.if_exists)  # before a long listing
     opened = open_source(source, options, patterns)
-    run.pool.check(Needs(function=run.transform.function if run.transform else ""))
+    run.pool.check(function=run.transform.function if run.transform else "")
     _list_samples(run, opened)
-    run.pool.check(Needs(run.entries.files()))
+    run.pool.check(run.entries.files())
     spans, compressed = run.entries.spans, run.listed.compressed
     if run.part is not None and spans is not None and (compressed or not spans.files):
         found = "payloads in a table or a compressed archive, which are unpacked into one file first"

@@ -20,7 +20,6 @@ from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
 from shardtool.dataset.find import find_dataset, given_datasets, of_glob
 from shardtool.entries.classes import Classes, joined_classes
 from shardtool.errors import InvalidRequest, OutputExists
-from shardtool.execute.pool import Needs, Pool
 from shardtool.interop.indexes import Export, wanted_exports
 from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from shardtool.dataset.shard_index import ShardFact, ShardTally
     from shardtool.entries.entries import Entries, FieldValues
+    from shardtool.execute.pool import Pool
     from shardtool.plan.plan import Plan
     from shardtool.request.results import Changes
     from shardtool.request.settings import Notes
@@ -477,7 +477,7 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
             check_divided_alike(folder, output.pattern, own.part)
     folders = [*(output.destination.folder for output in run.outputs), *([] if temporary is None else [temporary[0]])]
     for path in {folder.path: None for folder in folders}:
-        run.pool.check(Needs(output=path))
+        run.pool.check(output=path)
     stack.callback(_discard, run, temporary)
     for output in run.outputs:
         before, output.destination = output.destination, look(output.destination)

@@ -15,7 +15,6 @@ from shardtool.dataset.shard_file import FETCH
 from shardtool.dataset.walk import Survey, SurveyTask, survey, torn_samples, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
 from shardtool.execute import start_pool
-from shardtool.execute.pool import Needs, a_few
 from shardtool.interop.indexes import EXPORTS, wanted_exports
 from shardtool.pattern import DATASET_SUFFIX, KNOWN, is_shard_name, parse_pattern, sidecar_name
 from shardtool.publish.foreign_indexes import Exporter, index_names
@@ -480,7 +479,7 @@ def index(dataset: Given, options: IndexOptions, observer: Observer) -> IndexRes
     """
     with start_pool(options, observer=observer) as pool:
         indexer = Indexer(dataset, options, observer)
-        pool.check(Needs(a_few(indexer.dataset.paths)))
+        pool.check(indexer.dataset.paths)
         indexer.folder.ready()
         with indexer.folder.lock(indexer.base):
             for number, found in pool.map(survey, indexer.tasks()):

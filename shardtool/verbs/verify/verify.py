@@ -24,7 +24,7 @@ from shardtool.dataset.find import StoredDataset, given_datasets
 from shardtool.dataset.walk import Survey
 from shardtool.errors import CorruptShard, listing, without_secrets
 from shardtool.execute import start_pool
-from shardtool.execute.pool import Needs, Pool, a_few, cores
+from shardtool.execute.pool import Pool, cores
 from shardtool.request.options import VerifyOptions
 from shardtool.request.settings import Observer, by_names
 from shardtool.request.texts import share
@@ -161,7 +161,7 @@ def _look_inside(subject: Subject, options: VerifyOptions, observer: Observer, p
         comparison = Comparison(subject, options, observer)  # before shards are read, where there is no such source
     there = chosen_shards(subject.cases, options)
     _start(subject, observer, there)
-    pool.check(Needs(a_few([subject.cases[number].shard.path for number in there])))
+    pool.check([subject.cases[number].shard.path for number in there])
     checks.check_numbering(subject)
     surveys = _examine_all(subject, there, options, observer, pool, contents=contents)
     checks.check_together(subject, surveys)
