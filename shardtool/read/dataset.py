@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 import time
+import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ import numpy as np
 
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
+from shardtool.fingerprint import crc32c
 from shardtool.read.catalog import column_of, joined, matching_rows, open_catalog, schema_of, table_of
 from shardtool.read.chain import Batch, Chains, Each, Stages, without_dataloaders
 from shardtool.read.fetch import Fetcher, GrowingCache, MixedReader, Reader, SkippedSamples, TakenShards
@@ -442,8 +444,7 @@ def _chains(one: Streamable) -> list[tuple[Each, ...]]:
 
 _FEW = 16  # keys that are looked for in a shard one by one
 _AT_ONCE = 2**22  # keys that are sorted in memory at a time
-_WORD, _HASHED = 8, 256  # bytes; of a longer key, the start and the end
-_FACTORS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+_WORD = 8  # bytes of a hash
 _log = logging.getLogger("shardtool")
 
 
@@ -502,7 +503,7 @@ class KeyFinder:
         if self._index is None:
             self._index = self._read_index()
         known, number = self._index
-        wanted = hashes(b"".join(keys), np.cumsum([0, *map(len, keys)]))
+        wanted = hashes(keys)
         at = np.searchsorted(known, wanted)
         found, left = np.full(len(keys), -1, np.int64), np.arange(len(keys))
         while len(left):  # once, but for hashes that several keys share
@@ -537,8 +538,7 @@ class KeyFinder:
         catalog, count = self.store.catalog, len(self.store.catalog)
         everything = _scratch(count)
         for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
-            index = self.store.index(shard)
-            everything[first:last] = hashes(index.keys, index.key_ends)
+            everything[first:last] = hashes(self.store.index(shard).all_keys())
         parts, done = -(-count // _AT_ONCE), 0
         for part in range(parts):
             low, high = np.uint64(2**64 * part // parts), np.uint64(2**64 * (part + 1) // parts - 1)
@@ -561,43 +561,11 @@ def _scratch(count: int) -> Hashes:
     return np.empty(count, np.uint64)
 
 
-def hashes(keys: bytes | memoryview, ends: NDArray[np.integer]) -> Hashes:
-    """Return a hash of each key, which depends on nothing else.
-
-    Args:
-        keys: Their bytes, end to end.
-        ends: [keys + 1]: where each starts, and where the last one ends.
-
-    Returns:
-        uint64 [keys].
-    """
-    padded = np.frombuffer(b"".join((keys, bytes(_WORD))), np.uint8)
-    words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded.data, strides=(1,))  # one at each byte
-    starts, lengths = ends[:-1].astype(np.int64), np.diff(ends).astype(np.int64)
-    found: Hashes = lengths.astype(np.uint64) * _FACTORS[0]
-    for at in range(0, min(_HASHED, int(lengths.max(initial=0))), _WORD):
-        (rows,) = np.nonzero(lengths > at)
-        found[rows] = _mixed(found[rows], _word(words, starts[rows] + at, lengths[rows] - at))
-    (rows,) = np.nonzero(lengths > _HASHED)
-    for at in range(_HASHED, 0, -_WORD):
-        if len(rows):
-            last = _word(words, starts[rows] + lengths[rows] - at, np.full(len(rows), _WORD))
-            found[rows] = _mixed(found[rows], last)
+def hashes(keys: list[bytes]) -> Hashes:
+    """Return a hash of each key, uint64 [keys], which depends on nothing else: its checksums of two kinds."""
+    high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
+    found: Hashes = high << np.uint64(32) | low
     return found
-
-
-def _word(words: Hashes, places: Numbers, left: Numbers) -> Hashes:
-    """Return the next eight bytes of keys, or what is left of them."""
-    missing = (8 * (_WORD - np.minimum(left, _WORD))).astype(np.uint64)
-    found: Hashes = words[places] & (np.uint64(2**64 - 1) >> missing)
-    return found
-
-
-def _mixed(state: Hashes, word: Hashes) -> Hashes:
-    state = (state ^ word) * _FACTORS[1]
-    state = (state ^ (state >> np.uint64(29))) * _FACTORS[2]
-    state ^= state >> np.uint64(32)
-    return state
 
 
 class Keys(Sequence[str]):
