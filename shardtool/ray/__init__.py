@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.errors import InvalidRequest, listing
-from shardtool.read.catalog import metadata_schema
+from shardtool.read.catalog import Kept, metadata_schema
 from shardtool.read.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ __all__ = ["datasource"]
 _BLOCK = 128 * 2**20  # what Ray Data wants a block to be at most
 _Numbers = range | np.ndarray[Any, np.dtype[np.int64]]
 _NUMBERS = {"int64": pa.int64(), "float": pa.float32()}
-_opened: dict[str, Fetcher] = {}  # of the datasets that tasks of this process read last
-_MOST_OPENED = 4
+_opened = Kept[str, Any](4)  # the fetchers of the datasets that tasks of this process read last
 
 
 def datasource(dataset: Dataset, *, fields: Collection[str] | None = None) -> Any:
@@ -165,16 +164,7 @@ def _read_blocks(
     Raises:
         CorruptShard: The shard is missing or damaged.
     """
-    fetcher, numbers = _open(reference), np.asarray(numbers, np.int64)
+    fetcher, numbers = _opened.get(reference.hex(), lambda: ray.get(reference)), np.asarray(numbers, np.int64)
     for first in range(0, len(numbers), rows):
         samples = fetcher.fetch(numbers[first : first + rows])
         yield pa.table({name: pa.array([one.get(name) for one in samples], kind) for name, kind in columns.items()})
-
-
-def _open(reference: Any) -> Fetcher:
-    key = reference.hex()
-    if key not in _opened:
-        while len(_opened) >= _MOST_OPENED:
-            del _opened[next(iter(_opened))]
-        _opened[key] = ray.get(reference)
-    return _opened[key]

@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections import Counter, OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -31,6 +30,7 @@ from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, w
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.select.query import matching
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
+from shardtool.storage.remote.blob import together
 from shardtool.storage.shared import ForkLock, SharedBlocks
 from shardtool.values import Given, Kind, ValueType, counted
 from shardtool.wording import made_again, option
@@ -258,8 +258,7 @@ def _walk(shards: list[StoredShard], shared: SharedBlocks) -> dict[int, int]:
         return len(found)
 
     started = time.monotonic()
-    with ThreadPoolExecutor(min(_THREADS, len(shards)), "shardtool-walk") as pool:
-        counts = dict(zip((shard.number for shard in shards), pool.map(walk, shards), strict=True))
+    counts = dict(zip((shard.number for shard in shards), together(walk, shards, _THREADS), strict=True))
     _log.warning(
         "%s without a sound sidecar, such as %s: walked in %.1f s. `shardtool index` makes sidecars.",
         counted(len(shards), "shard"), shards[0].file_name, time.monotonic() - started,

@@ -77,17 +77,23 @@ _EXPECTED = 2**30  # bytes before they are read, their shards are copied into a 
 _MOST_EXPECTED = 2**8  # jobs
 
 
-class Streamable(Chain):
-    """Samples that can be read as a stream, with what is done to them."""
+class _Reading(Chain):
+    """What reads samples, and does something to them."""
 
-    def __init__(self, fetcher: AnyReader, source: AnySamples) -> None:
-        self.fetcher, self.source = fetcher, source
+    fetcher: AnyReader
 
     def with_stages(self, stages: Stages) -> Self:
         """Return a copy with other stages, which reads no more fields than these look at."""
         found = super().with_stages(stages)
         found.fetcher = self.fetcher.reading_only(stages.wanted)
         return found
+
+
+class Streamable(_Reading):
+    """Samples that can be read as a stream, with what is done to them."""
+
+    def __init__(self, fetcher: AnyReader, source: AnySamples) -> None:
+        self.fetcher, self.source = fetcher, source
 
     def __len__(self) -> int:
         """Return how many samples, or batches, an epoch has, of all ranks together."""
@@ -264,7 +270,7 @@ class Bundled(Streamable):
         return f"<Bundled: {counted(self.source.length, 'bundle')} an epoch{self.stages}>"
 
 
-class Stream(Chain):
+class Stream(_Reading):
     """Samples in an exact order: iterate over it for one epoch, for what its stages make of them.
 
     An iteration begins at the start of the current epoch: of the next one when the last iteration gave all, of the same
@@ -281,16 +287,10 @@ class Stream(Chain):
     """
 
     def __init__(self, fetcher: AnyReader, source: AnySamples, options: OrderOptions, share: Share) -> None:
-        self.reader, self._source, self._options, self.share = fetcher, source, options, share
+        self.fetcher, self._source, self._options, self.share = fetcher, source, options, share
         self.skipped = SkippedSamples()
         self._pass, self._begun = _Pass(0, options, share), False
         self._most = options.round * _MOST_OF_OWN  # positions read together, whatever states are loaded
-
-    def with_stages(self, stages: Stages) -> Self:
-        """Return a copy with other stages, which reads no more fields than these look at."""
-        found = super().with_stages(stages)
-        vars(found)["reader"] = self.reader.reading_only(stages.wanted)
-        return found
 
     def __getitem__(self, _: object) -> NoReturn:
         """Refuse a number, which PyTorch's DataLoader asks for where it is given a stream."""
@@ -337,7 +337,7 @@ class Stream(Chain):
     def _samples(self, current: _Pass) -> Iterator[Sample]:
         share, options = current.share, current.options
         current.order = order = self._source.order(options)
-        at_once = self.reader.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self.reader.reads_at_once)
+        at_once = self.fetcher.reads_at_once if self._step else min(_ROUNDS_AT_ONCE, self.fetcher.reads_at_once)
         together = share.world_size * max(_ROUNDS_TOGETHER, share.workers) if at_once > 1 else 1
         if options.ranks:  # of whose rounds each holds more than one of all parts
             together = max(1, together // (_ROUNDS_TOGETHER * options.ranks))
@@ -404,7 +404,7 @@ class Stream(Chain):
             position: The position of the epoch that this worker goes on from: this one, or a later one.
         """
         share = replace(self.share, worker=worker, workers=workers, batch_size=batch_size, origin=self._position)
-        divided = Stream(self.reader, self._source, self._options, share)
+        divided = Stream(self.fetcher, self._source, self._options, share)
         divided._pass, divided._most = _Pass(position, self._options, share), self._most
         return divided.with_stages(self.stages)
 
@@ -428,30 +428,30 @@ class Stream(Chain):
         """Positions that are read together where samples are not shuffled among themselves; None: a round."""
         if self._options.shuffle and self._options.window > 1:
             return None
-        share, mean = self.share, self.reader.mean_size
+        share, mean = self.share, self.fetcher.mean_size
         most = min(_MOST_TOGETHER, (_LATER if mean >= LATE else _TOGETHER) // mean)
         return max(1, most) * share.world_size * share.workers
 
     def _read(self, order: AnyOrder, positions: Numbers) -> tuple[Numbers, Samples]:
         numbers = order.numbers(positions % max(1, order.length))
-        batch = self.reader.read_late(numbers)
-        if isinstance(self.reader, bundles.Bundles):
-            batch = self.reader.telling(batch, lambda: self.skipped)
+        batch = self.fetcher.read_late(numbers)
+        if isinstance(self.fetcher, bundles.Bundles):
+            batch = self.fetcher.telling(batch, lambda: self.skipped)
         if self.share.ends == "pad":
             return numbers, _padded(batch, (positions >= order.length).tolist())
         return numbers, batch
 
     def _expected(self, order: AnyOrder, jobs: Iterator[Numbers]) -> Generator[Numbers]:
         """Yield jobs, whose shards are copied into a cache meanwhile, where there is one."""
-        if not self.reader.copies or self._options.shuffle == "full":  # which wants all shards at once
+        if not self.fetcher.copies or self._options.shuffle == "full":  # which wants all shards at once
             yield from jobs
             return
         seen, share = set[str](), self.share
-        size = self.reader.mean_size * (self._step or self._options.round) // (share.world_size * share.workers)
+        size = self.fetcher.mean_size * (self._step or self._options.round) // (share.world_size * share.workers)
         most = min(_MOST_EXPECTED, 1 + _EXPECTED // max(1, size))
 
         def expect(positions: Numbers) -> None:
-            self.reader.expect(order.numbers(positions % max(1, order.length)), seen)
+            self.fetcher.expect(order.numbers(positions % max(1, order.length)), seen)
 
         with closing(read_ahead(jobs, expect, most, name="copy")) as coming:
             for positions, _ in coming:  # nothing waits for the copies; what is wrong, reading says
@@ -460,7 +460,7 @@ class Stream(Chain):
     def _refuse(self, error: ShardError, number: int, current: _Pass) -> None:
         """Count a damaged sample, or raise its error, and stay in front of it."""
         try:
-            self.reader.leave_out(error, number, self.skipped)
+            self.fetcher.leave_out(error, number, self.skipped)
         except ShardError:
             current.taken -= 1
             raise
@@ -508,7 +508,7 @@ class StreamPosition:
     def left_out(self, error: ShardError) -> Sample | None:
         """Return the sample that comes instead of the last one, as `other` does; count the place's own."""
         if self._others is None:
-            self._stream.reader.leave_out(error, self._number, self._stream.skipped, damaged=False)
+            self._stream.fetcher.leave_out(error, self._number, self._stream.skipped, damaged=False)
         return self.other(error)
 
     def other(self, error: ShardError) -> Sample | None:
@@ -528,7 +528,7 @@ class StreamPosition:
             return
         for at in others(order.length, self._options, self.position):
             found = order.numbers(np.array([at]))
-            (sample,) = self._stream.reader.read(found) if found[0] != self._number else (None,)
+            (sample,) = self._stream.fetcher.read(found) if found[0] != self._number else (None,)
             if isinstance(sample, dict):
                 if ends == "pad":
                     sample["__padding__"] = True
