@@ -40,16 +40,7 @@ from shardtool.format import zip_read
 from shardtool.format.tfrecord import INT64_LIMIT, encode_number, numbers_of
 from shardtool.request.settings import Observer
 from shardtool.skipped import SkipCode, Skipped, failures
-from shardtool.storage.places import (
-    READ_FOLLOWING,
-    READ_PLAIN,
-    address_of,
-    for_each,
-    open_source,
-    read_file,
-    read_small,
-    together,
-)
+from shardtool.storage import places as storage
 from shardtool.values import FILE, INLINE, LINK, SPAN, OnError, counted, placed, show_time, source_name
 from shardtool.wording import option
 
@@ -323,7 +314,9 @@ def opening_s(entries: Entries) -> float:
         if (kind := int(rows.kind[row])) in (FILE, LINK):
             begun = time.perf_counter()
             with suppress(OSError):
-                read_file(entries.place(row), into, READ_PLAIN if kind == FILE else READ_FOLLOWING)
+                storage.read_file(
+                    entries.place(row), into, storage.READ_PLAIN if kind == FILE else storage.READ_FOLLOWING
+                )
             times.append(time.perf_counter() - begun)
     return sorted(times)[len(times) // 2] if times else 0.0
 
@@ -512,7 +505,7 @@ def _sum(task: Files | Spans, kind: Callable[[], _Sum]) -> list[int]:
     files, found = [*zip(task.paths, task.links, strict=True)], [-1] * len(task.paths)
     if task.reads > 1:  # where opening a file takes long
         try:
-            found = [*together(partial(_sum_file, kind), files, task.reads)]
+            found = [*storage.together(partial(_sum_file, kind), files, task.reads)]
         except (MemoryError, OSError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -524,7 +517,7 @@ def _sum_file(kind: Callable[[], _Sum], file: tuple[bytes, int]) -> int:
     """Return the sum of a file, which is read through a link or is none; -1 for one that cannot be read."""
     path, link = file
     try:
-        with open_source(path, READ_FOLLOWING if link else READ_PLAIN) as opened:
+        with storage.open_source(path, storage.READ_FOLLOWING if link else storage.READ_PLAIN) as opened:
             return _sum_of(opened.blocks(memoryview(bytearray(_BLOCK))), kind())
     except OSError as error:
         if is_out_of_memory(error):
@@ -676,7 +669,9 @@ def _problem(error: Exception) -> str:
 def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
     path, link = one
     try:
-        return read_small(address_of(path), _MOST, flags=READ_FOLLOWING if link else READ_PLAIN)
+        return storage.read_small(
+            storage.address_of(path), _MOST, flags=storage.READ_FOLLOWING if link else storage.READ_PLAIN
+        )
     except OSError as error:
         return error
     except StoreFailed as failed:  # a file of the source that cannot be read is left out by name
@@ -687,7 +682,9 @@ def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
 
 def _payloads(task: Files | Spans) -> Iterator[bytes | OSError]:
     if isinstance(task, Files):
-        yield from for_each(_of_file, zip(task.paths, task.links, strict=True), lambda one: address_of(one[0]))
+        yield from storage.for_each(
+            _of_file, zip(task.paths, task.links, strict=True), lambda one: storage.address_of(one[0])
+        )
         return
     with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
         for offset, length in zip(array("q", task.offsets), array("q", task.lengths), strict=True):

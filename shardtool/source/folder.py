@@ -22,17 +22,7 @@ from shardtool.request.options import TOP_FOLDER, CreateOptions
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.source.base import Listing, Source, check_skipped
 from shardtool.source.scan import NamedFiles, ScanPart, ScanRules, Tree
-from shardtool.storage.places import (
-    base_name,
-    file_stat,
-    folder_of,
-    identity,
-    inside,
-    is_file,
-    is_url,
-    join,
-    source_root,
-)
+from shardtool.storage import places as storage
 from shardtool.values import BLOCK, SPAN, SPLIT_NAMES, SpanFile, counted, is_utf8, output_text, to_bytes, to_text
 from shardtool.wording import either, flag, option, typed_option
 
@@ -147,8 +137,8 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
     Raises:
         InvalidRequest: There is no such folder.
     """
-    root = source_root(source, needed=True)
-    below = [(inside(pattern.folder, root), pattern) for pattern in outputs]
+    root = storage.source_root(source, needed=True)
+    below = [(storage.inside(pattern.folder, root), pattern) for pattern in outputs]
     own = tuple((folder, pattern) for folder, pattern in below if folder is not None)
     dots = options.dots or "first"
     return Tree(root, ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots, own))
@@ -156,7 +146,7 @@ def open_tree(source: str, options: CreateOptions, outputs: Iterable[ShardPatter
 
 def name_of(source: str) -> str:
     """Return the name of a folder for outputs: of a link, that of what it leads to; of a whole bucket, the bucket's."""
-    if is_url(source):
+    if storage.is_url(source):
         return printable(to_bytes(source.rstrip("/").rpartition("/")[2]))
     return printable(os.fsencode(os.path.basename(os.path.realpath(source))))
 
@@ -461,7 +451,7 @@ class FoldersSource(FolderSource):
             first=np.concatenate((_numbers([0]), np.cumsum(np.concatenate([one.counts() for one in trees])))),
             fields=tuple(fields),
             rows=replace(FieldRows.joined(rows, codes), paths=Names.parse(b"".join(paths))),
-            identity=" ".join(identity(tree.root) for tree in self._trees),
+            identity=" ".join(storage.identity(tree.root) for tree in self._trees),
             folders=dict(zip(self._labels, (tree.root for tree in self._trees), strict=True)),
         )
 
@@ -504,7 +494,7 @@ def label(sources: Sequence[str]) -> list[bytes]:
     Raises:
         InvalidRequest: One of them lies in another, or is named twice.
     """
-    real = [os.fsencode(one if is_url(one) else os.path.realpath(one)) for one in sources]
+    real = [os.fsencode(one if storage.is_url(one) else os.path.realpath(one)) for one in sources]
     for (one, inner), (other, outer) in permutations(zip(sources, real, strict=True), 2):
         if (inner + b"/").startswith(outer.rstrip(b"/") + b"/"):
             found = f"the same folder as {other}" if inner == outer else f"lies in {other}"
@@ -582,10 +572,10 @@ def shards_note(entries: Entries, *, named: bool) -> str:
 
 def _is_of_dataset(path: str) -> bool:
     """Tell whether a shard has its index beside it, or a dataset file of the usual name that lists it."""
-    folder, shard = folder_of(path), base_name(path)
+    folder, shard = storage.folder_of(path), storage.base_name(path)
     names = usual_names([shard]) if is_shard_name(shard) else ()
-    listed = any(output_text(shard) in listed_by(join(folder, name)) for name in names)
-    return listed or is_file(sidecar_path(path, None))
+    listed = any(output_text(shard) in listed_by(storage.join(folder, name)) for name in names)
+    return listed or storage.is_file(sidecar_path(path, None))
 
 
 def again() -> str:
@@ -734,7 +724,7 @@ class ArchiveSource(FolderSource):
         self._form = "zip" if path.lower().endswith(".zip") else "tar"
         self._packed = is_packed_name(os.path.basename(path))
         try:
-            self._fact = file_stat(path)
+            self._fact = storage.file_stat(path)
         except OSError as error:
             raise InvalidRequest(path, str(error.strerror)) from None
         self._copied: list[tuple[int, int]] = []  # of a compressed tar: where payloads lie that are copied, in order
@@ -758,7 +748,7 @@ class ArchiveSource(FolderSource):
                     if len(block) < min(BLOCK, size - done):
                         raise CorruptShard(self._path, "ends too early", offset=offset + done)
                     file.write(memoryview(block))
-        fact = file_stat(self._path)
+        fact = storage.file_stat(self._path)
         if (fact.st_size, fact.st_mtime_ns) != (self._fact.st_size, self._fact.st_mtime_ns):
             expected = "an archive that stays as it was when the run began"
             remedy = f"Run again with {option('if_exists', 'resume')}."
@@ -783,7 +773,7 @@ class ArchiveSource(FolderSource):
         file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
         files = () if self._packed else (SpanFile(os.fsencode(self._path), size, self._fact.st_mtime_ns, self._form),)
         spans = FieldSpans(files, file_of, offsets, unknown)
-        entries = replace(entries, spans=spans, identity=identity(os.fsencode(self._path)))
+        entries = replace(entries, spans=spans, identity=storage.identity(os.fsencode(self._path)))
         skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
         notes = [*left_behind_notes([part]), *self._notes(entries.keys.data)]
         return *self._with_keys(without_torn(entries, skipped), tuple(skipped), pattern), notes

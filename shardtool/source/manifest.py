@@ -36,44 +36,9 @@ from shardtool.source.base import TASKS, Listing, Source, Writable, check_skippe
 from shardtool.source.scan import ALWAYS, ListedPart, ListedTask, stat_listed
 from shardtool.source.selecting import with_names
 from shardtool.storage.places import is_place, is_url, parse_address, source_root
-from shardtool.table.columns import (
-    NAME_APART,
-    PATH_NAMES,
-    Rows,
-    broken_numbers,
-    check_fields,
-    check_labels,
-    check_sidecar_names,
-    gather,
-    heavy_columns,
-    is_bytes,
-    is_hollow,
-    is_index,
-    is_key,
-    is_text,
-    is_wrapped_bytes,
-    key_texts,
-    may_repeat,
-    no_such,
-    repeated,
-    row_numbers,
-)
+from shardtool.table import columns as tables
+from shardtool.table import values as cells
 from shardtool.table.open import open_table, read_columns, readable
-from shardtool.table.values import (
-    ArrowTexts,
-    check_list_field,
-    check_payload,
-    column_texts,
-    has_text,
-    infinite_places,
-    missing_places,
-    number_of,
-    numbered,
-    numbers_kept,
-    render_rows,
-    render_values,
-    type_of,
-)
 from shardtool.values import FIELD_LIMIT, FILE, INLINE, NAME_LIMIT, SPAN, URL, counted, split_name, to_bytes, to_text
 from shardtool.wording import flag, option
 
@@ -118,7 +83,7 @@ class ManifestSource(Source):
         self._is_typed = isinstance(source, str) and source == "-" and table.schema.names == ["path"]
         is_own = self._is_typed or not isinstance(source, str | os.PathLike)  # no file says these paths: the user does
         self._may_leave = is_own and options.root is None and not options.allow_outside
-        heavy = {*heavy_columns(table.schema), *roles.columns_of("binary")}
+        heavy = {*tables.heavy_columns(table.schema), *roles.columns_of("binary")}
         self._light = [name for name in table.schema.names if name not in heavy]
         if not options.stat and roles.paths() and (options.size is None or len(roles.paths()) > 1):
             raise InvalidRequest(
@@ -151,7 +116,7 @@ class ManifestSource(Source):
         if name not in self._light:
             name = dict(self._roles.values).get(name, name)
         if name not in self._light:
-            raise no_such("column", self._where, name, self._light)
+            raise tables.no_such("column", self._where, name, self._light)
         self._read(name)
         return pa.chunked_array([self._columns[name]])
 
@@ -161,7 +126,7 @@ class ManifestSource(Source):
         if column is None or (had is not None and not arrow.is_number(had.type)):
             return None
         values = self._labels.get(field, self._columns[column])
-        return None if number_of(values.type) is None else values
+        return None if cells.number_of(values.type) is None else values
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Keep only some of the rows that are left; `rows` are their places."""
@@ -183,9 +148,9 @@ class ManifestSource(Source):
         if not self._count:
             found = "no rows" if self._numbers is None else "no row is left"
             raise InvalidRequest(self._where, found, expected="a row per sample")
-        rows = Rows(self._where, self._columns, self._numbers)
+        rows = tables.Rows(self._where, self._columns, self._numbers)
         check_types(rows, roles, options.classes, self._table.schema)
-        check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
+        tables.check_sidecar_names(self._where, self._sidecar_names(), remedy=f"leave them out of {option('meta')}")
         check_values(rows, roles, self._table.classes)
         self._number_labels()
         urls = self._take_urls()
@@ -283,7 +248,7 @@ class ManifestSource(Source):
     def _first_ending(self, column: str) -> str:
         """Return the ending of the first path in a column of `struct<bytes, path>`; empty where there is none."""
         kind = self._table.schema.field(column).type
-        if is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
+        if tables.is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0:
             with readable(self._where):
                 for batch in self._table.batches([column]):
                     first = batch.column(0).slice(0, 1)
@@ -315,7 +280,7 @@ class ManifestSource(Source):
         if folders:
             self.keep(np.setdiff1d(np.arange(len(paths)), folders))
 
-    def _find_paths(self, rows: Rows) -> tuple[list[pa.Array], Endings | None]:
+    def _find_paths(self, rows: tables.Rows) -> tuple[list[pa.Array], Endings | None]:
         """Return the paths of files, a column each, as they count from the root, and the fields that they name."""
         roles, options = self._roles, self._options
         if self._may_leave and roles.paths():
@@ -342,27 +307,29 @@ class ManifestSource(Source):
             where = f"{printable(folder)}, their common folder ({option('root')} names another)"
             self.notes.append(f"paths count from {where}")
 
-    def _find_keys(self, rows: Rows, endings: Endings | None) -> tuple[Names, Groups | None]:
+    def _find_keys(self, rows: tables.Rows, endings: Endings | None) -> tuple[Names, Groups | None]:
         """Return the keys and, where rows are files of which several make a sample, which belong together."""
         roles = self._roles
         if roles.key is not None:
             column = self._columns[roles.key]
             problem = f"column {roles.key!r}: a key that is no whole number"
-            rows.refuse(broken_numbers(column), problem, expected="text or whole numbers")
-            found, bad = gather(key_texts(column))
+            rows.refuse(tables.broken_numbers(column), problem, expected="text or whole numbers")
+            found, bad = tables.gather(tables.key_texts(column))
         elif endings is not None:
-            found, bad = gather(endings.stems())
+            found, bad = tables.gather(endings.stems())
         else:
             numbers = np.arange(self._count) if self._numbers is None else self._numbers
             stems = self._stems_beside_bytes()
-            found, bad = (stems.take(numbers), numbers[:0]) if stems is not None else gather(row_numbers(numbers))
+            found, bad = (
+                (stems.take(numbers), numbers[:0]) if stems is not None else tables.gather(tables.row_numbers(numbers))
+            )
             if roles.binary and stems is None:
                 self.notes.append(f"keys: the numbers of the rows ({option('key', 'COLUMN')} names a column)")
         source = roles.key or next(iter(roles.paths()), None)
         check_keys(rows, source, bad)
         if roles.path is None or roles.files or roles.urls or roles.binary or endings is None:
             check_unique(rows, source, found)
-        elif may_repeat(found):
+        elif tables.may_repeat(found):
             groups = find_groups(found, by_key=False)
             check_endings_differ(rows, source, found, groups.of_part * FIELD_LIMIT + endings.codes)
             check_agreement(rows, [*roles.meta, *roles.columns_of("values")], groups)
@@ -390,7 +357,12 @@ class ManifestSource(Source):
         """Return the paths in a column of `struct<bytes, path>` without their endings, where each row has its own."""
         kinds = {name: self._table.schema.field(name).type for name in self._roles.columns_of("binary")}
         column = next(
-            (name for name, kind in kinds.items() if is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0), None
+            (
+                name
+                for name, kind in kinds.items()
+                if tables.is_wrapped_bytes(kind) and kind.get_field_index("path") >= 0
+            ),
+            None,
         )
         if column is None:
             return None
@@ -398,13 +370,13 @@ class ManifestSource(Source):
             parts = [*self._table.parts(column, "path")]
             for part in parts:
                 part.validate(full=True)
-        if not parts or not is_text(parts[0].type) or any(part.null_count for part in parts):
+        if not parts or not tables.is_text(parts[0].type) or any(part.null_count for part in parts):
             return None
         chunks = (
             pc.cast(part.slice(at, _CHUNK), pa.large_string()) for part in parts for at in range(0, len(part), _CHUNK)
         )
-        found, bad = gather(pc.replace_substring_regex(chunk, _ENDING, r"\1") for chunk in chunks)
-        return None if len(bad) or (may_repeat(found) and repeated(found)) else found
+        found, bad = tables.gather(pc.replace_substring_regex(chunk, _ENDING, r"\1") for chunk in chunks)
+        return None if len(bad) or (tables.may_repeat(found) and tables.repeated(found)) else found
 
     def _measure(self) -> None:
         """Find the lengths of the bytes in the table, int64[rows that are left] for each column.
@@ -412,7 +384,7 @@ class ManifestSource(Source):
         Raises:
             InvalidRequest: There is a null.
         """
-        rows, columns = Rows(self._where, self._columns, self._numbers), self._roles.columns_of("binary")
+        rows, columns = tables.Rows(self._where, self._columns, self._numbers), self._roles.columns_of("binary")
         found: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in columns]
         for batch in self._bytes() if columns else ():
             for array, known in zip(batch, found, strict=True):
@@ -440,17 +412,17 @@ class ManifestSource(Source):
     def _number_labels(self) -> None:
         """Number the labels, also of samples that are left out, so that they keep their numbers."""
         names, fields, asked = {**self._table.classes}, self._roles.values, self._options.classes
-        for column, numbers in numbers_kept(self._columns.__getitem__, names, fields, asked, self._known):
+        for column, numbers in cells.numbers_kept(self._columns.__getitem__, names, fields, asked, self._known):
             self._columns[column] = numbers
         for name, column in fields:
             values, called = self._columns[column], names.get(column)
             if called is not None:
-                check_list_field(name, column, values.type)
+                cells.check_list_field(name, column, values.type)
                 self._classes[name] = called
             if name in asked and called is not None:
                 self._labels[name] = values.cast(pa.int64())
             elif name in asked:
-                self._labels[name], self._classes[name] = numbered(values, name, self._known)
+                self._labels[name], self._classes[name] = cells.numbered(values, name, self._known)
 
     def _tasks(self, paths: list[pa.Array]) -> Iterator[ListedTask]:
         """Yield about `TASKS` tasks, in which workers look at files."""
@@ -460,16 +432,18 @@ class ManifestSource(Source):
             texts = join_rows(paths, first, last)
             yield ListedTask(self._root, texts, outside=self._options.allow_outside)
 
-    def _values(self) -> tuple[dict[str, ArrowTexts], FieldValues]:
+    def _values(self) -> tuple[dict[str, cells.ArrowTexts], FieldValues]:
         """Return the fields that are texts, and what their values were."""
-        texts: dict[str, ArrowTexts] = {}
+        texts: dict[str, cells.ArrowTexts] = {}
         types: dict[str, ValueType] = {}
         for name, column in self._roles.values:
             values = self._labels.get(name, self._columns[column])
-            types[name] = type_of(values.type)
-            texts[name] = column_texts(pa.table({name: values}), render_values)
+            types[name] = cells.type_of(values.type)
+            texts[name] = cells.column_texts(pa.table({name: values}), cells.render_values)
         if self._roles.meta:
-            texts[META] = column_texts(pa.table({name: self._columns[name] for name in self._roles.meta}), render_rows)
+            texts[META] = cells.column_texts(
+                pa.table({name: self._columns[name] for name in self._roles.meta}), cells.render_rows
+            )
         return texts, FieldValues(inline=texts, types=types, classes=self._classes)
 
     def _without_lost(
@@ -592,7 +566,7 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
     """
     for named_by, column in asked_columns(options):
         if column not in schema.names:
-            raise no_such("column", named_by, column, schema.names)
+            raise tables.no_such("column", named_by, column, schema.names)
     notes: list[str] = []
     files, binary, urls, values = (
         pairs(name, getattr(options, name)) for name in ("files", "binary", "urls", "values")
@@ -600,17 +574,17 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
     path = options.path
     if path is None and not files and not binary and not urls:
         asked = {column for _, column in values}
-        path = _usual("path", PATH_NAMES, [one.name for one in schema if is_text(one.type)], asked, notes)
+        path = _usual("path", tables.PATH_NAMES, [one.name for one in schema if tables.is_text(one.type)], asked, notes)
         if path is None:
-            some = [one.name for one in schema if is_bytes(one.type) or is_wrapped_bytes(one.type)]
+            some = [one.name for one in schema if tables.is_bytes(one.type) or tables.is_wrapped_bytes(one.type)]
             some = [one for one in some if one not in asked]
             binary = _only_bytes(where, some, first_ending, notes, needed=not values)
     payload = {path, *(column for _, column in (*files, *urls, *binary, *values))}
     key = options.key
     if key is None:
         key = _usual("key", KEY_NAMES, [one.name for one in schema if _is_key(one.type)], payload, notes)
-    unasked = [one for one in heavy_columns(schema) if one not in payload]
-    wanted = {*schema.names} - {key, *payload, *unasked, *filter(is_index, schema.names)}
+    unasked = [one for one in tables.heavy_columns(schema) if one not in payload]
+    wanted = {*schema.names} - {key, *payload, *unasked, *filter(tables.is_index, schema.names)}
     if options.meta != "all":
         wanted = {*options.meta.split(",")} if options.meta != "none" else set()
     roles = Roles(
@@ -625,11 +599,11 @@ def choose(where: str, schema: pa.Schema, options: CreateOptions, first_ending: 
     )
     names = roles.field_names()
     clash = bool(roles.meta) and names.count(META) > 1
-    check_fields(where, names, remedy=meta_clash() if clash else NAME_APART)
-    check_labels(options.classes, roles.values)
+    tables.check_fields(where, names, remedy=meta_clash() if clash else tables.NAME_APART)
+    tables.check_labels(options.classes, roles.values)
     if not (roles.paths() or roles.binary or urls or values):
         found = f"no column with a usual name for paths, among {listing(schema.names, 20)}"
-        expected = f"one called {listing([*PATH_NAMES], len(PATH_NAMES))}"
+        expected = f"one called {listing([*tables.PATH_NAMES], len(tables.PATH_NAMES))}"
         asked_by = [option(name, {"jpg": "COLUMN"}) for name in ("files", "urls", "binary")]
         named = ", ".join([option("path", "COLUMN"), *asked_by])
         remedy = f"Name it: {named}, or {option('values', {'txt': 'COLUMN'})}."
@@ -656,7 +630,7 @@ def _note(roles: Roles, options: CreateOptions) -> None:
 
 
 def _is_key(kind: pa.DataType) -> bool:
-    return is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return tables.is_text(kind) or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _usual(
@@ -705,7 +679,7 @@ def ending_of(path: str | None, dots: Dots) -> str:
 # What can be wrong with a manifest's columns: each kind of problem is one error, with the numbers of its rows.
 
 
-def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
+def check_types(rows: tables.Rows, roles: Roles, classes: Collection[str], schema: pa.Schema) -> None:
     """Refuse columns whose types cannot be what they are used for.
 
     Args:
@@ -721,11 +695,11 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
     not_in_meta = f"leave it out of {option('meta')}."
     wanted: list[tuple[str, str, Callable[[pa.DataType], bool], str, str]] = []
     if roles.key is not None:
-        wanted.append((roles.key, "key", is_key, "text or whole numbers", ""))
-    wanted += [(column, "path", is_text, "text", bytes_remedy) for column in roles.paths()]
-    wanted += [(column, "URL", is_text, "text", "") for column in roles.columns_of("urls")]
+        wanted.append((roles.key, "key", tables.is_key, "text or whole numbers", ""))
+    wanted += [(column, "path", tables.is_text, "text", bytes_remedy) for column in roles.paths()]
+    wanted += [(column, "URL", tables.is_text, "text", "") for column in roles.columns_of("urls")]
     for one, column in roles.values:
-        wanted.append((column, f"field {one}", has_text, any_text, bytes_remedy))
+        wanted.append((column, f"field {one}", cells.has_text, any_text, bytes_remedy))
         if one.rpartition(".")[2].lower() == "npy":
             cure = f"Call the field json; or {bytes_remedy} ShardWriter takes arrays."
             wanted.append((column, f"field {one}", lambda _: False, "the bytes of a .npy file", cure))
@@ -733,9 +707,9 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
             wanted.append((column, "labels", lambda kind: not pa.types.is_nested(kind), any_text, ""))
     for column in roles.meta:
         cure = f"Make it a field ({option('binary', {'jpg': column})}), or {not_in_meta}"
-        wanted.append((column, "metadata", has_text, "what JSON has a form for", cure))
+        wanted.append((column, "metadata", cells.has_text, "what JSON has a form for", cure))
         expected = "objects with a name in some row, as Parquet needs"
-        wanted.append((column, "metadata", lambda kind: not is_hollow(kind), expected, not_in_meta.capitalize()))
+        wanted.append((column, "metadata", lambda kind: not tables.is_hollow(kind), expected, not_in_meta.capitalize()))
     cure = f"{option('values')} takes a column of numbers."
     wanted += [(column, "bytes", _holds_bytes, "bytes, or text", cure) for column in roles.columns_of("binary")]
     for column, role, is_right, expected, remedy in wanted:
@@ -747,10 +721,10 @@ def check_types(rows: Rows, roles: Roles, classes: Collection[str], schema: pa.S
 
 
 def _holds_bytes(kind: pa.DataType) -> bool:
-    return is_bytes(kind) or is_wrapped_bytes(kind) or is_text(kind)
+    return tables.is_bytes(kind) or tables.is_wrapped_bytes(kind) or tables.is_text(kind)
 
 
-def check_values(rows: Rows, roles: Roles, classes: Mapping[str, list[str]]) -> None:
+def check_values(rows: tables.Rows, roles: Roles, classes: Mapping[str, list[str]]) -> None:
     """Refuse nulls where a value must be, and values that cannot be written.
 
     Args:
@@ -764,19 +738,21 @@ def check_values(rows: Rows, roles: Roles, classes: Mapping[str, list[str]]) -> 
     needed = [("key", roles.key)] if roles.key is not None else []
     needed += [("path", name) for name in roles.paths()] + [("value", name) for name in roles.columns_of("values")]
     for role, name in needed:
-        missing = missing_places(rows.columns[name])
+        missing = cells.missing_places(rows.columns[name])
         found = f"column {name!r}: no {role} (null or NaN)"
         remedy = f"{option('where')} can leave such rows out."
         rows.refuse(missing, found, expected=f"a {role} in each row", remedy=remedy)
     for name in (*roles.columns_of("values"), *roles.paths(), *roles.columns_of("urls")):
-        check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
+        cells.check_payload(name, rows.columns[name], classes.get(name), rows.refuse)
     for name in roles.meta:
         problem = f"column {name!r}: an infinite number"
         remedy = f"Make it null, or leave the column out of {option('meta')}."
-        rows.refuse(infinite_places(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy)
+        rows.refuse(
+            cells.infinite_places(rows.columns[name]), problem, expected="what JSON has a form for", remedy=remedy
+        )
 
 
-def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
+def check_sizes(rows: tables.Rows, name: str) -> NDArray[np.int64]:
     """Return the column of sizes as int64[rows].
 
     Raises:
@@ -785,15 +761,15 @@ def check_sizes(rows: Rows, name: str) -> NDArray[np.int64]:
     column = rows.columns.get(name)
     if column is None or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise InvalidRequest(option("size"), f"column {name!r} holds no numbers", expected="bytes of the file")
-    rows.refuse(missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
-    broken = broken_numbers(column)
+    rows.refuse(cells.missing_places(column), f"column {name!r}: no size (null or NaN)", expected="bytes of the file")
+    broken = tables.broken_numbers(column)
     rows.refuse(broken, f"column {name!r}: no whole number", expected="bytes of the file")
     sizes = arrow.numbers(column).astype(np.int64)
     rows.refuse(np.flatnonzero(sizes < 0), f"column {name!r}: a negative size", expected="bytes of the file")
     return sizes
 
 
-def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> None:
+def check_paths(rows: tables.Rows, name: str, found: pa.Array, *, outside: bool) -> None:
     """Refuse paths that are empty, are no files' or lead out of the root.
 
     Args:
@@ -826,7 +802,7 @@ def check_paths(rows: Rows, name: str, found: pa.Array, *, outside: bool) -> Non
         rows.refuse(away, what, expected=f"paths below the manifest's folder, or {option('root')}", remedy=cure)
 
 
-def check_endings(rows: Rows, name: str, endings: Endings, known: list[str]) -> None:
+def check_endings(rows: tables.Rows, name: str, endings: Endings, known: list[str]) -> None:
     """Refuse paths that name no field, or one that the sample has already.
 
     Raises:
@@ -844,7 +820,7 @@ def check_endings(rows: Rows, name: str, endings: Endings, known: list[str]) -> 
         rows.refuse(bad, f"column {name!r}: a file whose ending is another column's field {one!r}", remedy=remedy)
 
 
-def check_keys(rows: Rows, column: str | None, bad: NDArray[np.int64]) -> None:
+def check_keys(rows: tables.Rows, column: str | None, bad: NDArray[np.int64]) -> None:
     """Refuse keys that are no sound names.
 
     Args:
@@ -862,7 +838,7 @@ def check_keys(rows: Rows, column: str | None, bad: NDArray[np.int64]) -> None:
         rows.refuse(bad, problem, expected=expected, remedy=_other_key())
 
 
-def check_endings_differ(rows: Rows, column: str | None, found: Names, fields: NDArray[np.int64]) -> None:
+def check_endings_differ(rows: tables.Rows, column: str | None, found: Names, fields: NDArray[np.int64]) -> None:
     """Refuse keys that two rows have whose files would be the same field, of which `fields` has a number for each.
 
     Raises:
@@ -874,7 +850,7 @@ def check_endings_differ(rows: Rows, column: str | None, found: Names, fields: N
         check_unique(rows, column, found, np.union1d(order[again], order[again + 1]))
 
 
-def check_agreement(rows: Rows, columns: Iterable[str], groups: Groups) -> None:
+def check_agreement(rows: tables.Rows, columns: Iterable[str], groups: Groups) -> None:
     """Refuse values that differ among the rows of a key, for a sample has one.
 
     Raises:
@@ -897,7 +873,7 @@ def _other_key() -> str:
     return f"{option('key', 'COLUMN')} names another; the column of paths means the paths without their endings."
 
 
-def check_unique(rows: Rows, column: str | None, found: Names, which: NDArray[np.int64] | None = None) -> None:
+def check_unique(rows: tables.Rows, column: str | None, found: Names, which: NDArray[np.int64] | None = None) -> None:
     """Refuse keys that are not each one's own.
 
     Args:
@@ -1065,7 +1041,7 @@ class Endings:
 
 def row_paths(
     samples: int, columns: Sequence[pa.Array], roles: NDArray[np.int64], endings: NDArray[np.uint16] | None
-) -> ArrowTexts:
+) -> cells.ArrowTexts:
     """Return the paths of the rows of samples, made of the columns they stand in: a row that is no file has none.
 
     Args:
@@ -1084,7 +1060,7 @@ def row_paths(
         texts = pc.choose(arrow.number_array(role + 1), _EMPTY, *taken)
         return pc.binary_join_element_wise(texts, _END, _EMPTY)
 
-    return ArrowTexts(count, render, _CHUNK)
+    return cells.ArrowTexts(count, render, _CHUNK)
 
 
 def join_rows(columns: Sequence[pa.Array], first: int, last: int) -> bytes:
@@ -1204,7 +1180,7 @@ def _spans(entries: Entries) -> FieldSpans:
 
 def _bytes_of(array: pa.Array) -> pa.Array:
     """Return the bytes in a column of them, of text, or of `struct<bytes, path>`."""
-    if is_wrapped_bytes(array.type):
+    if tables.is_wrapped_bytes(array.type):
         array = array.flatten()[array.type.get_field_index("bytes")]
     array = arrow.plain(array)
     return pc.cast(array, pa.binary()) if pa.types.is_fixed_size_binary(array.type) else array

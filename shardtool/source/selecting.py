@@ -24,20 +24,8 @@ from shardtool.request.texts import pairs
 from shardtool.select.names import column_of, share_of, sort_order
 from shardtool.select.names import table_of as table_of_shards
 from shardtool.skipped import SkipCode, Skipped, key_mark, same_as
-from shardtool.source.base import (
-    FILES_A_TASK,
-    LONG_TEXT,
-    TASKS,
-    Listing,
-    Scalars,
-    Source,
-    check_skipped,
-    none_taken,
-    payload_tasks,
-    read_scalars,
-    scalars_of,
-    source_digests,
-)
+from shardtool.source import base
+from shardtool.source.base import Listing, Source, check_skipped, none_taken
 from shardtool.storage.places import read_small
 from shardtool.table.columns import among, check_names, check_sidecar_names, hashes, no_such, places_among
 from shardtool.values import INLINE, SPAN, counted, to_bytes, to_text
@@ -284,15 +272,15 @@ def with_json_columns(listed: Listing, field: str, pool: Pool) -> Listing:
     return replace(left, entries=entries, notes=(*listed.notes, *notes))
 
 
-def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> tuple[Scalars, Rows, dict[int, Skipped]]:
+def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> tuple[base.Scalars, Rows, dict[int, Skipped]]:
     """Return what workers find in a field's payloads, the row of each, and the samples whose payload is not read."""
     entries, inline = listed.entries, np.flatnonzero(listed.entries.rows.kind[rows] == INLINE)
-    tasks = payload_tasks(entries, rows, most=min(len(rows) // TASKS + 1, FILES_A_TASK))
-    done = dict(pool.map(read_scalars, [(field, task) for _, task in tasks]))
+    tasks = base.payload_tasks(entries, rows, most=min(len(rows) // base.TASKS + 1, base.FILES_A_TASK))
+    done = dict(pool.map(base.read_scalars, [(field, task) for _, task in tasks]))
     parts = [which for which, _ in tasks]
     if len(inline):
         texts = entries.values.inline[field].gather(entries.owners(rows[inline])).split(b"\0")[:-1]
-        done[len(parts)] = scalars_of(field, texts)
+        done[len(parts)] = base.scalars_of(field, texts)
         parts.append(inline)
     kinds, long, failed = dict[str, Counter[str]](), Counter[str](), dict[int, Skipped]()
     for number, which in enumerate(parts):
@@ -304,10 +292,10 @@ def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> tuple[Scalars,
             sample = int(entries.owners(row))
             failed[sample] = Skipped(entries.key(sample), _path(listed, row), code, f"field {field!r}: {message}")
     lines = b"".join([done.pop(number).lines for number in range(len(parts))])
-    return Scalars(lines, kinds, long, b"", ()), rows[np.concatenate(parts)], failed
+    return base.Scalars(lines, kinds, long, b"", ()), rows[np.concatenate(parts)], failed
 
 
-def _failures(entries: Entries, rows: Rows, scalars: Scalars) -> Iterator[tuple[int, SkipCode, str]]:
+def _failures(entries: Entries, rows: Rows, scalars: base.Scalars) -> Iterator[tuple[int, SkipCode, str]]:
     """Yield the places of payloads that cannot be read, or are not those that an index knows, and why."""
     if entries.spans is not None:
         wanted, crcs = entries.spans.expected[rows], np.frombuffer(scalars.crcs, np.uint32)
@@ -326,14 +314,14 @@ def _path(listed: Listing, row: int) -> str:
     return listed.shards[int(entries.files_of(np.array([row]))[0])]
 
 
-def _with_table(entries: Entries, field: str, found: Scalars, rows: Rows) -> tuple[Entries, list[str]]:
+def _with_table(entries: Entries, field: str, found: base.Scalars, rows: Rows) -> tuple[Entries, list[str]]:
     """Return the samples with the columns that lines of JSON are, one for each of `rows`, and notes."""
     from shardtool.select.join import with_columns
     from shardtool.table.open import MemoryTable, read_columns, read_json_lines
 
     where, lines = f"field {field!r}", found.lines
     notes = [
-        f"{counted(count, 'text')} of more than {LONG_TEXT:,} letters left out: {name!r} of {where}"
+        f"{counted(count, 'text')} of more than {base.LONG_TEXT:,} letters left out: {name!r} of {where}"
         for name, count in found.long.items()
     ]
     mixed = {name: kinds for name, kinds in found.kinds.items() if len(kinds) > 1}
@@ -413,7 +401,7 @@ def find_twins(
     fields = tuple(entries.fields[code] for code in np.unique(entries.rows.code[held]).tolist())
     owners = entries.owners(held)
     alike = np.isin(owners, _candidates(entries, held, owners))
-    digests = source_digests(source, entries, held[alike], pool, observer)
+    digests = base.source_digests(source, entries, held[alike], pool, observer)
     groups = _groups(owners[alike], digests, ranks)
 
     def place(sample: int) -> tuple[bool, bytes, int]:
@@ -488,7 +476,7 @@ def _differing(
     others = np.setdiff1d(entries.rows_of(samples), held, assume_unique=True)
     names = [entries.fields[code] for code in entries.rows.code[others].tolist()]
     said: dict[int, dict[str, object]] = {sample: {} for sample in samples.tolist()}
-    digests = source_digests(source, entries, others, pool).tolist()
+    digests = base.source_digests(source, entries, others, pool).tolist()
     for sample, name, digest in zip(entries.owners(others).tolist(), names, digests, strict=True):
         if _RANKS.get(content_of(name)) != _JSON:
             said[sample][name] = digest

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from shardtool.dataset import shard_index
 from shardtool.dataset.shard_file import is_packed, unopened
-from shardtool.dataset.shard_index import ShardIndex, differences, ends_of, read_bytes, sidecar_of, walked_index
 from shardtool.dataset.walk import FeatureConflict, Survey, walked_text
 from shardtool.entries.entries import Names
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     _Run = Callable[[Callable[[TextTask], list[Texts]], Iterable[TextTask]], Iterator[tuple[int, list[Texts]]]]
 
-_EMPTY = walked_index(Survey("", "tar", 0))
+_EMPTY = shard_index.walked_index(Survey("", "tar", 0))
 _WIDE = 2**32
 _GET = "Get the file again, or make it anew from its source."
 
@@ -95,7 +95,7 @@ class SourceShard:
     format: str
     dataset: int
     kinds: Mapping[str, Kind] | None
-    index: ShardIndex = _EMPTY
+    index: shard_index.ShardIndex = _EMPTY
     unlike: Mapping[str, FeatureConflict] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
     whole: NDArray[np.bool_] | None = None
@@ -156,7 +156,7 @@ def sidecar_bytes(shard: SourceShard) -> tuple[FileFact, bytes] | CorruptShard |
         return None
     path = stored.sidecar
     try:
-        return file_fact(path), read_bytes(path)
+        return file_fact(path), shard_index.read_bytes(path)
     except FileNotFoundError:
         if stored.entry is None and (is_url(path) or not os.path.islink(path)):
             return None
@@ -176,7 +176,7 @@ def indexed(shard: SourceShard, data: bytes) -> SourceShard:
     Raises:
         CorruptShard: It is damaged, of another shard, or not the one that the dataset file lists.
     """
-    index = sidecar_of(data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry)
+    index = shard_index.sidecar_of(data, shard.stored.sidecar, shard.name, shard.file.size, shard.stored.entry)
     return replace(shard, index=replace(index, metadata=index.plain_metadata()))
 
 
@@ -196,14 +196,14 @@ def walked(shard: SourceShard, found: Survey, *, has_index: bool) -> SourceShard
             raise error
         remedy = f"{error.remedy} {option('on_error', 'skip')} leaves out what is damaged.".strip()
         raise CorruptShard(error.where, error.problem, offset=error.offset, expected=error.expected, remedy=remedy)
-    index = walked_index(found)
+    index = shard_index.walked_index(found)
     unlike = {index.names[code]: one for code, one in found.unlike.items()}
     skipped, kinds = tuple(_skipped(shard.name, found)), index.kinds or shard.kinds
     part = replace(shard, index=index, kinds=kinds, unlike=unlike, skipped=skipped, whole=_whole(found))
     if not has_index:
         return arranged(put_together(part) if found.format == "tar" else part)
     part, before = arranged(part), arranged(shard).index
-    if any(differences(before, part.index)):
+    if any(shard_index.differences(before, part.index)):
         remedy = f"{_remedy()} Or move {sidecar_name(shard.name)} away: without it, metadata is lost."
         raise CorruptShard(shard.path, "other samples, offsets or checksums than in its sidecar", remedy=remedy)
     return replace(part, index=replace(part.index, metadata=before.metadata))
@@ -234,7 +234,7 @@ def arranged(part: SourceShard) -> SourceShard:
         order = np.lexsort((columns["codes"], owners))
         columns = {name: None if column is None else column[order] for name, column in columns.items()}
     nothing, whole = np.broadcast_to(np.int64(0), len(index)), columns.pop("whole")
-    found = ShardIndex(
+    found = shard_index.ShardIndex(
         keys=index.keys, key_ends=_narrow(index.key_ends), starts=nothing, sizes=nothing, firsts=_narrow(index.firsts),
         names=tuple(names), metadata=index.metadata, **columns,
     )  # fmt: skip
@@ -263,10 +263,11 @@ def put_together(part: SourceShard) -> SourceShard:
     codes, owners = index.codes[order], owners[order]
     if np.any((codes[1:] == codes[:-1]) & (owners[1:] == owners[:-1])):
         return part
+    counts, sizes = np.bincount(owners, minlength=len(places)), [*map(len, places)]
+    key_ends, firsts = shard_index.ends_of(sizes), shard_index.ends_of(counts)
     found = replace(
-        index, keys=b"".join(places), key_ends=ends_of([*map(len, places)]), starts=index.starts[: len(places)],
-        firsts=ends_of(np.bincount(owners, minlength=len(places))), codes=codes, offsets=index.offsets[order],
-        lengths=index.lengths[order],
+        index, keys=b"".join(places), key_ends=key_ends, starts=index.starts[: len(places)], firsts=firsts, codes=codes,
+        offsets=index.offsets[order], lengths=index.lengths[order],
     )  # fmt: skip
     return replace(part, index=found, joined=int(np.count_nonzero(np.bincount(sample) > 1)))
 

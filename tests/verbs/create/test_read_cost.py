@@ -13,7 +13,8 @@ from shardtool.request.options import CreateOptions
 from shardtool.request.settings import Observer
 from shardtool.source import base
 from shardtool.source.base import opening_s, reads_at_once
-from shardtool.storage import places as reading
+from shardtool.storage import places
+from shardtool.storage.places import read_file
 from shardtool.values import INLINE
 from tests.helpers import read_tree, write_tree
 from tests.made import flat_entries
@@ -49,9 +50,9 @@ def test_a_slow_open_is_noticed(*, there: bool, tmp_path: Path, monkeypatch: pyt
 
     def slow(*how: Any) -> tuple[int, FileFact]:
         time.sleep(SLOW_S)
-        return reading.read_file(*how)
+        return read_file(*how)
 
-    monkeypatch.setattr(base, "read_file", slow)
+    monkeypatch.setattr(places, "read_file", slow)
     assert SLOW_S <= opening_s(entries) < 10 * SLOW_S
 
 
@@ -120,9 +121,9 @@ def test_several_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def slow(path: bytes, *how: Any) -> tuple[int, FileFact]:
         opened.append(path)
         time.sleep(SLOW_S)
-        return reading.read_file(path, *how)
+        return read_file(path, *how)
 
-    monkeypatch.setattr(base, "read_file", slow)
+    monkeypatch.setattr(places, "read_file", slow)
     assert _written(sources, tmp_path / "b") == (expected[0], True)
     assert all(os.path.exists(path) for path in opened)
     assert {os.path.dirname(path) for path in opened} == {os.fsencode(folder) for folder in folders}
