@@ -630,13 +630,18 @@ def _unlike_columns(
 ) -> InvalidRequest:
     """Return the error of metadata that cannot be one table, of which pyarrow says `error`."""
     for name in names:
-        kinds: dict[pa.DataType, str] = {}
-        for part in parts:
-            if name in part.index.metadata.column_names:
-                kinds.setdefault(part.index.metadata.schema.field(name).type, _name_of(datasets[part.dataset]))
+        having = [part for part in parts if name in part.index.metadata.column_names]
+        columns = [part.index.metadata.select([name]) for part in having]
         try:
-            pa.unify_schemas([pa.schema({name: kind}) for kind in kinds], promote_options="permissive")
+            pa.concat_tables(
+                columns, promote_options="permissive"
+            )  # values, too, may not fit: whole numbers, into floats
+        except MemoryError:
+            raise
         except pa.ArrowException:
+            kinds: dict[str, str] = {}
+            for part, column in zip(having, columns, strict=True):
+                kinds.setdefault(str(column.schema.types[0]), _name_of(datasets[part.dataset]))
             shown = ", ".join(f"{kind} in {where}" for kind, where in kinds.items())
             remedy = f"Reshard them apart, with {option('join')} to give the column another type."
             return InvalidRequest(f"the column {name!r}", shown, expected="types that can be one", remedy=remedy)
