@@ -189,13 +189,12 @@ def paths_of(entries: Entries) -> Names:
     """Return the source's path of each row; empty for what is no file."""
     if (paths := entries.rows.paths) is not None:
         return Names.parse(paths.span(0, len(paths)))
-    endings, counts, chunks = [b"." + to_bytes(name) for name in entries.fields], entries.counts(), []
-    for some in chunks_of(len(entries)):  # all of a chunk's keys at once: a lookup a row takes twice as long
-        first, last = some.start, some.stop
-        rows, keys = slice(entries.first[first], entries.first[last]), entries.keys.span(first, last)[:-1].split(b"\0")
-        owners = np.repeat(np.arange(last - first), counts[some]).tolist()
-        columns = zip(owners, entries.rows.code[rows].tolist(), entries.rows.kind[rows].tolist(), strict=True)
-        chunks.append(b"".join([(b"" if kind == INLINE else keys[at] + endings[c]) + b"\0" for at, c, kind in columns]))
+    chunks = []
+    for some in chunks_of(len(entries.rows.kind)):
+        found = entries.paths(np.arange(some.start, some.stop))
+        for at in np.flatnonzero(entries.rows.kind[some] == INLINE).tolist():
+            found[at] = b""
+        chunks.append(b"\0".join(found) + b"\0")
     return Names.parse(b"".join(chunks))
 
 
@@ -338,7 +337,8 @@ def _in_order(
         firsts: Of each part, int64[samples + 1], where the rows of the samples start.
         codes: Of each part, the fields of the rows.
     """
-    orders, counts, before = [], [np.zeros(1, np.int64)], np.cumsum([0, *map(len, codes)])
+    orders, counts = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
+    before = np.cumsum([0, *map(len, codes)])
     for samples in chunks_of(len(firsts[0]) - 1):
         some = [first[samples.start : samples.stop + 1] for first in firsts]
         rows = np.concatenate([np.arange(one[0], one[-1]) + at for one, at in zip(some, before, strict=False)])
