@@ -21,6 +21,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from shardtool import pattern as patterns
 from shardtool.dataset.dataset_file import (
     DatasetFile,
     ShardEntry,
@@ -35,22 +36,7 @@ from shardtool.dataset.dataset_file import (
 from shardtool.dataset.shard_file import FETCH, looks_like, shard_kind
 from shardtool.dataset.walk import SurveyTask, survey
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
-from shardtool.pattern import (
-    DATASET_SUFFIX,
-    KNOWN,
-    MOST_NAMES,
-    OPEN_CLIP_FILE,
-    SIDECAR_SUFFIX,
-    SKIPPED_SUFFIX,
-    TIMM_FILE,
-    ShardPattern,
-    is_shard_name,
-    parse_pattern,
-    read_name,
-    replacing_name,
-    sidecar_name,
-    whole_of,
-)
+from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, read_name
 from shardtool.storage import places
 from shardtool.storage.places import base_name, folder_of, for_each, is_file, is_folder, is_url, is_web, join, names_in
 from shardtool.values import SPLIT_NAMES, Dots, Given, counted, given_names, output_text, to_bytes
@@ -248,10 +234,9 @@ class StoredDataset:
         Raises:
             CorruptShard: It is damaged.
         """
-        data = b"" if self.dataset_file is None else places.read_small(self.dataset_file)
-        if self.dataset_file is None or shard_names(data) is None:
+        if self.dataset_file is None or not self.own:
             return self
-        file = read_dataset(data, self.dataset_file)
+        file = read_dataset(places.read_small(self.dataset_file), self.dataset_file)
         listed = {one.name for one in file.shards}
         shards = [shard for shard in self.shards if shard.name in listed]
         if not self.whole and len(shards) < len(self.shards):
@@ -282,7 +267,7 @@ def _stored(paths: Sequence[str], file: str | None, folder: str, *, own: bool, *
 
 def sidecar_path(shard: str, folder: str | None) -> str:
     """Return the path of a shard's sidecar, in a folder, or beside the shard where that is None."""
-    return join(folder_of(shard) if folder is None else folder, sidecar_name(base_name(shard)))
+    return join(folder_of(shard) if folder is None else folder, patterns.sidecar_name(base_name(shard)))
 
 
 def open_dataset(given: Given, *, dots: Dots | None = None) -> StoredDataset:
@@ -425,7 +410,7 @@ def _of_folder(folder: str) -> StoredDataset:
         return _of_dataset_file(join(folder, files[0]))
     if not shards:
         makes = either("`create` makes shards of other files.", "`shardtool create` makes shards of other files.")
-        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {KNOWN}", remedy=makes)
+        raise InvalidRequest(folder, "no shards in it", expected=f"files that end in {patterns.KNOWN}", remedy=makes)
     return _stored(shards, None, folder.rstrip("/") or "/", own=False)
 
 
@@ -445,7 +430,7 @@ def _in(folder: str) -> tuple[list[str], list[str]]:
     names = [name for name in names if not name.startswith(".")]
     series: dict[tuple[str, int], list[str]] = {}
     for name in names:
-        if read_name(name) is None and (whole := whole_of(name)):
+        if read_name(name) is None and (whole := patterns.whole_of(name)):
             series.setdefault((whole[0], whole[3]), []).append(name)
     sound = (some for some in series.values() if any(_may_be_shard(join(folder, one)) for one in some[:_LOOKED_AT]))
     numbered = {name for some in sound for name in some}
@@ -525,8 +510,8 @@ def _check_named(pattern: ShardPattern) -> None:
     if pattern.count is None:
         found = "a range without an end on the web, where nothing is listed"
         raise InvalidRequest(where, found, expected=_EXPECTED_WEB)
-    if pattern.count > MOST_NAMES:
-        raise InvalidRequest(where, f"{pattern.count:,} names", expected=f"at most {MOST_NAMES:,}")
+    if pattern.count > patterns.MOST_NAMES:
+        raise InvalidRequest(where, f"{pattern.count:,} names", expected=f"at most {patterns.MOST_NAMES:,}")
 
 
 def _of_dataset_file(path: str) -> StoredDataset:
@@ -535,7 +520,7 @@ def _of_dataset_file(path: str) -> StoredDataset:
         data = places.read_small(path)
     except OSError as error:
         begun = path.removesuffix(DATASET_SUFFIX)
-        begun = join(folder_of(begun), replacing_name(base_name(begun)))
+        begun = join(folder_of(begun), patterns.replacing_name(base_name(begun)))
         remedy = "`shardtool remove`, as it was run before, ends what it began." if is_file(begun) else ""
         raise InvalidRequest(path, reason(error), expected=EXPECTED, remedy=remedy) from None
     names = listed = shard_names(data)
@@ -854,10 +839,10 @@ def _untold(folder: str, files: list[str], shards: list[str]) -> list[str]:
     """Return the shards of a folder that no dataset file in it lists, and that have no name of one's pattern."""
     told = [join(folder, name) for name in files]
     listed = set[str]().union(*map(listed_by, told))
-    patterns = [pattern for file in map(sound_dataset, told) if file and (pattern := recorded_pattern(file))]
+    owning = [pattern for file in map(sound_dataset, told) if file and (pattern := recorded_pattern(file))]
     found = [(base_name(path), path) for path in shards]
     rest = [(name, path) for name, path in found if output_text(name) not in listed]
-    return [path for name, path in rest if not any(one.owns(name) for one in patterns)]
+    return [path for name, path in rest if not any(one.owns(name) for one in owning)]
 
 
 def _of_splits(text: str) -> list[Given]:
@@ -894,14 +879,14 @@ def _is_beside_shards(name: str) -> bool:
     """Tell whether a file is about shards and no dataset: a sidecar, what was left out, JSON of other tools."""
     if not is_url(name) and not os.path.isfile(name):
         return False
-    if name.endswith((SIDECAR_SUFFIX, SKIPPED_SUFFIX)):
+    if name.endswith((patterns.SIDECAR_SUFFIX, patterns.SKIPPED_SUFFIX)):
         return True
     folder, base = folder_of(name), base_name(name)
     stem = base.removesuffix(DATASET_SUFFIX)
     if stem == base or is_dataset_file(name):
         return False
     shard = any(one.startswith(f"{stem}.") and is_shard_name(one) for one in names_in(folder))
-    return shard or base in (TIMM_FILE, OPEN_CLIP_FILE)
+    return shard or base in (patterns.TIMM_FILE, patterns.OPEN_CLIP_FILE)
 
 
 def _paths_of(name: str) -> tuple[str, ...] | None:

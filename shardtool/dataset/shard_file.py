@@ -7,18 +7,10 @@ first bytes do.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from shardtool.errors import (
-    CorruptShard,
-    InvalidRequest,
-    OutputFailed,
-    machine_reads,
-    printable,
-    raise_if_machines,
-    reason,
-)
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, machine_reads, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.pattern import KNOWN, NameFacts, part_of, read_name
@@ -82,14 +74,17 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        try:
+        with self._reads(offset):
             return self._file.read(offset, min(length, max(0, self.size - offset)))
-        except OSError as error:
-            raise self._failed(offset, error) from None
 
-    def _failed(self, offset: int, error: OSError) -> CorruptShard:
-        raise_if_machines(error, self.path)
-        return CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=offset)
+    @contextmanager
+    def _reads(self, offset: int) -> Iterator[None]:
+        """Tell what the disk says of a place as what is wrong with the shard, unless the machine is to blame."""
+        try:
+            with machine_reads(self.path):
+                yield
+        except OSError as error:
+            raise CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=offset) from None
 
 
 class SummedFile(ShardFile):
@@ -142,10 +137,8 @@ class SummedFile(ShardFile):
     def _fill(self, at: int) -> int:
         """Read the next block to a place in the window; return its bytes. At 0 it is all that the window holds."""
         block = self._view[at : at + min(_WINDOW, max(0, self.size - self._end))]
-        try:
+        with self._reads(self._end):
             got = self._stream.readinto(block) if len(block) else 0
-        except OSError as error:
-            raise self._failed(self._end, error) from None
         self._crc = crc32c(block[:got], self._crc)
         if not at:
             self._start = self._end

@@ -20,16 +20,7 @@ from shardtool.dataset import find
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard
 from shardtool.dataset.walk import OddMember, Survey, walked_text
-from shardtool.errors import (
-    AccessRefused,
-    CorruptShard,
-    OutputFailed,
-    ShardError,
-    StoreFailed,
-    listing,
-    printable,
-    reason,
-)
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
 from shardtool.storage import places
@@ -103,20 +94,18 @@ class ShardExamination:
     findings: list[Finding] = field(default_factory=list)
     more: dict[str, int] = field(default_factory=dict)
     undecoded: int = 0
-    error: ShardError | None = None
+    error: CorruptShard | InvalidRequest | None = None
 
 
 def examine(task: Task) -> ShardExamination:
     """Walk, sum and, where asked for, decode a shard; of a damaged one, what precedes the damage."""
     try:
         found = task.shard.survey(checksum=True)
-    except OutputFailed:  # the machine's fault, or the network's, not the shard's
-        raise
     except StoreFailed as failed:
-        if not failed.of_file:
+        if not failed.of_file:  # the machine's fault, or the network's, not the shard's
             raise
         return ShardExamination(None, error=CorruptShard(task.shard.path, failed.found))
-    except ShardError as error:
+    except (CorruptShard, InvalidRequest) as error:
         return ShardExamination(None, error=error)
     hashes = b"".join([blake2b(key, digest_size=HASH_SIZE).digest() for key in found.keys])
     contents = _contents(found) if task.contents else b""
@@ -182,18 +171,6 @@ def _decode(task: Task, found: Survey, examined: ShardExamination) -> None:
             row += count
 
 
-def _check_for(name: str, classes: int | None) -> _Check | None:
-    """Return how a field of that name is decoded; None: it can be anything."""
-    ending = name.rpartition(".")[2].lower()
-    if ending in ("json", "npy"):
-        return _Check("json-bad", _json, JSON_LIMIT) if ending == "json" else _Check("array-bad", _array, IMAGE_LIMIT)
-    if ending in IMAGE_ENDINGS:
-        return _Check("image-bad", _image, IMAGE_LIMIT)
-    if classes is not None or ending in _NUMBERS:
-        return _Check("number-bad", lambda data: _number(data, classes), _NUMBER_BYTES, whole=False)
-    return None
-
-
 def _wrong(check: _Check, shard: ShardFile | PackedFile, offset: int, length: int) -> str | None:
     """Return what is wrong with a payload; empty: nothing is; None: it is too large to be decoded."""
     wanted = min(length, check.limit + 1)
@@ -251,6 +228,21 @@ def _number(data: bytes, classes: int | None) -> str:
     if classes is not None and not 0 <= int(text) < classes:
         return f"{printable(text)}, of {classes:,} classes"
     return ""
+
+
+_DECODED = {
+    "json": _Check("json-bad", _json, JSON_LIMIT),
+    "npy": _Check("array-bad", _array, IMAGE_LIMIT),
+    **dict.fromkeys(IMAGE_ENDINGS, _Check("image-bad", _image, IMAGE_LIMIT)),
+}
+
+
+def _check_for(name: str, classes: int | None) -> _Check | None:
+    """Return how a field of that name is decoded; None: it can be anything."""
+    ending = name.rpartition(".")[2].lower()
+    if ending not in _DECODED and (classes is not None or ending in _NUMBERS):
+        return _Check("number-bad", lambda data: _number(data, classes), _NUMBER_BYTES, whole=False)
+    return _DECODED.get(ending)
 
 
 # A dataset, and what is said of its shards.

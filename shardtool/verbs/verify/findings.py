@@ -163,16 +163,10 @@ class Finding:
 
     def to_json(self) -> dict[str, object]:
         """Return the finding as data, the way `--json` prints it."""
-        return {
-            "code": self.code,
-            "file": printable(self.file),
-            "offset": self.offset,
-            "key": printable(self.key),
-            "field": printable(self.field),
-            "found": printable(self.found),
-            "expected": printable(self.expected),
-            "remedy": self.remedy,
-        }
+        names = "code", "file", "offset", "key", "field", "found", "expected"
+        values = {name: getattr(self, name) for name in names}
+        texts = {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
+        return {**texts, "remedy": self.remedy}
 
 
 @dataclass(slots=True)
@@ -268,15 +262,10 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """Return the report as data, the way `--json` prints it; of several datasets, what was found in each."""
-        found: dict[str, object] = {
-            "findings": [one.to_json() for one in self.findings],
-            "counts": self.counts,
-            "checked": list(self.checked),
-            "unchecked": list(self.unchecked),
-            "repaired": list(self.repaired),
-        }
-        if self.datasets:
-            found = {"datasets": [one.to_json() for one in self.datasets], "counts": self.counts}
+        name, parts = ("datasets", self.datasets) if self.datasets else ("findings", self.findings)
+        found: dict[str, object] = {name: [one.to_json() for one in parts], "counts": self.counts}
+        if not self.datasets:
+            found |= {name: list(getattr(self, name)) for name in ("checked", "unchecked", "repaired")}
         return {
             "dataset": printable(self.dataset),
             "sound": self.sound,

@@ -145,7 +145,7 @@ def repair(seen: Subject, options: VerifyOptions, look: Callable[..., Subject]) 
     """
     mending = _Repair(seen, options)
     mending.run()
-    if mending.changed:
+    if mending.done:
         seen = look(replace(options, repair=False, map=None), Observer())
     seen.left, seen.repaired = tuple(mending.left), tuple(mending.done)
     return seen
@@ -157,7 +157,6 @@ class _Repair:
     Attributes:
         done: What was mended, in words.
         left: What was not, and why.
-        changed: Whether anything was written.
     """
 
     def __init__(self, seen: Subject, options: VerifyOptions) -> None:
@@ -169,7 +168,6 @@ class _Repair:
         self.folder = open_folder(seen.dataset.folder)
         self.done: list[str] = []
         self.left: list[str] = []
-        self.changed = False
 
     def run(self) -> None:
         """Mend what can be mended."""
@@ -232,7 +230,6 @@ class _Repair:
                 self.folder.publish(*staged)
             finally:
                 self.folder.discard_staged(names)
-        self.changed = True
         self.done.append(f"{listing([case.sidecar for case in proven])}: made again from the shard")
         if lost:
             self.done[-1] += f"; the columns {listing(sorted(lost))} are lost there, for only the source has them"
@@ -277,7 +274,6 @@ class _Repair:
         except ShardError as error:
             self._leave(f"the dataset file: {error}")
             return
-        self.changed = True
         lost = "how the dataset was made, what was left out and the names of classes are lost"
         self.done.append(f"{made.dataset_file}: made again from shards and sidecars; {lost}")
 
@@ -304,7 +300,6 @@ class _Repair:
             self._leave(f"what was there is back: {error}")
             return
         kept.discard()
-        self.changed = True
         source = self.options.source
         sources = listing([*map(str, source)]) if isinstance(source, list | tuple) else source
         self.done.append(f"{listing(wrong)}: made again from {sources}")
