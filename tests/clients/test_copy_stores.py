@@ -31,7 +31,7 @@ from tests.helpers import REPO, flip, read_tree, shards, write_tree
 from tests.servers.faults import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.servers.faults import FaultyProxy
@@ -130,7 +130,13 @@ def test_a_trusted_size_reads_no_shard(
     copy(first, second)
     copy(first, tmp_path / "back")
     monkeypatch.setattr("shardtool.verbs.copy.blocks_of", None)
-    monkeypatch.setattr("shardtool.storage.places.blocks_of", None)
+    blocks_of = places.blocks_of
+
+    def of_no_shard(path: str, *given: int) -> Iterator[memoryview | bytes]:
+        assert not path.endswith(".tar")
+        return blocks_of(path, *given)
+
+    monkeypatch.setattr(places, "blocks_of", of_no_shard)
     proxy.set()
     for source, where in ((packed, first), (first, second), (first, tmp_path / "back")):
         again = copy(source, where, asked).datasets[0]
