@@ -39,9 +39,9 @@ from shardtool.source.folder import _LONGEST as ARCHIVE_LONGEST
 from shardtool.storage.remote import lock
 from shardtool.storage.remote.blob import _CONNECT_S as CLIENT_CONNECT_S
 from shardtool.storage.remote.blob import _DIGITS as CLIENT_DIGITS
+from shardtool.storage.remote.blob import _MOST_HEAD as LINE_MOST_HEAD
 from shardtool.storage.remote.blob import _MOST_REDIRECTS as CLIENT_MOST_REDIRECTS
 from shardtool.storage.remote.blob import _REASON as CLIENT_REASON
-from shardtool.storage.remote.line import _MOST_HEAD as LINE_MOST_HEAD
 from shardtool.storage.remote.retry import POLICY
 from shardtool.table import columns as limits
 from shardtool.transform import image

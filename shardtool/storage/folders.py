@@ -24,7 +24,7 @@ from shardtool.fingerprint import crc32c
 from shardtool.storage import places
 from shardtool.storage.remote import retry
 from shardtool.storage.remote.address import STORES, WEB, is_source, is_url, join, parse_address, refuse_near_url, shown
-from shardtool.storage.remote.blob import Blob, connections_to, read_whole, stored_crc, stored_md5
+from shardtool.storage.remote.blob import Blob, Line, connections_to, peer_of, read_whole, stored_crc, stored_md5
 from shardtool.storage.remote.lock import check_held, locked
 from shardtool.storage.remote.stores import copy_in_bucket, delete, listed, object_headers, put, signed, signed_put
 from shardtool.storage.staging import DurableFile, FileFact, Folder, Sink, StagedFile, check_local, written
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
     from urllib3.connection import HTTPConnection
-
-    from shardtool.storage.remote.line import Line
 
 Made = TypeVar("Made")
 
@@ -158,8 +156,6 @@ class Upload(AbstractContextManager["Upload"]):
             AccessRefused: The store does not let us.
             StoreFailed: It takes no object here.
         """
-        from shardtool.storage.remote.line import Line, peer_of
-
         connection = self._connection
         try:
             with retry.answering(self._address, self._url):

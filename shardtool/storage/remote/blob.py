@@ -10,9 +10,11 @@ import base64
 import errno
 import functools
 import hashlib
+import io
 import os
 import re
 import threading
+import time
 from collections import deque
 from contextlib import closing, contextmanager
 from functools import partial
@@ -42,14 +44,17 @@ from shardtool.storage.remote.address import (
 from shardtool.storage.remote.stores import BucketEntry, not_installed, signed, version_number
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Future, ThreadPoolExecutor
 
     import urllib3
+    from typing_extensions import Buffer
+    from urllib3.connection import HTTPConnection
 
 PIECE = 2**20
 MOST_CONNECTIONS = 64  # that are kept for one server
-_CONNECT_S, _SEND_S = 10, 60  # how long an answer takes is for `line`
+_CONNECT_S, _SEND_S = 10, 60  # how long an answer takes is for `Line`
 _GIVEN = (200, 201, 204, 206, 416)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
@@ -57,6 +62,158 @@ _REASON = 4096  # bytes of an answer that is not wanted that are looked at, or r
 _DIGITS = 18  # of a length: no file has more bytes
 _USER_AGENT = "shardtool"
 _MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+# What goes over a connection, never waited for without a bound: too little in too much time is a failure.
+#
+# Strategy: all that urllib3 and http.client take comes through the file that an answer makes of its socket. Ours waits
+# in slices, in which a thread can be told to stop, and counts what comes in the time that is spent waiting: a server
+# that is silent and one that drips are the same. What a reader does in between does not count. Connections are made
+# apart, for names, handshakes and proxies know no slices.
+
+
+_MOST_HEAD = 2**18  # bytes of the first lines of an answer, with all that a server says before (100 Continue)
+
+
+class Line(io.RawIOBase):
+    """A connected socket as a file; it is left open when this is closed.
+
+    Args:
+        sock: The socket.
+        peer: Whose it is, for messages.
+        first_s: Seconds in which something must come; None: any time, at the least speed.
+
+    Attributes:
+        most: Bytes that may still come; None: any number.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, first_s: float | None = None) -> None:
+        super().__init__()
+        self._sock, self._peer, self._first_s = sock, peer, first_s
+        self._bytes, self._waited_s = 0, 0.0
+        self.most: int | None = None
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def readinto(self, into: Buffer, /) -> int:
+        """Fill `into` with what comes next; return how much there was.
+
+        Raises:
+            PassingFailure: Too little comes, or there is no end of headers.
+            TimeoutError: Nothing came in the first seconds.
+            OSError: The connection is lost.
+        """
+        got = self._moved(lambda: self._sock.recv_into(into))
+        if self.most is not None:
+            self.most -= got
+            if self.most < 0:
+                raise retry.PassingFailure(f"{self._peer} sends headers without an end", answered=True)
+        return got
+
+    def write(self, data: Buffer, /) -> int:
+        """Send some of `data`; return how much.
+
+        Raises:
+            PassingFailure: Too little goes.
+            OSError: The connection is lost.
+        """
+        return self._moved(lambda: self._sock.send(data))
+
+    def _moved(self, move: Callable[[], int]) -> int:
+        """Return how many bytes were moved, at the least speed."""
+        if self._sock.gettimeout() != retry.SLICE_S:
+            self._sock.settimeout(retry.SLICE_S)
+        while True:
+            retry.check_wanted()
+            begun, size = time.monotonic(), 0
+            try:
+                size = move()
+            except TimeoutError:
+                pass
+            else:
+                self._first_s = None
+                return size
+            finally:
+                self._count(size, time.monotonic() - begun)
+
+    def _count(self, size: int, waited_s: float) -> None:
+        self._bytes += size
+        self._waited_s += waited_s
+        if self._first_s is not None and not self._bytes and self._waited_s >= self._first_s:
+            raise TimeoutError
+        if self._waited_s < retry.SLICE_S:  # so that no environment is asked for each piece
+            return
+        least, over_s = retry.least_speed()
+        if self._waited_s >= over_s:
+            if self._bytes < least * self._waited_s:
+                raise retry.PassingFailure(self._too_slow(least))
+            self._bytes, self._waited_s = 0, 0.0
+
+    def _too_slow(self, least: float) -> str:
+        if not self._bytes:
+            return f"no answer in time: {self._peer} was silent for {self._waited_s:,.0f} s"
+        seen = f"{self._peer} moved {self._bytes:,} bytes in {self._waited_s:,.0f} s"
+        return f"too slow: {seen}, where {least:,.0f} a second are the least"
+
+
+def peer_of(connection: HTTPConnection) -> str:
+    """Return whose a connection is, for messages."""
+    return f"{connection.host}:{connection.port}"
+
+
+@functools.cache
+def _pools() -> dict[str, type[urllib3.HTTPConnectionPool]]:
+    """Return pools whose connections are made apart, and whose answers come through a `Line`; by scheme.
+
+    They are made when the first is needed: what they extend takes 50 ms to import.
+    """
+    import http.client
+
+    from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+
+    class Answer(http.client.HTTPResponse):
+        """An answer whose bytes come through a `Line`."""
+
+        def __init__(self, peer: str, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+            super().__init__(sock, *args, **kwargs)
+            self._line, self._holds = Line(sock, peer), self.fp  # which keeps the socket open
+            self._line.most = _MOST_HEAD  # of what leads through a proxy, for ever: it has no more than a head
+            self.fp = io.BufferedReader(self._line)
+
+        def begin(self) -> None:
+            """Read the first lines."""
+            super().begin()
+            self._line.most = None
+
+        def _close_conn(self) -> None:
+            super()._close_conn()  # type: ignore[misc]
+            self._holds.close()
+
+    class Connection(HTTPConnection):
+        """One of HTTP."""
+
+        def connect(self) -> None:
+            """Connect."""
+            self.response_class = partial(Answer, peer_of(self))  # type: ignore[assignment]
+            retry.apart(super().connect)
+
+    class SecureConnection(Connection, HTTPSConnection):
+        """One of HTTPS."""
+
+        def _tunnel(self) -> None:
+            super()._tunnel()
+            self.sock.settimeout(self.timeout)  # no slices for the handshake that follows: see above
+
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = Connection
+
+    class SecurePool(HTTPSConnectionPool):
+        ConnectionCls = SecureConnection
+
+    return {"http": Pool, "https": SecurePool}
 
 
 # What all threads of a process have in common is made by one of them: the certificates alone take 75 ms to load.
@@ -68,8 +225,6 @@ os.register_at_fork(before=_MAKING.acquire, after_in_parent=_MAKING.release, aft
 def _pool_of(_pid: int, scheme: str, proxy: str | None, _environment: tuple[str | None, ...]) -> urllib3.PoolManager:
     import urllib3
 
-    from shardtool.storage.remote.line import POOLS
-
     timeout = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S)
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
     context = None if is_plain and not more_certificates() else tls()  # what the environment names must be some
@@ -80,7 +235,7 @@ def _pool_of(_pid: int, scheme: str, proxy: str | None, _environment: tuple[str 
         made = urllib3.PoolManager(**options)
     else:
         made = urllib3.ProxyManager(proxy, proxy_headers=of_proxy(proxy), proxy_ssl_context=context, **options)
-    made.pool_classes_by_scheme = POOLS
+    made.pool_classes_by_scheme = _pools()
     return made
 
 
