@@ -38,25 +38,14 @@ import struct
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from io import BytesIO
 from math import isfinite
 from numbers import Rational
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import decompressobj
 
-# Each import registers a format: what is missing would make Pillow import all of its decoders.
-from PIL import (
-    BmpImagePlugin,
-    ExifTags,
-    GifImagePlugin,
-    Image,
-    JpegImagePlugin,
-    PngImagePlugin,
-    PpmImagePlugin,
-    TiffImagePlugin,
-    UnidentifiedImageError,
-    WebPImagePlugin,
-)
+from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 from PIL.Image import Resampling, Transpose
 
 from shardtool.errors import InvalidRequest, printable
@@ -73,22 +62,17 @@ if TYPE_CHECKING:
 # half of that, would stop images that are met in practice (a scanned A0 sheet at 300 dpi has 139 million pixels).
 MAX_PIXELS = 2 * (1024**3 // 4 // 3)
 
-_READERS = (
-    JpegImagePlugin.JpegImageFile,
-    PngImagePlugin.PngImageFile,
-    WebPImagePlugin.WebPImageFile,
-    BmpImagePlugin.BmpImageFile,
-    GifImagePlugin.GifImageFile,
-    TiffImagePlugin.TiffImageFile,
-    PpmImagePlugin.PpmImageFile,
-)
+# Pillow's readers: to import one registers its format, and one that is missing would make Pillow import all of them.
+_READERS = ("Jpeg", "Png", "WebP", "Bmp", "Gif", "Tiff", "Ppm")
+FORMATS = tuple(name.upper() for name in _READERS)
+for _name in _READERS:
+    import_module(f"PIL.{_name}ImagePlugin")
 # What decoding may take in a reader: a scan of A0 at 300 dpi takes 0.97 GB (PNG, TIFF, JPEG), and 102 million pixels of
 # a camera 1.02 GB as a progressive JPEG. As WebP it holds for 53 million pixels: libwebp keeps each four times.
 MAX_BYTES = 2**30
 _WEBP_BYTES = 20  # a pixel
 _COEFFICIENT = 2  # bytes, a colour of a pixel, of a JPEG whose scans must be held
 _KEPT_BITS = 8  # of each value
-FORMATS = tuple(str(reader.format) for reader in _READERS)
 _KINDS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _ENDINGS = {"jpg": ("jpg", "jpeg", "jpe", "jfif"), "png": ("png",), "webp": ("webp",)}
 _LONGEST = {"JPEG": 65_500, "WEBP": 16_383, "GIF": 65_535}  # pixels a side, of libjpeg, libwebp and the format
