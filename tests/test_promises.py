@@ -15,14 +15,14 @@ from shardtool import CreateOptions, create
 from shardtool.cli import _LEAST_ROOM, _PATIENCE_S
 from shardtool.dataset import payload
 from shardtool.dataset.dataset_file import _FILE_LIMIT as CLASSES_FILE_LIMIT
+from shardtool.dataset.shard_file import _KEPT_A_PACKED_BYTE as WALK_KEPT_A_PACKED_BYTE
+from shardtool.dataset.shard_file import _KEPT_ALWAYS as WALK_KEPT_ALWAYS
+from shardtool.dataset.shard_file import _KEY_LIMIT as WALK_KEY_LIMIT
 from shardtool.dataset.shard_file import _XZ_MEMORY as SHARD_FILE_XZ_MEMORY
 from shardtool.dataset.shard_index import _FACTOR as SIDECAR_READ_FACTOR
 from shardtool.dataset.shard_index import _FIELD_BYTES as SIDECAR_READ_FIELD_BYTES
 from shardtool.dataset.shard_index import _INDEX_SLACK as SIDECAR_READ_INDEX_SLACK
 from shardtool.dataset.shard_index import _METADATA_SLACK as SIDECAR_READ_METADATA_SLACK
-from shardtool.dataset.walk import _KEPT_A_PACKED_BYTE as WALK_KEPT_A_PACKED_BYTE
-from shardtool.dataset.walk import _KEPT_ALWAYS as WALK_KEPT_ALWAYS
-from shardtool.dataset.walk import _KEY_LIMIT as WALK_KEY_LIMIT
 from shardtool.fetch import FetchOptions
 from shardtool.fetch.fetcher import _MOST_REDIRECTS as FETCHED_REDIRECTS
 from shardtool.format import tfrecord

@@ -33,8 +33,7 @@ from shardtool.dataset.dataset_file import (
     shard_names,
     sound_dataset,
 )
-from shardtool.dataset.shard_file import FETCH, looks_like, shard_kind
-from shardtool.dataset.walk import SurveyTask, survey
+from shardtool.dataset.shard_file import FETCH, SurveyTask, looks_like, shard_kind, survey
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, read_name
 from shardtool.storage import places
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from shardtool.dataset.shard_file import Survey
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
-    from shardtool.dataset.walk import Survey
     from shardtool.request.run_record import RunRecord
 
 Value = TypeVar("Value")

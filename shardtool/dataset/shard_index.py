@@ -29,7 +29,7 @@ import pyarrow.types as pt
 
 from shardtool.dataset.dataset_file import ShardEntry
 from shardtool.dataset.parquet_bounds import MAGIC, TEXT, Extent, Footer, read_extents, read_footer
-from shardtool.dataset.walk import Survey, walked_text
+from shardtool.dataset.shard_file import Survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, numbers, string_array, strings
 from shardtool.entries.entries import Names
 from shardtool.entries.sizes import Payloads, heads_and_tails

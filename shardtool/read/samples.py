@@ -24,8 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from shardtool.dataset.payload import numbers_in
-from shardtool.dataset.shard_file import PackedFile, is_packed, unopened
-from shardtool.dataset.walk import walked_text
+from shardtool.dataset.shard_file import PackedFile, is_packed, unopened, walked_text
 from shardtool.entries.arrow import python_values
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, raise_if_machines, reason
 from shardtool.fingerprint import crc32c

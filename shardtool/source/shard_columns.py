@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardtool.dataset import shard_index
-from shardtool.dataset.shard_file import is_packed, unopened
-from shardtool.dataset.walk import FeatureConflict, Survey, walked_text
+from shardtool.dataset.shard_file import FeatureConflict, Survey, is_packed, unopened, walked_text
 from shardtool.entries.entries import Names
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, printable, reason
 from shardtool.pattern import sidecar_name

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from shardtool.dataset.dataset_file import DatasetFile, agreed_types, numbers_in
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, listed_by, of_glob
-from shardtool.dataset.shard_file import is_packed
-from shardtool.dataset.walk import SurveyTask, survey
+from shardtool.dataset.shard_file import SurveyTask, is_packed, survey
 from shardtool.entries import arrow
 from shardtool.entries.entries import Entries, FieldRows, FieldSpans, FieldValues, Names
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable

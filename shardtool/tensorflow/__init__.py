@@ -18,9 +18,8 @@ import numpy as np
 
 from shardtool.dataset.dataset_file import Feature, features_of
 from shardtool.dataset.find import StoredDataset, given_datasets, open_dataset
-from shardtool.dataset.shard_file import shard_kind
+from shardtool.dataset.shard_file import SurveyTask, shard_kind, survey, walked_text
 from shardtool.dataset.shard_index import walked_index
-from shardtool.dataset.walk import SurveyTask, survey, walked_text
 from shardtool.errors import InvalidRequest, listing
 from shardtool.read.order import OrderOptions, order_of
 from shardtool.read.stream import Stream

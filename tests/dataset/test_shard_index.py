@@ -9,8 +9,8 @@ import numpy as np
 
 from shardtool import CreateOptions, create
 from shardtool.dataset.find import open_dataset
+from shardtool.dataset.shard_file import SurveyTask, survey
 from shardtool.dataset.shard_index import differences, walked_index
-from shardtool.dataset.walk import SurveyTask, survey
 from tests.helpers import write_tree
 
 if TYPE_CHECKING:

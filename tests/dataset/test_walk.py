@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CreateOptions, create
-from shardtool.dataset import walk as survey_module
+from shardtool.dataset import shard_file as survey_module
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.dataset.find import StoredShard
-from shardtool.dataset.walk import Survey, SurveyTask, survey
+from shardtool.dataset.shard_file import Survey, SurveyTask, survey
 from shardtool.errors import OutputFailed
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.format import tar, tfrecord

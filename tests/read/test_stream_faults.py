@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardtool import ShardWriter
-from shardtool.dataset import find, walk
+from shardtool.dataset import find, shard_file
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.errors import CorruptShard, InvalidRequest, SampleFailed
 from shardtool.read.dataset import open as open_data
@@ -165,7 +165,7 @@ def test_a_broken_shard_is_walked_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     def survey(*args: Any, **options: Any) -> object:
         walks.append(args)
-        return walk.survey(*args, **options)
+        return shard_file.survey(*args, **options)
 
     monkeypatch.setattr(find, "survey", survey)
     with ShardWriter(tmp_path / "x-{0..}.tar", max_count=50) as writer:

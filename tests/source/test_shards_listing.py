@@ -368,7 +368,7 @@ def test_where_workers_do_it(ours: dict[str, Path], tmp_path: Path) -> None:
 
 def test_workers_import_nothing_heavy() -> None:
     """What a worker runs for shards that are not compressed needs neither NumPy nor pyarrow."""
-    modules = "shardtool.source.base, shardtool.dataset.walk"
+    modules = "shardtool.source.base, shardtool.dataset.shard_file"
     code = f"import sys, {modules}; print(*{{'numpy', 'pyarrow'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, env=ENVIRONMENT, capture_output=True, check=True)
     assert done.stdout == b"\n"

@@ -24,7 +24,7 @@ from shardtool import (
     reshard,
     verify,
 )
-from shardtool.dataset.walk import SurveyTask, survey
+from shardtool.dataset.shard_file import SurveyTask, survey
 from shardtool.entries.entries import Names
 from shardtool.errors import printable
 from shardtool.select.names import has_dotted

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardtool.dataset.find import StoredDataset, recorded_pattern
-from shardtool.dataset.walk import walked_text
+from shardtool.dataset.shard_file import walked_text
 from shardtool.entries.arrow import number_array, plain
 from shardtool.errors import InvalidRequest
 from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample

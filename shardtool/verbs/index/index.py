@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names, sound_dataset
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, recorded_dots
-from shardtool.dataset.shard_file import FETCH
-from shardtool.dataset.walk import Survey, SurveyTask, survey, torn_samples, walked_text
+from shardtool.dataset.shard_file import FETCH, Survey, SurveyTask, survey, torn_samples, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
 from shardtool.execute import start_pool
 from shardtool.interop.indexes import EXPORTS, wanted_exports

@@ -118,7 +118,7 @@ def duplicates(dataset: Given, *, observer: Observer | None = None) -> Duplicate
 
 
 def _said(listed: Listing, sample: int, differ: dict[int, tuple[str, ...]]) -> Duplicate:
-    from shardtool.dataset.walk import walked_text
+    from shardtool.dataset.shard_file import walked_text
 
     entries = listed.entries
     dataset, shard = listed.stored[int(entries.known_spans.file[sample])]

@@ -31,9 +31,8 @@ from shardtool.dataset.payload import (
     label_of,
     value_of,
 )
-from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard, payload
+from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard, payload, walked_text
 from shardtool.dataset.shard_index import UNREAD, FieldRow, ShardIndex, types_of
-from shardtool.dataset.walk import walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
 from shardtool.fingerprint import crc32c
 from shardtool.format import tfrecord

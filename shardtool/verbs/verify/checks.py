@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset import find
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.shard_file import PackedFile, ShardFile, open_shard
-from shardtool.dataset.walk import OddMember, Survey, walked_text
+from shardtool.dataset.shard_file import OddMember, PackedFile, ShardFile, Survey, open_shard, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardtool.dataset.walk import Survey, SurveyTask, survey, walked_text
+from shardtool.dataset.shard_file import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
 from shardtool.interop import indexes
 from shardtool.pattern import is_shard_name

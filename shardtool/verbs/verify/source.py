@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from shardtool.dataset.find import StoredDataset, find_dataset, of_glob, other_splits, recorded_pattern
+from shardtool.dataset.shard_file import Survey, walked_text
 from shardtool.dataset.shard_index import ends_of
-from shardtool.dataset.walk import Survey, walked_text
 from shardtool.entries.entries import Names
 from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
 from shardtool.pattern import ShardPattern, parse_pattern

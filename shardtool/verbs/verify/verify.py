@@ -21,7 +21,7 @@ from itertools import accumulate, combinations, starmap
 from typing import TYPE_CHECKING, Any
 
 from shardtool.dataset.find import StoredDataset, given_datasets
-from shardtool.dataset.walk import Survey
+from shardtool.dataset.shard_file import Survey
 from shardtool.errors import CorruptShard, listing, without_secrets
 from shardtool.execute import start_pool
 from shardtool.execute.pool import Pool, cores
