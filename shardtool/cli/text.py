@@ -47,6 +47,7 @@ _FIELDS = 40
 _MOST_LINES = 5
 _NAME = 32  # columns for a name in a table
 _LINES = 200  # of a text or JSON
+_NO_INDEX = "without an index (`shardtool index` makes it)"
 
 
 def width() -> int:
@@ -110,15 +111,14 @@ def summary_text(summary: Summary, room: int) -> str:
         total = f"{counted(len(summary.datasets), 'dataset')}: {_facts(summary)}"
         return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])
     sections = [
-        _head(summary, room),
-        _shards(summary),
-        _fields(summary, room),
-        _images(summary, room),
+        _fields(summary),
+        _images(summary),
         *(_label(name, label, room) for name, label in summary.labels.items()),
-        _splits(summary, room),
-        _columns(summary, room),
+        _splits(summary),
+        _columns(summary),
     ]
-    return "\n\n".join("\n".join(section) for section in sections if section)
+    fitting = [[fit(line, room) for line in section] for section in sections]
+    return "\n\n".join("\n".join(section) for section in (_head(summary, room), _shards(summary), *fitting) if section)
 
 
 def _facts(summary: Summary) -> str:
@@ -126,28 +126,24 @@ def _facts(summary: Summary) -> str:
 
 
 def _head(summary: Summary, room: int) -> list[str]:
-    partial = summary.looked.shards < (summary.shard_sizes.count or 0)
-    facts, name = _facts(summary), fit(summary.dataset, room)
+    facts, name, shards = _facts(summary), fit(summary.dataset, room), summary.shard_sizes.count
     lines = [f"{name}: {facts}"] if cells(f"{name}: {facts}") <= room else [name, fit(f"  {facts}", room)]
-    rows = [("complete", _complete(summary))]
-    if summary.part_of:
-        rows.append(("part", f"these are {summary.shard_sizes.count:,} of its {counted(summary.part_of, 'shard')}"))
-    if summary.fingerprint:
-        rows.append(("fingerprint", summary.fingerprint))
-    if summary.made:
-        rows += _made(RunRecord(summary.made))
-    if summary.skipped:
-        rows.append(("left out", f"{summary.skipped:,}, listed in {summary.name}.skipped"))
-    if partial:
-        looked = _held(summary.looked.samples, summary.looked.shards)
-        rows.append(("looked at", f"{looked}: what follows is about these (--full reads all)"))
-    if summary.looked.walked:
-        rows.append(
-            ("walked", f"{counted(summary.looked.walked, 'shard')} without an index (`shardtool index` makes it)")
-        )
-    rows += [("problem", f"{one.where}: {one.message}") for one in summary.problems[:_MOST_LINES]]
+    looked = summary.looked
+    about = f"{_held(looked.samples, looked.shards)}: what follows is about these (--full reads all)"
+    rows = [
+        ("complete", _complete(summary)),
+        ("part", f"these are {shards:,} of its {counted(summary.part_of, 'shard')}" if summary.part_of else ""),
+        ("fingerprint", summary.fingerprint),
+        *(_made(RunRecord(summary.made)) if summary.made else ()),
+        ("left out", f"{summary.skipped:,}, listed in {summary.name}.skipped" if summary.skipped else ""),
+        ("looked at", about if looked.shards < shards else ""),
+        ("walked", f"{counted(looked.walked, 'shard')} {_NO_INDEX}" if looked.walked else ""),
+        *(("problem", f"{one.where}: {one.message}") for one in summary.problems[:_MOST_LINES]),
+    ]
     for name, value in rows:
-        folded = textwrap.wrap(printable(value), max(room - 15, 20), break_long_words=False, break_on_hyphens=False)
+        folded = textwrap.wrap(
+            printable(value or ""), max(room - 15, 20), break_long_words=False, break_on_hyphens=False
+        )
         lines += [f"  {name if at == 0 else '':11}  {line}" for at, line in enumerate(folded[:_MOST_LINES])]
     if len(summary.problems) > _MOST_LINES:
         lines.append(f"  and {len(summary.problems) - _MOST_LINES:,} more problems")
@@ -192,7 +188,7 @@ def _numbers(spread: Spread) -> tuple[str, str, str]:
     return f"{spread.smallest:,}", f"{spread.median:,}", f"{spread.largest:,}"
 
 
-def _fields(summary: Summary, room: int) -> list[str]:
+def _fields(summary: Summary) -> list[str]:
     rows = [
         (
             fit(name, _NAME),
@@ -206,28 +202,28 @@ def _fields(summary: Summary, room: int) -> list[str]:
     lines = table(("field", "content", "samples", "smallest", "median", "largest", "total"), rows[:_FIELDS], "llrrrrr")
     if len(rows) > _FIELDS:
         lines.append(f"and {len(rows) - _FIELDS:,} more fields")
-    return [fit(line, room) for line in lines] if rows else []
+    return lines if rows else []
 
 
-def _images(summary: Summary, room: int) -> list[str]:
+def _images(summary: Summary) -> list[str]:
     lines: list[str] = []
     known = any(one.source == "columns" for one in summary.images.values())
     for name, one in summary.images.items():
         sampled = one.source == "sampled"
         which = f"{one.images:,} looked at" if sampled else f"all {one.images:,}, by the sidecars' columns"
-        lines.append(fit(f"images  {name}: {which}", room))
+        lines.append(f"images  {name}: {which}")
         if one.width.count and not (known and sampled):
             lines.append(f"  width   {' / '.join(_numbers(one.width))}  (smallest / median / largest)")
             lines.append(f"  height  {' / '.join(_numbers(one.height))}")
         if one.modes:
-            lines.append(fit("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()), room))
-        lines += [fit(f"  no image: {key}: {wrong}", room) for key, wrong in one.unreadable]
+            lines.append("  modes   " + ", ".join(f"{mode} {count:,}" for mode, count in one.modes.items()))
+        lines += [f"  no image: {key}: {wrong}" for key, wrong in one.unreadable]
     return lines
 
 
 def _label(name: str, label: LabelSummary, room: int) -> list[str]:
     sampled = f"{label.samples:,} looked at, " if label.sampled else ""
-    lines = [fit(f"{label.source} {name}: {sampled}{counted(label.distinct, 'value')}", room)]
+    lines = [f"{label.source} {name}: {sampled}{counted(label.distinct, 'value')}"]
     shown = label.values[:_LABELS]
     names = [
         fit(one.name if one.number is None or one.name == str(one.number) else f"{one.name} ({one.number})", _NAME)
@@ -253,16 +249,15 @@ def _bar(share: float, room: int) -> str:
     return bar if encodable(bar) == bar else "#" * max(1, round(share * room))
 
 
-def _splits(summary: Summary, room: int) -> list[str]:
-    lines = []
-    if summary.splits:
-        lines.append("splits  " + ", ".join(f"{name} {count:,}" for name, count in summary.splits.items()))
-    if summary.siblings:
-        lines.append("other splits  " + ", ".join(f"{name}: {file}" for name, file in summary.siblings.items()))
-    return [fit(line, room) for line in lines]
+def _splits(summary: Summary) -> list[str]:
+    named = {
+        "splits": [f"{name} {count:,}" for name, count in summary.splits.items()],
+        "other splits": [f"{name}: {file}" for name, file in summary.siblings.items()],
+    }
+    return [f"{what}  {', '.join(those)}" for what, those in named.items() if those]
 
 
-def _columns(summary: Summary, room: int) -> list[str]:
+def _columns(summary: Summary) -> list[str]:
     rows = [
         (
             fit(name, _NAME),
@@ -273,8 +268,7 @@ def _columns(summary: Summary, room: int) -> list[str]:
         )
         for name, one in summary.columns.items()
     ]
-    lines = table(("metadata", "type", "filled", "values", ""), rows[:_FIELDS], "llrrl")
-    return [fit(line, room) for line in lines] if rows else []
+    return table(("metadata", "type", "filled", "values", ""), rows[:_FIELDS], "llrrl") if rows else []
 
 
 def _is_of_classes(summary: Summary, name: str) -> bool:
@@ -399,7 +393,7 @@ def read_speed_text(speed: ReadSpeed) -> str:
 def duplicates_text(found: Duplicates, *, whole: bool) -> str:
     """Return which samples hold the same, for people; `whole`: all of them."""
     lines = []
-    for group in found.groups if whole else islice(found.groups, _SHOWN):
+    for group in islice(found.groups, None if whole else _SHOWN):
         splits = len({one.split for one in group} - {""}) > 1
         several = len({one.dataset for one in group}) > 1
         names = [f"{one.split or one.dataset}: {one.key}" if several else one.key for one in group]
@@ -422,6 +416,11 @@ def duplicates_text(found: Duplicates, *, whole: bool) -> str:
 # What `create` and `reshard` wrote, or would write, what `copy` copied, and what is in a cache.
 
 
+def _lines(*lines: str) -> str:
+    """Return lines, but for empty ones, each as one line, whatever names are in it."""
+    return "\n".join(map(printable, filter(None, lines)))
+
+
 def _speed(size: int, seconds: float) -> str:
     return f"{seconds:.1f} s, {show_size(size / max(seconds, 1e-9))}/s"
 
@@ -429,29 +428,26 @@ def _speed(size: int, seconds: float) -> str:
 def written_text(result: CreateResult) -> str:
     """Return what is printed of a finished run."""
     if result.appended and not result.appended.shards:
-        return printable(f"nothing new: {result.dataset_file} stays as it is, {_held(result.samples, result.shards)}")
+        return _lines(f"nothing new: {result.dataset_file} stays as it is, {_held(result.samples, result.shards)}")
     new = result.appended or result
     kept = f" ({result.kept:,} were finished already)" if result.kept else ""
     of_part = f" of part {result.part}" if result.part else ""
     made = f"{_held(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
     waits = ", once all parts have ended" if result.part and not result.merged else ""
+    skipped = f"{result.skipped:,} left out, listed in {result.dataset_file.removesuffix('.json')}.skipped{waits}"
     lines = [
         f"{made}, {show_size(new.size)}, {_speed(new.size, result.seconds)}",
+        skipped if result.skipped else "",
+        f"{counted(result.dropped, 'sample')} dropped by --map" if result.dropped else "",
+        _removed(result.changes) if result.changes else "",
+        f"now {_held(result.samples, result.shards)}, {show_size(result.size)}" if result.appended else "",
+        *(
+            f"  {name}: {_held(one.samples, one.shards)}, {show_size(one.size)}, {one.dataset_file}"
+            for name, one in result.splits.items()
+        ),
         f"dataset file  {result.dataset_file}{waits}",
         f"fingerprint   {result.fingerprint}{of_part}",
     ]
-    if result.appended:
-        lines.insert(1, f"now {_held(result.samples, result.shards)}, {show_size(result.size)}")
-    for name, split in result.splits.items():
-        held = _held(split.samples, split.shards)
-        lines.insert(-2, f"  {name}: {held}, {show_size(split.size)}, {split.dataset_file}")
-    if result.changes and (line := _removed(result.changes)):
-        lines.insert(1, line)
-    if result.dropped:
-        lines.insert(1, f"{counted(result.dropped, 'sample')} dropped by --map")
-    if result.skipped:
-        name = result.dataset_file.removesuffix(".json") + ".skipped"
-        lines.insert(1, f"{result.skipped:,} left out, listed in {name}{waits}")
     if urls := list(filter(None, [result.urls, *(split.urls for split in result.splits.values())])):
         lines.append("to read it with webdataset:")
         lines += [f"  wds.WebDataset({json.dumps(one, ensure_ascii=False)}, shardshuffle=False)" for one in urls]
@@ -459,7 +455,7 @@ def written_text(result: CreateResult) -> str:
         features = [f"    {json.dumps(name)}: {kind}," for name, kind in result.features.items()]
         lines += ["to read it with TensorFlow:", "  features = {", *features, "  }"]
         lines += ["  dataset.map(lambda record: tf.io.parse_single_example(record, features))"]
-    return "\n".join(map(printable, lines))
+    return _lines(*lines)
 
 
 def _removed(changes: Changes) -> str:
@@ -495,9 +491,12 @@ def extracted_text(result: ExtractResult) -> str:
     kept = f"; {result.kept:,} of them there already" if result.kept else ""
     words = [word for one in result.create.items() for word in typed_words(*one)]
     again = join(["shardtool", "create", result.folder, "out-{000000..}.tar", *words])
-    lines = [f"{what}, {_speed(result.size, result.seconds)}{kept}", f"manifest  {result.manifest}"]
-    lines += [f"metadata  {result.metadata}"] if result.metadata else []
-    return "\n".join(map(printable, [*lines, f"back      {again}"]))
+    return _lines(
+        f"{what}, {_speed(result.size, result.seconds)}{kept}",
+        f"manifest  {result.manifest}",
+        f"metadata  {result.metadata}" if result.metadata else "",
+        f"back      {again}",
+    )
 
 
 _SHOWN = 10  # lines of each kind of difference
@@ -519,7 +518,7 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
     }
     for found, texts in kinds.values():
         if found:
-            lines += ["", *(f"  {text}" for text in (texts if whole else islice(texts, _SHOWN)))]
+            lines += ["", *(f"  {text}" for text in islice(texts, None if whole else _SHOWN))]
         if len(found) > _SHOWN and not whole:
             lines.append(f"  ... and {len(found) - _SHOWN:,} more: -v shows all")
     totals = [f"{len(found):,} {name}" for name, (found, _) in kinds.items() if found]
@@ -538,27 +537,26 @@ def removed_text(result: RemoveResult) -> str:
         verb = "to remove" if result.dry_run else "removed"
         lines.append(f"{counted(one.removed, 'sample')} {verb}, {one.samples:,} left; {shards}")
         lines.append(f"dataset file  {one.dataset_file}")
-    return "\n".join(map(printable, [*lines, *(["nothing was written"] if result.dry_run else [])]))
+    return _lines(*lines, "nothing was written" if result.dry_run else "")
 
 
 def copied_text(result: CopyResult) -> str:
     """Return what is printed of a copy."""
-    size = sum(one.copied_size for one in result.datasets)
-    speed = f", {_speed(size, result.seconds)}"
+    size, several = sum(one.copied_size for one in result.datasets), len(result.datasets) > 1
+    speed = "" if result.dry_run else f", {_speed(size, result.seconds)}"
     lines = []
     for one in result.datasets:
+        line = f"nothing to copy: {counted(one.kept, 'shard')} {'are' if one.kept > 1 else 'is'} there already"
         if one.copied:
-            what, how_fast = ("to copy", "") if result.dry_run else ("copied", speed if not result.datasets[1:] else "")
+            what = (
+                f"{'to copy' if result.dry_run else 'copied'}, {show_size(one.copied_size)}{'' if several else speed}"
+            )
             kept = f"; {one.kept:,} of {one.shards:,} there already" if one.kept else ""
-            line = f"{counted(one.copied, 'shard')} {what}, {show_size(one.copied_size)}{how_fast}{kept}"
-        else:
-            line = f"nothing to copy: {counted(one.kept, 'shard')} {'are' if one.kept > 1 else 'is'} there already"
+            line = f"{counted(one.copied, 'shard')} {what}{kept}"
         removed = f"; {one.removed:,} {'to remove' if result.dry_run else 'removed'}" if one.removed else ""
         indexes = f"; {counted(one.indexes, 'file')} of other tools" if one.indexes else ""
         lines += [f"{line}{removed}{indexes}", f"dataset file  {one.dataset_file}"]
-    if result.datasets[1:]:
-        lines.append(f"in all {show_size(size)}{'' if result.dry_run else speed}")
-    return "\n".join(lines)
+    return _lines(*lines, f"in all {show_size(size)}{speed}" if several else "")
 
 
 def doctor_text(result: DoctorResult, room: int) -> str:
@@ -582,30 +580,27 @@ def status_text(status: CacheStatus) -> str:
     """Return what is printed of a cache."""
     counts, rate = status.counts, status.counts.hit_rate
     held = [one for one in status.shards if one.held]
-    lines = [f"{counted(len(status.shards), 'shard')}, {show_size(status.size)}; {len(held):,} held"]
-    if status.taken:
-        lines[0] += f"; {show_size(status.taken)} taken by what is being written"
-    if rate is not None:
-        passed = f", {counts.passed:,} read at their own place" if counts.passed else ""
-        found = f"{counts.hits:,} found, {counts.copies:,} copied{passed}; {counts.evicted:,} evicted"
-        lines.append(f"hit rate  {rate:.1%}: {found}")
-    for what, pids in (("used by", status.readers), ("written by", status.writers)):
-        if pids:
-            lines.append(f"{what}  {_ids(pids)}")
-    lines += [f"held      {one.path}{' by ' + _ids(one.pids) if one.pids else ''}" for one in held]
-    return "\n".join([*lines, *_foreign(status.foreign)])
+    taken = f"; {show_size(status.taken)} taken by what is being written" if status.taken else ""
+    passed = f", {counts.passed:,} read at their own place" if counts.passed else ""
+    found = f"{counts.hits:,} found, {counts.copies:,} copied{passed}; {counts.evicted:,} evicted"
+    return _lines(
+        f"{counted(len(status.shards), 'shard')}, {show_size(status.size)}; {len(held):,} held{taken}",
+        f"hit rate  {rate:.1%}: {found}" if rate is not None else "",
+        f"used by  {_ids(status.readers)}" if status.readers else "",
+        f"written by  {_ids(status.writers)}" if status.writers else "",
+        *(f"held      {one.path}{' by ' + _ids(one.pids) if one.pids else ''}" for one in held),
+        *map("foreign   {}".format, status.foreign),
+    )
 
 
 def change_text(change: CacheChange) -> str:
     """Return what is printed of what was removed from a cache."""
-    lines = [f"{len(change.removed):,} of {counted(change.looked_at, 'shard')} removed, {show_size(change.size)}"]
-    lines += [f"removed   {path}: {why}" for path, why in change.removed.items() if why]
-    lines += [f"held      {path}{why and ': ' + why}" for path, why in change.held.items()]
-    return "\n".join([*lines, *_foreign(change.foreign)])
-
-
-def _foreign(paths: tuple[str, ...]) -> list[str]:
-    return [f"foreign   {printable(path)}" for path in paths]
+    return _lines(
+        f"{len(change.removed):,} of {counted(change.looked_at, 'shard')} removed, {show_size(change.size)}",
+        *(f"removed   {path}: {why}" for path, why in change.removed.items() if why),
+        *(f"held      {path}{why and ': ' + why}" for path, why in change.held.items()),
+        *map("foreign   {}".format, change.foreign),
+    )
 
 
 def _ids(pids: tuple[int, ...]) -> str:
