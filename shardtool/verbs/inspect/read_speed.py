@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import chain, repeat
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     Sample = dict[str, Any]
 
-SECONDS = 2.0  # of each kind of reading
+_SECONDS = 2.0  # of each kind of reading, of which a sample at least is read
 _TOGETHER = 64  # samples that are asked for at once: a batch
 _OPENED = 16  # shards whose opening is timed
 _LEAST_SHARE = 0.1  # of a stream's time that may go into opening
@@ -116,14 +115,13 @@ class ReadSpeed:
         }
 
 
-def read_speed(given: Given, *, decode: bool = False, seed: int = 0, seconds: float | None = None) -> ReadSpeed:
+def read_speed(given: Given, *, decode: bool = False, seed: int = 0) -> ReadSpeed:
     """Read a dataset for some seconds, and return how fast that was.
 
     Args:
         given: A dataset, as for `shardtool.open`; several are read as one.
         decode: Whether fields are decoded, too.
         seed: Of the order.
-        seconds: How long each kind of reading goes on; at least one sample is read. None: two.
 
     Raises:
         InvalidRequest: There is no such dataset, or it has no samples.
@@ -137,15 +135,14 @@ def read_speed(given: Given, *, decode: bool = False, seed: int = 0, seconds: fl
     chosen = full[:: max(1, len(full) // _OPENED)][:_OPENED]
     dataset = Dataset(Fetcher(catalog, ReadOptions()))
     opening = _opening(dataset, [int(catalog.firsts[shard]) for shard in chosen])
-    measured = partial(_measure, seconds=SECONDS if seconds is None else seconds)
     return ReadSpeed(
         dataset=catalog.name,
         shards=len(full),
         mean_size=int(catalog.sizes[full].mean()),
         opening=opening,
-        stream=measured(_streamed(dataset, seed)),
-        random=measured(_random(dataset, seed)),
-        decoded=measured(_streamed(dataset, seed), decode=Decode()) if decode else None,
+        stream=_measure(_streamed(dataset, seed)),
+        random=_measure(_random(dataset, seed)),
+        decoded=_measure(_streamed(dataset, seed), Decode()) if decode else None,
     )
 
 
@@ -173,13 +170,13 @@ def _random(dataset: Dataset, seed: int) -> Iterator[Sample]:
     return chain.from_iterable(dataset[draw.integers(0, len(dataset), _TOGETHER)] for _ in repeat(None))
 
 
-def _measure(samples: Iterable[Sample], seconds: float, decode: Decode | None = None) -> Speed:
+def _measure(samples: Iterable[Sample], decode: Decode | None = None) -> Speed:
     count, size, start = 0, 0, time.perf_counter()
     for sample in samples:
         count += 1
         size += sum(len(value) for value in sample.values() if type(value) is bytes)
         if decode is not None:
             decode(sample)
-        if time.perf_counter() - start >= seconds:
+        if time.perf_counter() - start >= _SECONDS:
             break
     return Speed(count, size, max(time.perf_counter() - start, 1e-9))

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 _MADE = ReadSpeed("out.json", 10, 1_000_000, 0.001, Speed(500, 10**9, 1.0), Speed(50, 10**6, 0.5), None)
 
 
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read one sample of each kind, unless a test says otherwise."""
+    monkeypatch.setattr(module, "_SECONDS", 0.0)
+
+
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """A dataset of four shards."""
@@ -36,7 +42,7 @@ def test_shards_are_walked_once(dataset: Path, caplog: pytest.LogCaptureFixture)
     """Shards without sidecars are walked for the measurement once."""
     for path in [dataset, *dataset.parent.glob("*.index")]:
         path.unlink()
-    assert read_speed(str(dataset.parent), seconds=0).shards == 4
+    assert read_speed(str(dataset.parent)).shards == 4
     assert len([one for one in caplog.records if "walked in" in one.getMessage()]) == 1
 
 
@@ -72,33 +78,33 @@ def test_text() -> None:
 
 def test_each_kind_of_reading_reads(dataset: Path) -> None:
     """However short the time, each kind reads a sample, and its bytes are those of its fields before decoding."""
-    speed = read_speed(dataset, decode=True, seconds=0)
+    speed = read_speed(dataset, decode=True)
     assert (speed.dataset, speed.shards) == (str(dataset), 4)
     assert speed.mean_size == sum(one.stat().st_size for one in dataset.parent.glob("*.tar")) // 4
     assert speed.opening >= 0
     for one in (speed.stream, speed.random, speed.decoded):
         assert one is not None
         assert (one.samples, one.bytes) == (1, 5)
-    assert read_speed(dataset, seconds=0).decoded is None
+    assert read_speed(dataset).decoded is None
 
 
-def test_epochs_follow_each_other(dataset: Path) -> None:
+def test_epochs_follow_each_other(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dataset that is read in less than the time is read again."""
-    assert read_speed(dataset, seconds=0.3).stream.samples > 8
+    monkeypatch.setattr(module, "_SECONDS", 0.3)
+    assert read_speed(dataset).stream.samples > 8
 
 
 def test_what_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     """A field that cannot be decoded ends it with the sample's name, with `--decode` only."""
     write_tree(tmp_path / "in", {"a.cls": b"none"})
     create(tmp_path / "in", str(tmp_path / "out-{000000..}.tar"), CreateOptions(workers=1))
-    read_speed(tmp_path / "out.json", seconds=0)
+    read_speed(tmp_path / "out.json")
     with pytest.raises(SampleFailed, match="sample a, field cls"):
-        read_speed(tmp_path / "out.json", decode=True, seconds=0)
+        read_speed(tmp_path / "out.json", decode=True)
 
 
-def test_command(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command(dataset: Path) -> None:
     """`inspect --read-speed` prints a line for each kind of reading, or the same as JSON."""
-    monkeypatch.setattr(module, "SECONDS", 0.0)
     lines = typed("inspect", dataset, "--read-speed", "--decode").out.splitlines()
     assert [line.split()[0] for line in lines] == [str(dataset), "stream", "random", "decoded", "shards"]
     document = json.loads(typed("inspect", dataset, "--read-speed", "--json").out)
@@ -124,7 +130,7 @@ def test_what_does_not_go_together(dataset: Path, words: list[str], code: int, m
 
 def test_a_missing_shard(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard that is missing ends it with an error that names it."""
-    monkeypatch.setattr(module, "SECONDS", 0.05)
+    monkeypatch.setattr(module, "_SECONDS", 0.05)
     shard = dataset.parent / "out-000002.tar"
     shard.unlink()
     ran = typed("inspect", dataset, "--read-speed")
@@ -137,6 +143,6 @@ def test_no_samples(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "out-000000.tar", "w"):
         pass
     with pytest.raises(InvalidRequest, match="no samples"):
-        read_speed(str(tmp_path), seconds=0)
+        read_speed(str(tmp_path))
     with pytest.raises(InvalidRequest, match="there are none"):
         find_sample([open_dataset(tmp_path)], "0")
