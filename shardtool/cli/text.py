@@ -16,7 +16,7 @@ from shardtool.cli.output import encodable, json_text, show
 from shardtool.errors import ShardError, listing, printable, without_secrets
 from shardtool.request.run_record import RunRecord, command_line
 from shardtool.storage.places import is_url, is_web
-from shardtool.values import counted, show_size
+from shardtool.values import counted, output_text, show_size
 from shardtool.wording import typed_words
 
 if TYPE_CHECKING:
@@ -301,11 +301,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], sides: str) -> lis
     ]
 
 
-def sample_text(sample: SampleView, room: int) -> str:
+def sample_text(view: SampleView, room: int) -> str:
     """Return a sample for people: each field as what it is."""
-    place = f"sample {sample.number:,}, {sample.size:,} bytes at {sample.offset:,} of {sample.shard}"
+    sample = view.sample
+    place = f"sample {sample.number:,}, {sample.size:,} bytes at {sample.offset:,} of {output_text(sample.shard.path)}"
     lines = [printable(sample.key), fit(f"  {place}", room)]
-    for one in sample.fields:
+    for one in view.fields:
         lines += _field(one, room)
     if sample.metadata:
         lines.append("metadata")
@@ -351,10 +352,10 @@ def _letters(data: bytes) -> str:
     return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in data)  # noqa: PLR2004 - what ASCII can print
 
 
-def sample_line(sample: SampleView, room: int) -> str:
+def sample_line(view: SampleView, room: int) -> str:
     """Return a sample on one line."""
-    fields = "  ".join(f"{printable(one.name)}: {_brief(one)}" for one in sample.fields)
-    return fit(f"{sample.key}  {fields}", room)
+    fields = "  ".join(f"{printable(one.name)}: {_brief(one)}" for one in view.fields)
+    return fit(f"{view.sample.key}  {fields}", room)
 
 
 def _brief(one: FieldView) -> str:

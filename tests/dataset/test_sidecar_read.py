@@ -404,7 +404,7 @@ def test_times_as_text(tmp_path: Path) -> None:
     days = pa.array([0, 1], pa.date32())
     source = pa.table({"key": ["a", "b"], "txt": ["x", "y"], "t": times, "d": days})
     create(source, f"{tmp_path}/out-{{000..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
-    found = [view(one).metadata for one in first_samples([open_dataset(tmp_path)], 2)]
+    found = [view(one).sample.metadata for one in first_samples([open_dataset(tmp_path)], 2)]
     assert found == [
         {"txt": "x", "t": "11103-08-29 17:22:31.711744", "d": date(1970, 1, 1)},
         {"txt": "y", "t": datetime(1970, 1, 1), "d": date(1970, 1, 2)},  # noqa: DTZ001

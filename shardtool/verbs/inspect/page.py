@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.verbs.inspect.inspect import Spread
     from shardtool.verbs.inspect.thumbnails import ShownSample
 
     # A label, how many values it has, and the rows of a table of these.
@@ -249,11 +248,6 @@ class DatasetView(ChosenSamples):
         return {both: one.anchor for one in reversed(self.shown) for both in one.labels.items()}
 
     @property
-    def sizes(self) -> Spread:
-        """The payload bytes of a sample."""
-        return self.overview.sample_sizes.spread()
-
-    @property
     def _pictures(self) -> list[Thumbnail]:
         return [one.images[0] for one in self.shown if one.images]
 
@@ -286,12 +280,6 @@ class DatasetView(ChosenSamples):
             held = size if size is None or entry is None else entry.size
             found.append((shard.number, shard.file_name, held, samples))
         return found
-
-    @property
-    def bound(self) -> int | None:
-        """The bytes that no shard may exceed, where that was asked for."""
-        bound = self.file.made.options.get("max_size") if self.file else None
-        return bound if type(bound) is int else None
 
 
 def _page(views: Sequence[DatasetView]) -> str:

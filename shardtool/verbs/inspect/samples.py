@@ -12,7 +12,7 @@ import os
 import sys
 from codecs import getincrementaldecoder
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,7 +47,7 @@ from shardtool.verbs.inspect.inspect import FoundSample, found_samples, is_plain
 from shardtool.wording import either, flag, option, typed_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -163,23 +163,17 @@ class FieldView(NamedTuple):
         return {**found, "image": image, "head": plain(self.head) or None, "problem": self.problem or None}
 
 
-@dataclass(frozen=True, slots=True)
-class SampleView:
-    """A sample, for people; attributes as those of `FoundSample`, `shard` is a path."""
+class SampleView(NamedTuple):
+    """A sample, and its fields, for people."""
 
-    key: str
-    number: int
-    shard: str
-    offset: int
-    size: int
+    sample: FoundSample
     fields: tuple[FieldView, ...]
-    metadata: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the sample as data, the way `--json` prints it (docs/json.md)."""
-        found = {name: getattr(self, name) for name in ("key", "number", "shard", "offset", "size")}
-        fields = {one.name: one.to_json() for one in self.fields}
-        return {**found, "fields": fields, "metadata": plain(self.metadata)}
+        one, fields = self.sample, {field.name: field.to_json() for field in self.fields}
+        found = {"key": one.key, "number": one.number, "shard": output_text(one.shard.path), "offset": one.offset}
+        return {**found, "size": one.size, "fields": fields, "metadata": plain(one.metadata)}
 
 
 def keys(datasets: Sequence[StoredDataset], where: str | None = None) -> Iterator[str]:
@@ -298,9 +292,7 @@ def view(sample: FoundSample, *, text_limit: int = TEXT_LIMIT) -> SampleView:
     with open_shard(sample.shard.path) as file:
         in_order = sorted(range(len(sample.fields)), key=lambda at: sample.fields[at]["offset"])
         found = {at: _view_field(sample, sample.fields[at], file, text_limit) for at in in_order}
-    fields = tuple(found[at] for at in range(len(sample.fields)))
-    shard = output_text(sample.shard.path)
-    return SampleView(sample.key, sample.number, shard, sample.offset, sample.size, fields, dict(sample.metadata))
+    return SampleView(sample, tuple(found[at] for at in range(len(sample.fields))))
 
 
 def _view_field(sample: FoundSample, one: FieldRow, file: ShardFile | PackedFile, text_limit: int) -> FieldView:
