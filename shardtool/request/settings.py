@@ -2,7 +2,7 @@
 
 From these facts and from the field's annotation come the attribute's description, the checks of `Settings`, what a run
 records, how Python calls the verb (`by_names`), and the command line: its options, their help and their types
-(`cli/options.py`). Beside them a verb is given who watches it: an `Observer`.
+(`cli/commands.py`). Beside them a verb is given who watches it: an `Observer`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shardtool import CreateOptions, InvalidRequest, ReshardOptions
 from shardtool.cli import cli
+from shardtool.cli.commands import typed_value
 from shardtool.cli.help import Option
-from shardtool.cli.options import typed_value
 from shardtool.request.run_record import RunRecord, command_line, differing_options
 from shardtool.request.settings import facts, spellings
 from shardtool.wording import FAMILIES, command_line_words

@@ -8,8 +8,7 @@ import pytest
 
 from shardtool import CreateOptions, ExportOptions, InspectOptions, InvalidRequest
 from shardtool.cli import cli, commands
-from shardtool.cli.commands import divide_datasets
-from shardtool.cli.options import typed_value
+from shardtool.cli.commands import divide_datasets, typed_value
 from shardtool.entries.entries import Names
 from shardtool.execute.pool import LocalPool, cores
 from shardtool.pattern import parse_pattern
