@@ -24,17 +24,8 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from shardtool.errors import AccessRefused, InvalidRequest, machine_reads, raise_if_machines
 from shardtool.fingerprint import crc32c
 from shardtool.storage.remote import address, blob, stores
-from shardtool.storage.remote.address import (
-    SCHEMES,
-    is_hub,
-    is_url,
-    is_web,
-    parse_address,
-    refuse_near_url,
-    shown,
-    use_headers,
-)
-from shardtool.storage.remote.blob import Blob, ObjectFact, OtherBlob, called, requests, together
+from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_near_url, shown, use_headers
+from shardtool.storage.remote.blob import Blob, ObjectFact, called, open_blob, requests, together
 from shardtool.storage.remote.retry import RETRY_FOR, SLICE_S, waited
 from shardtool.storage.remote.stores import (
     STORE_OPTIONS,
@@ -55,8 +46,8 @@ if TYPE_CHECKING:
     FileFact = os.stat_result | ObjectFact
 
 __all__ = [  # as they are
-    "as_source", "called", "is_url", "is_web", "parse_address", "refuse_near_url", "together", "use_anonymous",
-    "use_endpoint", "use_headers", "use_store_options",
+    "as_source", "called", "is_url", "is_web", "open_blob", "parse_address", "refuse_near_url", "together",
+    "use_anonymous", "use_endpoint", "use_headers", "use_store_options",
 ]  # fmt: skip
 
 OF_OPTIONS = (stores.ENDPOINT, stores.ANONYMOUS, STORE_OPTIONS, RETRY_FOR)  # variables that they set; no secrets
@@ -312,8 +303,8 @@ def objects_below(folder: str) -> Iterator[BucketEntry]:
 
 
 def _listed(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
-    is_ours = parse_address(folder).scheme in SCHEMES
-    return stores.listed(folder, below=below) if is_ours else blob.list_other(folder, below=below)
+    ask = blob.list_other if address.is_hub(folder) or address.is_other(folder) else stores.listed
+    return ask(folder, below=below)
 
 
 def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int = READ_FOLLOWING) -> bytes:
@@ -337,7 +328,7 @@ def read_small(path: str, limit: int = 2**30, *, ending: bytes = b"", flags: int
         if ending and size > _LARGE and read_end() != ending:
             raise OSError(errno.EINVAL, "not what its name says", where)
 
-    if is_url(path) and not is_other(path):
+    if is_url(path):
         return blob.read_whole(path, lambda size: check(size, lambda: blob.read_end(path, len(ending))))[0]
     with open_file(path, flags) as file:
         size = file.fact().st_size
@@ -377,7 +368,7 @@ def read_tail(path: str, limit: int) -> bytes:
         OSError: It cannot be read.
         ShardError: The machine, a store or a server fails.
     """
-    if is_url(path) and not is_other(path):
+    if is_url(path):
         return blob.read_end(path, limit)
     with open_file(path) as file:
         return file.read(max(0, file.fact().st_size - limit), limit)
@@ -681,25 +672,6 @@ def address_of(path: bytes) -> str:
     return address.join(folder, below) if mark else folder
 
 
-def is_other(address: str) -> bool:
-    """Tell whether what an address leads to is read through fsspec."""
-    return parse_address(address).scheme not in SCHEMES and not is_hub(address)
-
-
-def open_blob(address: str, size: int | None = None) -> Blob:
-    """Return an object at an address, to be read at any place.
-
-    Args:
-        address: Where it is.
-        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
-
-    Raises:
-        OSError: It is not there.
-        ShardError: It cannot be read.
-    """
-    return OtherBlob(address) if is_other(address) else Blob(address, size)
-
-
 def open_object(address: str) -> BinaryIO:
     """Return an object at an address as a file of Python's; what is read of it is asked for then, some at a time.
 
@@ -760,7 +732,9 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]
         ShardError: A store or a server cannot be asked.
     """
     if b"://" in path and is_place(path):
-        return _read_object(address_of(path), into)
+        data, said = blob.read_whole(address_of(path), lambda size: size == len(into))
+        into[: len(data)] = data
+        return len(data), said
     fd = _open(path, flags)
     try:
         got = _readv(fd, (into,))
@@ -769,16 +743,6 @@ def read_file(path: bytes, into: memoryview, flags: int) -> tuple[int, FileFact]
         return got, _fstat(fd)
     finally:
         _close(fd)
-
-
-def _read_object(address: str, into: memoryview) -> tuple[int, ObjectFact]:
-    """Fill `into` with an object; of one of another size nothing is read."""
-    if is_other(address):
-        other = OtherBlob(address)
-        return (other.read_into(into, 0) if other.size == len(into) else 0), other.fact()
-    data, fact = blob.read_whole(address, lambda size: size == len(into))
-    into[: len(data)] = data
-    return len(data), fact
 
 
 def blocks_of(path: str, flags: int = READ_FOLLOWING) -> Iterator[memoryview | bytes]:

@@ -87,6 +87,11 @@ def is_hub(text: str) -> bool:
     return text[:14].lower() == "hf://datasets/"
 
 
+def is_other(text: str) -> bool:
+    """Tell whether what an address leads to is read through fsspec."""
+    return parse_address(text).scheme not in SCHEMES and not is_hub(text)
+
+
 def is_source(address: str) -> bool:
     """Tell whether an address is one of `stores.as_source`."""
     return parse_address(address).host.startswith(FROM)

@@ -30,6 +30,7 @@ from shardtool.storage.remote.address import (
     EXTRAS,
     MEANT,
     is_hub,
+    is_other,
     is_same_server,
     is_web,
     more_certificates,
@@ -679,12 +680,14 @@ def read_whole(address: str, wanted: Callable[[int], object]) -> tuple[bytes, Ob
         StoreFailed: The server fails time and again.
     """
 
+    def of_blob(blob: Blob) -> tuple[bytes, ObjectFact]:
+        return b"" if wanted(blob.size) is False else blob.read(0, blob.size), blob.fact()
+
     def once() -> tuple[bytes, ObjectFact]:
         with closing(get(address)) as answer:
             length = length_of(answer)
             if length is None or "Content-Encoding" in answer.headers:
-                blob = Blob(address)  # which says what is wrong
-                return b"" if wanted(blob.size) is False else blob.read(0, blob.size), blob.fact()
+                return of_blob(Blob(address))  # which says what is wrong
             fact = ObjectFact(length, version_number(answer.headers.get("ETag", "")))
             if wanted(length) is False:
                 return b"", fact
@@ -693,7 +696,7 @@ def read_whole(address: str, wanted: Callable[[int], object]) -> tuple[bytes, Ob
             _compare(address, md5, hashlib.md5(data, usedforsecurity=False))
         return data, fact
 
-    return retry.retried(shown(address), once)
+    return of_blob(OtherBlob(address)) if is_other(address) else retry.retried(shown(address), once)
 
 
 def read_end(address: str, limit: int) -> bytes:
@@ -705,19 +708,21 @@ def read_end(address: str, limit: int) -> bytes:
         StoreFailed: The server fails time and again.
     """
 
+    def of_blob(blob: Blob) -> bytes:
+        return blob.read(max(0, blob.size - limit) if blob.ranges else 0, blob.size)[-limit:]
+
     def once() -> bytes:
         with closing(get(address, {"Range": f"bytes=-{limit}"})) as answer:
             found = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             _check_plain(answer, shown(address))
             if found is None or found[1] is None:
-                blob = Blob(address)
-                return blob.read(max(0, blob.size - limit) if blob.ranges else 0, blob.size)[-limit:]
+                return of_blob(Blob(address))
             start, end, size = map(int, found.groups())
             if end != size - 1 or start != max(0, size - limit):
                 raise StoreFailed(shown(address), f"the range {found[0]}", expected=f"the last {limit:,} bytes")
             return b"".join(body_of(answer, address, end + 1 - start))
 
-    return retry.retried(shown(address), once)
+    return of_blob(OtherBlob(address)) if is_other(address) else retry.retried(shown(address), once)
 
 
 def _known_length(answer: urllib3.BaseHTTPResponse, where: str) -> int:
@@ -937,6 +942,20 @@ class OtherBlob(Blob):
                 raise StoreFailed(self._where, f"{len(piece):,} bytes at {offset:,}", expected=f"{wanted:,}")
             yield piece
             offset += wanted
+
+
+def open_blob(address: str, size: int | None = None) -> Blob:
+    """Return an object at an address, to be read at any place.
+
+    Args:
+        address: Where it is.
+        size: Bytes that it must have, where that is known: nothing is asked for then before the first read.
+
+    Raises:
+        OSError: It is not there.
+        ShardError: It cannot be read.
+    """
+    return OtherBlob(address) if is_other(address) else Blob(address, size)
 
 
 def list_other(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
