@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, ParamSpec,
 import numpy as np
 
 from shardtool.dataset.payload import content_of, is_told_by_name
-from shardtool.errors import InvalidRequest, SampleFailed, ShardError, is_out_of_memory, listing
+from shardtool.errors import InvalidRequest, SampleFailed, is_out_of_memory, listing
 from shardtool.request.settings import check_choice
 from shardtool.values import OnBadSample, ValueType, parse_size
 
@@ -425,22 +425,48 @@ def collate(samples: list[object], lists: Lists = ()) -> object:
 
     Raises:
         InvalidRequest: There is no such field.
-        SampleFailed: A sample lacks a field of another, or has another number of values.
+        SampleFailed: A sample lacks a field of another, or has another form.
     """
-    first = samples[0]
-    if isinstance(first, dict):
-        if bad := [one for one in samples if not isinstance(one, dict) or one.keys() != first.keys()]:
-            raise _unlike(first, bad[0])
-        check_lists(lists, first)
-        fields = {name: [sample[name] for sample in samples] for name in first}  # type: ignore[index]
-        return {name: values if name in lists else _joined(values) for name, values in fields.items()}
-    if isinstance(first, tuple):
-        if not all(isinstance(sample, tuple) and len(sample) == len(first) for sample in samples):
-            raise SampleFailed("a batch", "samples of different forms", expected=f"tuples of {len(first)}")
-        check_lists(lists, range(len(first)))
-        columns = [[*values] for values in zip(*cast("list[tuple[object, ...]]", samples), strict=True)]
-        return tuple(values if at in lists else _joined(values) for at, values in enumerate(columns))
-    return _joined(samples)
+    each = [parts_of(sample) for sample in samples]
+    check_alike([(parts.get("__key__"), form, parts) for form, parts in each], lists)
+    form, first = each[0]
+    fields = {name: [parts[name] for _, parts in each] for name in first}
+    return whole_of(form, {name: values if name in lists else _joined(values) for name, values in fields.items()})
+
+
+def parts_of(sample: object) -> tuple[type, Mapping[object, object]]:
+    """Return the form of a sample, which is the same for all of a batch, and its fields, or its values by place."""
+    if isinstance(sample, dict):
+        return dict, sample
+    return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
+
+
+def whole_of(form: type, parts: dict[object, object]) -> object:
+    """Return what has a form, and these parts."""
+    if form is dict:
+        return parts
+    return tuple(parts.values()) if form is tuple else parts[0]
+
+
+def check_alike(samples: Sequence[tuple[object, type, Collection[object]]], lists: Lists) -> None:
+    """Refuse samples that make no batch, by the key, the form and the fields of each.
+
+    Raises:
+        InvalidRequest: One of `lists` is no field.
+        SampleFailed: A sample lacks a field of another, or has another form.
+    """
+    first, form, fields = samples[0]
+    expected = {*fields}
+    for key, own, found in samples:
+        if own is not form or (form is tuple and len(found) != len(fields)):
+            raise SampleFailed(_named(key), "not of the same form as the first of its batch")
+        if differing := expected.symmetric_difference(found):
+            name = min(differing, key=str)
+            remedy = f"select({name!r}, ..., missing='none') before gives None, missing='skip' leaves such samples out."
+            what = f"no field {name}, as others of its batch have"
+            raise SampleFailed(_named(first if name in found else key), what, remedy=remedy)
+    if form is not object:
+        check_lists(lists, fields)
 
 
 def check_lists(lists: Lists, fields: Iterable[object]) -> None:
@@ -469,17 +495,6 @@ def _joined(values: list[object]) -> NDArray[np.generic] | list[object]:
         except OverflowError:  # more than 64 bits
             return values
     return values
-
-
-def _unlike(first: dict[str, object], sample: object) -> ShardError:
-    """Return the error of samples that make no batch."""
-    if not isinstance(sample, dict):
-        return InvalidRequest("batch", f"a {type(sample).__name__} among samples with fields")
-    name = min(first.keys() ^ sample.keys())
-    where = first if name in sample else sample
-    remedy = f"select({name!r}, ..., missing='none') before batch gives None, missing='skip' leaves such samples out."
-    what = f"no field {name}, as others of its batch have"
-    return SampleFailed(f"sample {where.get('__key__')}", what, remedy=remedy)
 
 
 Missing = Literal["error", "skip", "none"]
@@ -898,7 +913,7 @@ def _through(stages: Sequence[Each], samples: Iterable[object], on_skip: OnSkip,
                     rng = (partial(rng_of, at),) if stage.draws else ()
                     value = stage(value, *rng)
                     if value is None:
-                        left_out = SampleFailed(_named(sample), f"left out by {_call(stage)}")
+                        left_out = SampleFailed(_named(_key_of(sample)), f"left out by {_call(stage)}")
                         break
             except SampleFailed as error:
                 if isinstance(stage, Map) or not stage.leaves_out:
@@ -925,13 +940,17 @@ def _refuse_batch(error: SampleFailed) -> NoReturn:
     raise InvalidRequest("map", "None for a batch", expected=expected) from error
 
 
-def _named(sample: object) -> str:
-    return f"sample {sample.get('__key__')}" if isinstance(sample, dict) else "a sample"
+def _key_of(sample: object) -> object:
+    return sample.get("__key__") if isinstance(sample, dict) else None
+
+
+def _named(key: object) -> str:
+    return "a sample" if key is None else f"sample {key}"
 
 
 def _name_sample(error: Exception, sample: object) -> None:
     """Add to an error of the caller's function which sample it was (Python 3.11)."""
-    key = sample.get("__key__") if isinstance(sample, dict) else None
+    key = _key_of(sample)
     if key is not None and hasattr(error, "add_note"):
         error.add_note(f"in the batch of {listing(key)}" if isinstance(key, list) else f"in the sample {key}")
 

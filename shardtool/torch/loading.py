@@ -29,10 +29,10 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from shardtool.errors import InvalidRequest, SampleFailed, listing
+from shardtool.errors import InvalidRequest
 from shardtool.execute.pool import cores
 from shardtool.read.bundles import Batches
-from shardtool.read.chain import Batch, DecodedField, Lists, Stages, any_rng, check_lists
+from shardtool.read.chain import Batch, DecodedField, Lists, Stages, any_rng, check_alike, parts_of, whole_of
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 from shardtool.transform.image import as_rgb, pixels
@@ -200,13 +200,6 @@ _NUMBERS = (bool, int, float, np.number, np.bool_)
 _PLACED: Any = object()  # stands for a value that lies in its row
 
 
-def _parts(sample: object) -> tuple[type, Mapping[object, object]]:
-    """Return the form of a sample, which is the same for all of a batch, and its fields, or its values by place."""
-    if isinstance(sample, dict):
-        return dict, sample
-    return (tuple, dict(enumerate(sample))) if isinstance(sample, tuple) else (object, {0: sample})
-
-
 class BatchRows:
     """The samples of one batch; threads put them in, each into a row of its own.
 
@@ -223,7 +216,7 @@ class BatchRows:
 
     def put(self, row: int, sample: object) -> None:
         """Put a sample into its row."""
-        kind, parts = _parts(sample)
+        kind, parts = parts_of(sample)
         for name, value in parts.items():
             field = self._fields.get(name)
             if field is None:
@@ -241,21 +234,15 @@ class BatchRows:
 
         Raises:
             InvalidRequest: One of `lists` is no field.
-            SampleFailed: A sample has other fields than the first.
+            SampleFailed: A sample has other fields, or another form, than the first.
         """
         there = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not there:
             return None
+        check_alike([(keys[row], kind, names) for row, kind, names in there], self._lists)
         _, kind, names = there[0]
-        for row, other, found in there:
-            if other is not kind or {*found} != {*names}:
-                raise _unlike(keys[row], found if other is kind else None, names)
-        check_lists(self._lists, names)
         kept = [row for row, *_ in there]
-        fields = {name: self._fields[name].batch(kept) for name in names}
-        if kind is object:
-            return fields[0]
-        return fields if kind is dict else tuple(fields.values())
+        return whole_of(kind, {name: self._fields[name].batch(kept) for name in names})
 
 
 class _Field:
@@ -319,16 +306,6 @@ def _numbers(values: list[Any], *, pin: bool) -> object:
     return numbers.pin_memory() if pin else numbers
 
 
-def _unlike(key: object, found: list[object] | None, first: list[object]) -> SampleFailed:
-    """Return the error of a sample with other fields than the first of its batch; None: it has another form."""
-    if found is None:
-        return SampleFailed(f"sample {key}", "not of the same form as the first of its batch")
-    there, expected = (listing([str(name) for name in names if str(name)[:2] != "__"]) for names in (found, first))
-    remedy = "Choose the fields that all samples have with select(...) or tuple(...)."
-    expected += ", as in the first of its batch"
-    return SampleFailed(f"sample {key}", f"fields {there}", expected=expected, remedy=remedy)
-
-
 def collate(samples: list[Any], lists: Lists = ()) -> Any:
     """Return samples as one batch, as a loader makes it: the `collate_fn` of a DataLoader.
 
@@ -338,7 +315,7 @@ def collate(samples: list[Any], lists: Lists = ()) -> Any:
 
     Raises:
         InvalidRequest: One of `lists` is no field.
-        SampleFailed: A sample has other fields than the first.
+        SampleFailed: A sample has other fields, or another form, than the first.
     """
     rows = BatchRows(len(samples), pin=False, lists=lists)
     for row, sample in enumerate(samples):
