@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from shardtool.read.catalog import Numbers
-    from shardtool.read.samples import Sample, Samples
+    from shardtool.read.fetch import Sample, Samples
 
     Pieces = tuple[Numbers, Numbers, Numbers, Numbers]
 

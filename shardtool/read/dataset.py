@@ -24,9 +24,8 @@ from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_fol
 from shardtool.fingerprint import crc32c
 from shardtool.read.catalog import column_of, joined, matching_rows, open_catalog, schema_of, table_of
 from shardtool.read.chain import Batch, Chains, Each, Stages, without_dataloaders
-from shardtool.read.fetch import Fetcher, GrowingCache, MixedReader, Reader, SkippedSamples, TakenShards
+from shardtool.read.fetch import Fetcher, GrowingCache, MixedReader, Reader, ReadOptions, SkippedSamples, TakenShards
 from shardtool.read.order import MixedSamples, OrderOptions, SampleView, Stop, Views
-from shardtool.read.samples import ReadOptions
 from shardtool.read.stream import Bundled, Streamable
 from shardtool.request.texts import SplitOptions, parse_shares
 from shardtool.select.splits import Splits, divide
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shardtool.read.catalog import IndexStore, Numbers
-    from shardtool.read.samples import ShardCache
+    from shardtool.read.fetch import ShardCache
 
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
     Hashes = NDArray[np.uint64]

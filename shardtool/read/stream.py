@@ -15,9 +15,8 @@ import numpy as np
 from shardtool.errors import InvalidRequest, SampleFailed, ShardError
 from shardtool.read import bundles
 from shardtool.read.chain import Batch, Chain, Lists, Stages, without_dataloaders
-from shardtool.read.fetch import Reader, SkippedSamples
+from shardtool.read.fetch import LATE, Reader, Sample, Samples, SkippedSamples
 from shardtool.read.order import MOST_OTHERS, OrderOptions, Share, StreamState, cut_for, default_share, others, rng_at
-from shardtool.read.samples import LATE, Sample, Samples
 from shardtool.request.settings import check_choice, check_least
 from shardtool.values import counted
 

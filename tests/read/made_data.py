@@ -11,8 +11,7 @@ import numpy as np
 
 from shardtool.read.catalog import open_catalog
 from shardtool.read.dataset import open as open_data
-from shardtool.read.fetch import Fetcher
-from shardtool.read.samples import ReadOptions
+from shardtool.read.fetch import Fetcher, ReadOptions
 from tests import tfrecords
 from tests.helpers import shards, typed, write_tree
 

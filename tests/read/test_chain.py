@@ -11,7 +11,7 @@ import pytest
 
 import shardtool
 from shardtool import CorruptShard, CreateOptions, InvalidRequest, SampleFailed, create
-from shardtool.read import samples
+from shardtool.read import fetch
 from shardtool.read.dataset import open as open_data
 from tests.helpers import write_tree
 from tests.read.made_data import make
@@ -228,7 +228,7 @@ def test_fields_that_are_dropped_are_not_read(made: Made, monkeypatch: pytest.Mo
         read[0] += len(data)
         return data
 
-    monkeypatch.setattr(samples, "_pread", counting)
+    monkeypatch.setattr(fetch, "_pread", counting)
     pictures = sum(len(cast("bytes", sample["jpg"])) for sample in made.samples)
     costs = []
     for dataset in (made.open(), made.open().decode().tuple("cls"), made.open(check=True).select("cls")):

@@ -16,8 +16,7 @@ from shardtool.errors import CorruptShard, InvalidRequest
 from shardtool.read import catalog as index_module
 from shardtool.read import fetch as fetch_module
 from shardtool.read.catalog import open_catalog
-from shardtool.read.fetch import Fetcher
-from shardtool.read.samples import ReadOptions
+from shardtool.read.fetch import Fetcher, ReadOptions
 from shardtool.storage import shared as shared_blocks
 from tests.helpers import flip, shards, typed
 from tests.read.made_data import SAMPLES, Made, make, numbers, write_examples

@@ -13,8 +13,7 @@ import pytest
 from shardtool.dataset.find import StoredShard
 from shardtool.errors import CorruptShard, OutputFailed
 from shardtool.read.dataset import open as open_data
-from shardtool.read.fetch import OpenFiles
-from shardtool.read.samples import OpenFile
+from shardtool.read.fetch import OpenFile, OpenFiles
 from tests.read.made_data import make
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shardtool.read.fetch import Samples
     from shardtool.read.order import Ends, Shuffle
-    from shardtool.read.samples import Samples
 
 VIEW = SampleView(made_catalog([30, 70]))
 STATE = StreamState("made", OrderOptions("full", 7, 3, 8, 4), 42)

@@ -17,8 +17,7 @@ from shardtool.errors import InvalidRequest
 from shardtool.read.catalog import open_catalog
 from shardtool.read.chain import Decode
 from shardtool.read.dataset import Dataset
-from shardtool.read.fetch import Fetcher
-from shardtool.read.samples import ReadOptions
+from shardtool.read.fetch import Fetcher, ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
