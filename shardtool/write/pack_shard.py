@@ -131,7 +131,7 @@ class TarPacker(packer.Packer):
         view, limit, skipped, expected = self.view, len(self.view), self.skipped, self.expected
         root, kinds, endings, codes, sizes = self.root, self.kinds, self.endings, self.codes, self.sizes
         mtimes, paths, inline, crcs, padding = self.mtimes, self.paths, self.inline, self.field_crcs, PADDING
-        needs, counts, read_file = packer.numbers("q", self.task.samples.needs), self.counts, self.read_file
+        needs, counts, read_file = array("q", self.task.samples.needs), self.counts, self.read_file
         used, end = 0, row
         columns = zip(self.keys[first:last], needs[first:last], counts[first:last], strict=True)
         for sample, (key, need, count) in enumerate(columns, first):
@@ -205,10 +205,10 @@ class SpanTarPacker(TarPacker):
 
     def run(self) -> None:
         """Write all samples, and the end of the file."""
-        needs = packer.numbers("q", self.task.samples.needs)
+        needs = array("q", self.task.samples.needs)
         after = [0, *accumulate(needs)]  # bytes before each sample
         rows = [0, *accumulate(self.counts)]
-        self._runs, self._run = packer.numbers("I", self.task.samples.spans.runs).tolist(), 0
+        self._runs, self._run = array("I", self.task.samples.spans.runs).tolist(), 0
         first, limit = 0, len(self.view)
         while first < len(needs):
             last = bisect_right(after, after[first] + limit) - 1  # what fits the buffer
@@ -284,7 +284,7 @@ class TFRecordPacker(packer.Packer):
         self._whole = content.whole or bytes(len(self.codes))
         self._may_be_one = {code for code, kind in content.lists.items() if kind == "int64"}
         self._after_key = [name > tfrecord.KEY_FEATURE for name in content.fields]
-        columns = zip(self.keys, packer.numbers("q", self.task.samples.needs), self.counts, strict=True)
+        columns = zip(self.keys, array("q", self.task.samples.needs), self.counts, strict=True)
         used = end = 0
         for sample, (key, need, count) in enumerate(columns):
             row, end = end, end + count

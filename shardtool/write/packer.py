@@ -186,13 +186,6 @@ def split_names(names: bytes) -> list[bytes]:
     return names[:-1].split(b"\0") if names else []
 
 
-def numbers(kind: str, data: bytes) -> array[int]:
-    """Return a column's numbers."""
-    found = array(kind)
-    found.frombytes(data)
-    return found
-
-
 def digest(content: ShardContent, field_crcs: bytes, skipped: Collection[int], ones: Sequence[int] = ()) -> int:
     """Return the content fingerprint of the samples that were written: all but those at the places `skipped`.
 
@@ -203,7 +196,7 @@ def digest(content: ShardContent, field_crcs: bytes, skipped: Collection[int], o
         ones: For each field of lists that holds a single number: its place in `field_crcs`, and the length and checksum
             of the number's text.
     """
-    keys, counts = split_names(content.keys), numbers("H", content.counts).tolist()
+    keys, counts = split_names(content.keys), array("H", content.counts).tolist()
     codes, sizes = content.codes, content.sizes
     texts = split_names(content.inline) if content.numbers and content.inline else []
     for sample in sorted(skipped, reverse=True):
@@ -212,13 +205,13 @@ def digest(content: ShardContent, field_crcs: bytes, skipped: Collection[int], o
         codes, sizes = codes[: 2 * row] + codes[2 * end :], sizes[: 8 * row] + sizes[8 * end :]
         del keys[sample], counts[sample], texts[row:end]
     if texts:  # content is the number's text, however a format stores it
-        crcs = numbers("I", field_crcs)
-        for row, code in enumerate(numbers("H", codes)):
+        crcs = array("I", field_crcs)
+        for row, code in enumerate(array("H", codes)):
             if code in content.numbers:
                 crcs[row] = crc32c(texts[row])
         field_crcs = crcs.tobytes()
     if ones:
-        lengths, crcs = numbers("q", sizes), numbers("I", field_crcs)
+        lengths, crcs = array("q", sizes), array("I", field_crcs)
         for row, length, crc in zip(ones[::3], ones[1::3], ones[2::3], strict=True):
             lengths[row], crcs[row] = length, crc
         sizes, field_crcs = lengths.tobytes(), crcs.tobytes()
@@ -288,7 +281,7 @@ class SpanReader:
 
     def __init__(self, files: tuple[SpanFile, ...], regions: bytes = b"") -> None:
         self._files = files
-        bounds = numbers("q", regions)
+        bounds = array("q", regions)
         self._regions = list(zip(bounds[::2], bounds[1::2], strict=True))
         self._region = (0, 0)  # which the arena holds
         self._open: dict[int, File] = {}
@@ -608,21 +601,21 @@ class Packer:
         samples, self.content = task.samples, task.samples.content
         self.root, self.kinds, self.files = samples.root, samples.kinds, samples.spans.files
         self.keys = split_names(self.content.keys)
-        self.counts = numbers("H", self.content.counts)
+        self.counts = array("H", self.content.counts)
         self.endings = [b"." + name for name in self.content.fields]
-        self.codes = numbers("H", self.content.codes).tolist()
-        self.sizes = numbers("q", self.content.sizes).tolist()
+        self.codes = array("H", self.content.codes).tolist()
+        self.sizes = array("q", self.content.sizes).tolist()
         self.inline = split_names(self.content.inline)
-        self.mtimes = numbers("q", samples.mtimes).tolist()
+        self.mtimes = array("q", samples.mtimes).tolist()
         self.paths = split_names(samples.paths) if samples.paths else None
         if samples.folders and self.paths is not None:
             self.paths = [placed(path, samples.folders) for path in self.paths]
-        self.offsets = numbers("q", samples.spans.offsets).tolist()
-        self.expected = numbers("q", samples.spans.expected).tolist()
+        self.offsets = array("q", samples.spans.offsets).tolist()
+        self.expected = array("q", samples.spans.expected).tolist()
         self.spans = SpanReader(self.files, samples.spans.regions)
         self.ahead = ReadAhead(self._planned_files(), task.reads) if task.reads > 1 else None
         self.read_file = self.ahead.read if self.ahead else read_file
-        self.file_of_row = numbers("I", samples.spans.file).tolist() if self.files else []
+        self.file_of_row = array("I", samples.spans.file).tolist() if self.files else []
 
     def run(self) -> None:
         """Write all samples, and the end of the file."""

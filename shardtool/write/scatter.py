@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardtool.fingerprint import crc32c
 from shardtool.storage.places import PARTS
 from shardtool.storage.staging import Spool, SpoolFile
-from shardtool.write.packer import GAP, SourceFailed, arena, buffer, numbers, open_span_file, unreadable
+from shardtool.write.packer import GAP, SourceFailed, arena, buffer, open_span_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,8 +94,8 @@ class _Scatterer:
     def __init__(self, task: ScatterTask, source: _PlainFile | _UnpackedFile, spool: SpoolFile) -> None:
         self._task, self._source, self._spool = task, source, spool
         self._arena = arena(task.room)
-        self._offsets, self._sizes = numbers("q", task.offsets), numbers("q", task.sizes)
-        self._targets, self._expected = numbers("q", task.targets), numbers("q", task.expected)
+        self._offsets, self._sizes = array("q", task.offsets), array("q", task.sizes)
+        self._targets, self._expected = array("q", task.targets), array("q", task.expected)
         self._wrong: list[tuple[int, int]] = []
 
     def run(self, report: Callable[[int, int], None]) -> ScatterResult:
