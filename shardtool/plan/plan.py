@@ -135,11 +135,8 @@ class Plan:
         first, last = self.span(shard)
         return np.arange(first, last) if self.order is None else self.order[first:last]
 
-    def rows(self, shard: int) -> NDArray[np.int64] | slice:
-        """Return the rows of a shard's samples; a slice where they lie together."""
-        first, last = self.span(shard)
-        if self.order is None:
-            return slice(int(self.entries.first[first]), int(self.entries.first[last]))
+    def rows(self, shard: int) -> NDArray[np.int64]:
+        """Return the rows of a shard's samples."""
         return self.entries.rows_of(self.which(shard))
 
 

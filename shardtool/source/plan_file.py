@@ -38,10 +38,9 @@ from shardtool.source.base import Listing, Source
 from shardtool.source.folder import label, name_of
 from shardtool.source.scan import of_folder
 from shardtool.storage.folders import check_name, open_mappable, target_file
-from shardtool.storage.places import file_stat, identity, is_url, source_root
+from shardtool.storage.places import file_stat, folder_of, identity, is_url, source_root
 from shardtool.storage.staging import check_target
 from shardtool.table.kinds import archive_in, is_table, parquet_files
-from shardtool.table.open import folder_of
 from shardtool.values import (
     FIELD_LIMIT,
     FILE,
@@ -154,7 +153,7 @@ def _find_source(source: object, options: CreateOptions) -> PlanRequest:
         return PlanRequest("archive", (name_of(path), folder), (stamp,), archive=file, identity=identity(place))
     if is_table(path, options.text_form):
         stamps = tuple(map(_stamp, parquet_files(path) if os.path.isdir(path) else [path]))
-        root = os.fsencode(options.root or folder_of(path)).rstrip(b"/") + b"/"
+        root = os.fsencode(options.root or folder_of(path.rstrip("/")) or ".").rstrip(b"/") + b"/"
         return PlanRequest("manifest", (name_of(path),), stamps, root, outside=options.allow_outside)
     return PlanRequest("folder", (name_of(path),), root=source_root(path, needed=True), outside=follows)
 

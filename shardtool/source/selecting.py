@@ -330,7 +330,7 @@ def _with_table(entries: Entries, field: str, found: base.Scalars, rows: Rows) -
         notes.append(f"column {name!r} of {where} is text: it holds {values}")
     if mixed:
         lines = b"".join([_as_text(line, mixed) for line in lines.splitlines(keepends=True)])
-    table = MemoryTable(where, ".", read_json_lines(where, lambda: io.BytesIO(lines)))
+    table = MemoryTable(where, read_json_lines(where, lambda: io.BytesIO(lines)), where)
     names = table.schema.names
     if not names:
         expected = 'objects such as {"label": "dog", "width": 640}'

@@ -85,6 +85,10 @@ _RECODE = "`iconv -f CP1252 -t UTF-8` turns what Excel writes into it."
 class Table:
     """A table that can be read.
 
+    Args:
+        where: What the user called it: its path, where it is a file or a folder.
+        name: What it is called where it is neither.
+
     Attributes:
         where: What the user called it.
         folder: What relative paths in it count from.
@@ -97,8 +101,9 @@ class Table:
 
     schema: pa.Schema
 
-    def __init__(self, where: str, folder: str, name: str) -> None:
-        self.where, self.folder, self.name = where, folder, name
+    def __init__(self, where: str, name: str = "") -> None:
+        self.where, self.name = where, name or places.base_name(places.real_path(where))
+        self.folder = "." if name else places.folder_of(where.rstrip("/")) or "."
         self.classes: Mapping[str, list[str]] = {}
         self.on = ""
         self.notes: tuple[str, ...] = ()
@@ -125,8 +130,8 @@ class Table:
 class MemoryTable(Table):
     """A table in memory."""
 
-    def __init__(self, where: str, folder: str, table: pa.Table, name: str = "") -> None:
-        super().__init__(where, folder, name or where)
+    def __init__(self, where: str, table: pa.Table, name: str = "") -> None:
+        super().__init__(where, name)
         self._table, self.schema = table, table.schema
 
     def read(self, columns: list[str], _text: Collection[str], /) -> pa.Table:
@@ -146,8 +151,7 @@ class DelimitedTable(Table):
         opened: Opens it.
         form: How it is written.
         separator: Between values, where `form` does not say it.
-        name: The file's name.
-        folder: What relative paths in it count from.
+        name: What it is called where it is no file.
 
     Attributes:
         schema: The columns; all text until they are read.
@@ -156,10 +160,8 @@ class DelimitedTable(Table):
         InvalidRequest: No text, no header, or another separator.
     """
 
-    def __init__(
-        self, where: str, opened: Opened, form: TextForm, separator: str = ",", *, name: str, folder: str
-    ) -> None:
-        super().__init__(where, folder, name)
+    def __init__(self, where: str, opened: Opened, form: TextForm, separator: str, name: str = "") -> None:
+        super().__init__(where, name)
         self._opened, self._separator = opened, form.delimiter or separator
         self._header, self._quoted = form.header, self._separator != _UNQUOTED
         self._table: pa.Table | None = None
@@ -653,18 +655,6 @@ def readable(name: str) -> Iterator[None]:
         raise InvalidRequest(name, f"cannot be read: {(said.splitlines() or [type(error).__name__])[0]}") from None
 
 
-def base_name(path: str) -> str:
-    """Return the name of a file, links followed."""
-    return places.base_name(path.rstrip("/")) if places.is_url(path) else os.path.basename(os.path.realpath(path))
-
-
-def folder_of(path: str) -> str:
-    """Return the folder that a file, or a folder, lies in."""
-    if places.is_url(path):
-        return places.folder_of(path.rstrip("/"))
-    return os.path.dirname(path.rstrip("/")) or "."
-
-
 def opened(path: str) -> pa.NativeFile | str:
     """Return what pyarrow can open: a path as it is, and an address as a file."""
     return pa.PythonFile(open_object(path), "r") if places.is_url(path) else path
@@ -679,8 +669,8 @@ class _Files(Table):
     """A table of files that are read again for their bytes; they must stay as they are meanwhile."""
 
     def __init__(self, path: str, files: list[str]) -> None:
-        super().__init__(path, folder_of(path), base_name(path))
-        self._path, self._files = path, files
+        super().__init__(path)
+        self._files = files
         self._facts = self._look()
 
     def _look(self) -> list[tuple[int, int, int]]:
@@ -694,7 +684,7 @@ class _Files(Table):
         if not same:
             expected = "a table that stays as it was when the run began"
             remedy = f"Run it again; {create_again()} keeps what is finished."
-            raise SampleFailed(self._path, "changed while it was read", expected=expected, remedy=remedy)
+            raise SampleFailed(self.where, "changed while it was read", expected=expected, remedy=remedy)
 
 
 class ParquetTable(_Files):
@@ -726,7 +716,7 @@ class ParquetTable(_Files):
         """Return some columns."""
         folders = [name for name in columns if any(name in one for one in self._partitions)]
         tables = []
-        with readable(self._path):
+        with readable(self.where):
             for (_, file), partition in zip(self._each(pre_buffer=False), self._partitions, strict=True):
                 own = [name for name in file.schema_arrow.names if name in columns]
                 table = _read_columns(file, own)
@@ -744,12 +734,12 @@ class ParquetTable(_Files):
 
     def count(self) -> int:
         """Return the number of rows."""
-        with readable(self._path):
+        with readable(self.where):
             return sum(file.metadata.num_rows for _, file in self._each())
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""
-        with readable(self._path):
+        with readable(self.where):
             for path, file in self._each(pre_buffer=False, buffer_size=_BUFFER):
                 missing = [name for name in columns if name not in file.schema_arrow.names]
                 if missing:
@@ -824,7 +814,7 @@ class ArrowTable(_Files):
     def _reader(
         self, columns: list[str] | None, local: Callable[[str], pa.NativeFile] = pa.OSFile
     ) -> Iterator[pa.RecordBatchReader]:
-        with local(self._path) if isinstance(found := opened(self._path), str) else found as file:
+        with local(self.where) if isinstance(found := opened(self.where), str) else found as file:
             fields = None if columns is None else [self.schema.get_field_index(name) for name in columns]
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             try:
@@ -838,14 +828,14 @@ class ArrowTable(_Files):
         """Return some columns."""
         if not columns:
             return pa.table({})
-        with readable(self._path), self._reader(columns) as reader:
+        with readable(self.where), self._reader(columns) as reader:
             table = reader.read_all()
         self._check_same()
         return table
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield record batches of some columns."""
-        with readable(self._path), self._reader(columns, pa.memory_map) as reader:  # a batch may be the whole file
+        with readable(self.where), self._reader(columns, pa.memory_map) as reader:  # a batch may be the whole file
             if isinstance(reader, pa.RecordBatchFileReader):
                 for at in range(reader.num_record_batches):
                     yield reader.get_batch(at)
@@ -909,10 +899,9 @@ def _open_file(path: str, form: TextForm) -> Table:
     if ending == kinds.JSON:
         return _read_json_file(path)
     if ending in kinds.SEPARATORS or (form.delimiter and ending not in kinds.JSON_LINES):
-        separator, folder = kinds.SEPARATORS.get(ending, ""), folder_of(path)
-        return DelimitedTable(path, _opener(path), form, separator, name=base_name(path), folder=folder)
+        return DelimitedTable(path, _opener(path), form, kinds.SEPARATORS.get(ending, ""))
     if ending in kinds.JSON_LINES:
-        return MemoryTable(path, folder_of(path), read_json_lines(path, _opener(path)), base_name(path))
+        return MemoryTable(path, read_json_lines(path, _opener(path)))
     remedy = f"Of a text, {option('delimiter')} says what stands between the values."
     raise InvalidRequest(path, "no table", expected="CSV, TSV, JSON, Parquet or Feather", remedy=remedy)
 
@@ -925,19 +914,20 @@ def _read_json_file(path: str) -> MemoryTable:
         document = JsonStream(path, stream)
         if document.peek() == "{":
             table, classes, notes = read_coco(path, document)
-            found = MemoryTable(path, folder_of(path), table, base_name(path))
+            found = MemoryTable(path, table)
             found.classes, found.on, found.notes = classes, ON, notes
             return found
         lines = lines_of(path, document)
-    rows = read_json_lines(path, lambda: pa.input_stream(lines, compression="lz4"))
-    return MemoryTable(path, folder_of(path), rows, base_name(path))
+    return MemoryTable(path, read_json_lines(path, lambda: pa.input_stream(lines, compression="lz4")))
 
 
 def _opener(path: str) -> Callable[[], BinaryIO]:
     if places.is_url(path):
         blob = open_blob(path)
         data = pa.py_buffer(blob.read(0, blob.size))  # a text is read more than once
-        packed = next((kind for ending, kind in _PACKED.items() if base_name(path).lower().endswith(ending)), None)
+        packed = next(
+            (kind for ending, kind in _PACKED.items() if places.base_name(path).lower().endswith(ending)), None
+        )
         return lambda: pa.input_stream(data, compression=packed)
     return lambda: pa.input_stream(path, compression="detect")
 
@@ -976,10 +966,10 @@ def _standard_input(data: bytes, named: Collection[str], form: TextForm) -> Tabl
     usual = {cell.casefold() for cell in cells} & set(PATH_NAMES)
     if b"\0" not in data and (form != BY_NAME or cells & set(named) or (usual and len(cells) > 1)):
         with readable(name):
-            return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, name=_STDIN, folder=".")
+            return DelimitedTable(name, lambda: io.BytesIO(data), form, separator, _STDIN)
     if usual and b"\0" not in data:  # a column of paths with its header
         data = rest
-    return MemoryTable(name, ".", read_list(name, data, "path"), _STDIN)
+    return MemoryTable(name, read_list(name, data, "path"), _STDIN)
 
 
 def _in_memory(source: object) -> MemoryTable:
@@ -999,7 +989,7 @@ def _in_memory(source: object) -> MemoryTable:
         else:
             expected = "a path, a DataFrame, an Arrow table, or a dict of columns"
             raise InvalidRequest(f"{source!r:.80}", "neither a path nor a table", expected=expected)
-    found = MemoryTable(name, ".", table)
+    found = MemoryTable(name, table, name)
     found.classes = classes_of(table.schema)
     return found
 
