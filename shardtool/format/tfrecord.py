@@ -117,37 +117,24 @@ class FeatureHead:
     Args:
         name: The field's name.
         kind: What the payload is: bytes (or None), or numbers that are packed.
+        whole: Whether a payload is all that the field's list holds, tags and lengths included.
     """
 
-    __slots__ = ("_name", "_tag")
+    __slots__ = ("_name", "_tag", "_value")
 
-    def __init__(self, name: bytes, kind: Kind | None = None) -> None:
+    def __init__(self, name: bytes, kind: Kind | None = None, *, whole: bool = False) -> None:
         self._name = b"\x0a%b%b\x12" % (encode_varint(len(name)), name)  # map entry: key, then the tag of the value
-        self._tag = _LIST_TAG[kind or "bytes"]
+        self._tag, self._value = _LIST_TAG[kind or "bytes"], b"" if whole else b"\x0a"
 
     def __call__(self, size: int) -> bytes:
         """Return the bytes before a payload of `size` bytes. A hot path: 1 us a field."""
-        length = encode_varint(size)
-        size += 1 + len(length)
+        value = self._value and self._value + encode_varint(size)
+        size += len(value)
         list_length = encode_varint(size)
         size += 1 + len(list_length)
         feature_length = encode_varint(size)
         entry = encode_varint(size + len(feature_length) + len(self._name))
-        return b"\x0a%b%b%b%b%b\x0a%b" % (entry, self._name, feature_length, self._tag, list_length, length)
-
-
-class ListHead(FeatureHead):
-    """The bytes before payloads that are all that the lists of one field hold, tags and lengths included."""
-
-    __slots__ = ()
-
-    def __call__(self, size: int) -> bytes:
-        """Return the bytes before a payload of `size` bytes."""
-        list_length = encode_varint(size)
-        size += 1 + len(list_length)
-        feature_length = encode_varint(size)
-        entry = encode_varint(size + len(feature_length) + len(self._name))
-        return b"\x0a%b%b%b%b%b" % (entry, self._name, feature_length, self._tag, list_length)
+        return b"\x0a%b%b%b%b%b%b" % (entry, self._name, feature_length, self._tag, list_length, value)
 
 
 _key_head = FeatureHead(KEY_FEATURE)

@@ -280,7 +280,7 @@ class TFRecordPacker(packer.Packer):
         kinds = {**content.numbers, **content.lists}
         names = [*enumerate(content.fields)]
         self._heads = [tfrecord.FeatureHead(name, kinds.get(code)) for code, name in names]
-        self._list_heads = [tfrecord.ListHead(name, kinds.get(code)) for code, name in names]
+        self._list_heads = [tfrecord.FeatureHead(name, kinds.get(code), whole=True) for code, name in names]
         self._whole = content.whole or bytes(len(self.codes))
         self._may_be_one = {code for code, kind in content.lists.items() if kind == "int64"}
         self._after_key = [name > tfrecord.KEY_FEATURE for name in content.fields]

@@ -17,7 +17,6 @@ from shardtool.format.tfrecord import (
     FRAME_HEAD,
     FRAME_TAIL,
     FeatureHead,
-    ListHead,
     encode_number,
     example_head,
     key_feature,
@@ -107,7 +106,7 @@ def test_a_head_of_any_size(name: bytes, number: Kind) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_list_head_of_any_size(name: bytes, number: Kind) -> None:
     """Of a list it is just as long and ends before what the list holds: a value's tag and length are the payload's."""
-    head, whole = FeatureHead(name, number), ListHead(name, number)
+    head, whole = FeatureHead(name, number), FeatureHead(name, number, whole=True)
     for size in EDGES:
         inside = 1 + len(tfrecords.varint(size)) + size
         assert whole(inside) + b"\x0a" + tfrecords.varint(size) == head(size)
