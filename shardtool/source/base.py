@@ -6,7 +6,6 @@ texts of numbers. The parent makes tasks of them, which workers carry out: this 
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -124,25 +123,23 @@ class Source(ABC):
 
     Attributes:
         may_skip_names: Whether `--on-error skip` leaves samples out whose names no shard can hold.
-        asks_for_taken_keys: Whether `choose` needs the keys of the dataset that is appended to.
         by_key: Whether samples, once they are listed, stand in the order of their keys, not in that of a column or of
             shards, and are sorted again when their keys change.
     """
 
     may_skip_names: bool = False
-    asks_for_taken_keys: bool = False
     by_key: bool = True
 
     @abstractmethod
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:
         """Return the samples, with the fields and metadata that were asked for."""
 
-    def choose(self, listed: Listing, taken: Names | None) -> Listing:  # noqa: ARG002
+    def choose(self, listed: Listing, taken: Callable[[], Names | None]) -> Listing:  # noqa: ARG002
         """Return the samples that were asked for, in their order.
 
         Args:
             listed: All of them.
-            taken: Keys that they cannot have; None: they may have any.
+            taken: Returns the keys that they cannot have, those of a dataset; None: they may have any.
         """
         return listed
 
@@ -230,11 +227,20 @@ class Files(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Payloads of a shard or archive to read: int64 offsets, ascending, and lengths; `form` is that of `SpanFile`."""
+    """Payloads of a shard or archive to read.
+
+    Attributes:
+        path: Where it is.
+        offsets: int64, ascending.
+        lengths: int64.
+        crcs: int64, the CRC-32C that they must have, -1: unknown.
+        form: As `SpanFile` has it.
+    """
 
     path: str
     offsets: bytes
     lengths: bytes
+    crcs: bytes
     form: str
 
 
@@ -273,8 +279,9 @@ def _span_tasks(entries: Entries, rows: Rows, places: Rows) -> Iterator[tuple[Ro
     for number, file in enumerate(lie.files):
         chosen = places[order[bounds[number] : bounds[number + 1]]]
         if len(chosen):
-            offsets, lengths = (column[rows[chosen]].astype(np.int64) for column in (lie.offset, entries.rows.size))
-            yield chosen, Spans(os.fsdecode(file.path), offsets.tobytes(), lengths.tobytes(), file.form)
+            columns = (lie.offset, entries.rows.size, lie.expected)
+            offsets, lengths, crcs = (column[rows[chosen]].astype(np.int64).tobytes() for column in columns)
+            yield chosen, Spans(os.fsdecode(file.path), offsets, lengths, crcs, file.form)
 
 
 # How many files each worker reads at the same time: several, where opening one takes long.
@@ -555,6 +562,7 @@ def _sum_of(blocks: Iterable[bytes | memoryview], into: _Sum) -> int:
 
 
 Scalar = str | int | float | bool | None
+_Problem = tuple[SkipCode, str]
 _MOST, _MOST_SCALARS = 2**24, 2**20  # bytes of a payload, and of what is taken of it
 LONG_TEXT = 2**15  # letters: longer texts are no metadata, such as the images that labelme keeps in its JSON
 _SHORT = 2**10  # bytes of a payload that is no JSON object and becomes one value
@@ -570,14 +578,12 @@ class Scalars(NamedTuple):
         lines: A JSON object and a newline for each payload; an empty object where it cannot be read.
         kinds: For each name, how many of its values are of which kind.
         long: For each name, how many of its values are longer than `LONG_TEXT`, and were left out.
-        crcs: uint32, the CRC-32C of each payload.
         failed: The places of those that cannot be read, and why.
     """
 
     lines: bytes
     kinds: Mapping[str, Counter[str]]
     long: Counter[str]
-    crcs: bytes
     failed: tuple[tuple[int, SkipCode, str], ...]
 
 
@@ -591,25 +597,24 @@ def read_scalars(task: tuple[str, Files | Spans]) -> Scalars:
     return scalars_of(field, _payloads(payloads))
 
 
-def scalars_of(field: str, payloads: Iterable[bytes | OSError]) -> Scalars:
+def scalars_of(field: str, payloads: Iterable[bytes | _Problem]) -> Scalars:
     """Return the scalars of a field's payloads, or of why they cannot be read."""
-    lines, kinds, long, crcs = [], dict[str, Counter[str]](), Counter[str](), array("I")
+    lines, kinds, long = [], dict[str, Counter[str]](), Counter[str]()
     failed = list[tuple[int, SkipCode, str]]()
     for at, data in enumerate(payloads):
         line, scalars = b"{}", dict[str, Scalar]()
-        if isinstance(data, OSError):
-            failed.append((at, "unreadable", reason(data)))
-        else:
+        if isinstance(data, bytes):
             try:
                 line, scalars = _scalars(field, data, long)
             except (TypeError, ValueError, RecursionError) as error:
                 failed.append((at, "bad-json", _problem(error)))
+        else:
+            failed.append((at, *data))
         for name, value in scalars.items():
             if value is not None:
                 kinds.setdefault(name, Counter())[_KINDS[type(value)]] += 1
         lines.append(line)
-        crcs.append(0 if isinstance(data, OSError) else crc32c(data))
-    return Scalars(b"\n".join([*lines, b""]), kinds, long, crcs.tobytes(), tuple(failed))
+    return Scalars(b"\n".join([*lines, b""]), kinds, long, tuple(failed))
 
 
 def _scalars(field: str, payload: bytes, long: Counter[str]) -> tuple[bytes, dict[str, Scalar]]:
@@ -666,42 +671,46 @@ def _problem(error: Exception) -> str:
     return f"no JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _of_file(one: tuple[bytes, int]) -> bytes | OSError:
+def _of_file(one: tuple[bytes, int]) -> bytes | _Problem:
     path, link = one
     try:
         return storage.read_small(
             storage.address_of(path), _MOST, flags=storage.READ_FOLLOWING if link else storage.READ_PLAIN
         )
     except OSError as error:
-        return error
+        return "unreadable", reason(error)
     except StoreFailed as failed:  # a file of the source that cannot be read is left out by name
         if failed.of_file and isinstance(failed.__context__, OSError):
-            return failed.__context__
+            return "unreadable", reason(failed.__context__)
         raise
 
 
-def _payloads(task: Files | Spans) -> Iterator[bytes | OSError]:
+def _payloads(task: Files | Spans) -> Iterator[bytes | _Problem]:
+    """Yield each payload, or why it cannot be read, or is not the one that an index knows."""
     if isinstance(task, Files):
         yield from storage.for_each(
             _of_file, zip(task.paths, task.links, strict=True), lambda one: storage.address_of(one[0])
         )
         return
     with ShardFile(task.path) if task.form == "zip" else open_shard(task.path) as shard:
-        for offset, length in zip(array("q", task.offsets), array("q", task.lengths), strict=True):
+        numbers = (array("q", one) for one in (task.offsets, task.lengths, task.crcs))
+        for offset, length, crc in zip(*numbers, strict=True):
             if length > _MOST:
-                yield OSError(errno.EFBIG, f"{length:,} bytes, too large")
+                yield "unreadable", f"{length:,} bytes, too large"
             elif task.form == "zip":
                 yield _member(shard, offset, length)
             else:
-                yield bytes(shard.read(offset, length))
+                data = bytes(shard.read(offset, length))
+                is_right = crc < 0 or crc32c(data) == crc
+                yield data if is_right else ("corrupt", f"the CRC-32C {crc32c(data):08x}, not {crc:08x}")
 
 
-def _member(file: ShardFile | PackedFile, offset: int, length: int) -> bytes | OSError:
+def _member(file: ShardFile | PackedFile, offset: int, length: int) -> bytes | _Problem:
     """Return the payload of a zip's member."""
     try:
         return b"".join(zip_read.payload(file.read, offset, length, file.path))
     except CorruptShard as error:
-        return OSError(errno.EIO, error.found)
+        return "unreadable", error.found.lower()
 
 
 # The texts of numbers that lie in a shard.

@@ -72,7 +72,7 @@ class FolderSource(Source):
             pattern.check_matched(entries.keys)
         elif options.dots is None and not entries.folders:
             check_torn(entries)
-        from shardtool.source.selecting import chosen, first_of, in_order, sampled, with_fields
+        from shardtool.source.selecting import chosen, in_order, sampled, with_fields
 
         listed = with_fields(Listing(entries, skipped, self._name, tuple(notes)), options, pool)
         if options.label_from_folder:  # a class has its number whether its samples are chosen or not
@@ -82,13 +82,13 @@ class FolderSource(Source):
             below = self._below_folders(listed.skipped)
             entries = label_from_folder(listed.entries, known, depth=depth, skipped=below)
             listed = replace(listed, entries=entries, notes=(*listed.notes, *split_note(entries)))
-        listed = in_order(sampled(chosen(listed, options), options), options)
+        listed = sampled(chosen(listed, options), options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.names import skip_unsafe_names
 
             entries, unsafe = skip_unsafe_names(listed.entries)
             listed = replace(listed, entries=entries, skipped=listed.skipped + unsafe)
-        return first_of(listed, options)
+        return in_order(listed, options)
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
         """Return the samples that files make, with the keys that a pattern gives them."""

@@ -23,7 +23,7 @@ from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.request.texts import pairs
 from shardtool.select.names import column_of, share_of, sort_order
 from shardtool.select.names import table_of as table_of_shards
-from shardtool.skipped import SkipCode, Skipped, key_mark, same_as
+from shardtool.skipped import Skipped, key_mark, same_as
 from shardtool.source import base
 from shardtool.source.base import Listing, Source, check_skipped, none_taken
 from shardtool.storage.places import read_small
@@ -130,16 +130,18 @@ def with_names(table: pa.Table, values: Iterable[tuple[str, str]]) -> pa.Table:
 
 
 def in_order(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the samples in the order of `sort_by`.
+    """Return the samples in the order of `sort_by`, the first ones as many as `head` says.
 
     Raises:
         InvalidRequest: There is no such column, or it has no order.
     """
-    if (name := options.sort_by) is None:
-        return listed
-    column = column_of(table_of(listed), name, option("sort_by"))
-    order = sort_order(column, name, descending=options.descending)
-    return replace(listed, entries=listed.entries.take(order))
+    entries = listed.entries
+    if (name := options.sort_by) is not None:
+        column = column_of(table_of(listed), name, option("sort_by"))
+        entries = entries.take(sort_order(column, name, descending=options.descending)[: options.head])
+    elif options.head is not None and options.head < len(entries):
+        entries = entries.take(np.arange(options.head))
+    return listed if entries is listed.entries else replace(listed, entries=entries)
 
 
 def sampled(listed: Listing, options: SelectingOptions) -> Listing:
@@ -152,13 +154,6 @@ def sampled(listed: Listing, options: SelectingOptions) -> Listing:
         return listed
     samples, notes = share_of(listed.entries.keys, options.sample)
     return replace(listed, entries=listed.entries.take(samples), notes=(*listed.notes, *notes))
-
-
-def first_of(listed: Listing, options: SelectingOptions) -> Listing:
-    """Return the first samples, as many as `head` says."""
-    if options.head is None or options.head >= len(listed.entries):
-        return listed
-    return replace(listed, entries=listed.entries.take(np.arange(options.head)))
 
 
 _COLUMNS = ("key", "path", "folder", "size")
@@ -287,23 +282,12 @@ def _read(listed: Listing, field: str, rows: Rows, pool: Pool) -> tuple[base.Sca
         long.update(done[number].long)
         for name, counts in done[number].kinds.items():
             kinds.setdefault(name, Counter()).update(counts)
-        for at, code, message in _failures(entries, rows[which], done[number]):
+        for at, code, message in done[number].failed:
             row = int(rows[which[at]])
             sample = int(entries.owners(row))
             failed[sample] = Skipped(entries.key(sample), _path(listed, row), code, f"field {field!r}: {message}")
     lines = b"".join([done.pop(number).lines for number in range(len(parts))])
-    return base.Scalars(lines, kinds, long, b"", ()), rows[np.concatenate(parts)], failed
-
-
-def _failures(entries: Entries, rows: Rows, scalars: base.Scalars) -> Iterator[tuple[int, SkipCode, str]]:
-    """Yield the places of payloads that cannot be read, or are not those that an index knows, and why."""
-    if entries.spans is not None:
-        wanted, crcs = entries.spans.expected[rows], np.frombuffer(scalars.crcs, np.uint32)
-        differ = np.flatnonzero((wanted >= 0) & (wanted != crcs) & (entries.rows.kind[rows] == SPAN)).tolist()
-        yield from ((at, "corrupt", f"the CRC-32C {crcs[at]:08x}, not {wanted[at]:08x}") for at in differ)
-        if differ:
-            return
-    yield from scalars.failed
+    return base.Scalars(lines, kinds, long, ()), rows[np.concatenate(parts)], failed
 
 
 def _path(listed: Listing, row: int) -> str:

@@ -30,7 +30,7 @@ from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source import shard_columns
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.selecting import chosen, first_of, in_order, sampled, table_of, with_fields
+from shardtool.source.selecting import chosen, in_order, sampled, table_of, with_fields
 from shardtool.source.shard_columns import FilesSeen, NumberFields, SourceShard
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
 from shardtool.table.columns import gather
@@ -312,7 +312,6 @@ class ShardSource(Source):
     """
 
     by_key = False
-    asks_for_taken_keys = True
 
     def __init__(self, datasets: Given | Sequence[Given], options: ReshardOptions, to_format: str) -> None:
         given: Any = datasets if isinstance(datasets, Iterable) and not isinstance(datasets, str) else [datasets]
@@ -349,11 +348,10 @@ class ShardSource(Source):
         entries, empty = without_empty(listed.entries, listed.name, "no sample has a field", "nothing but its key")
         return replace(listed, entries=entries, skipped=listed.skipped + empty, digest=None) if empty else listed
 
-    def choose(self, listed: Listing, taken: Names | None) -> Listing:
+    def choose(self, listed: Listing, taken: Callable[[], Names | None]) -> Listing:
         """Return the samples that were asked for, in the order that was asked for."""
         options = self._options
-        listed = self._some_of_each(self._without_duplicates(sampled(listed, options), taken))
-        listed = first_of(in_order(listed, options), options)
+        listed = in_order(self._some_of_each(self._without_duplicates(sampled(listed, options), taken())), options)
         if self._format == "tar":
             _check_tar(listed)
         check_skipped(listed.name, listed.skipped, options.on_error, "make the shards anew without them")

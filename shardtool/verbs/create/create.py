@@ -163,7 +163,7 @@ def _list_samples(run: runs.Run, source: Source) -> None:
         CorruptShard: A dataset that they are in is damaged.
     """
     run.listed = source.list_samples(run.pool, run.notes.observer)
-    run.listed = source.choose(run.listed, _taken_keys(run) if source.asks_for_taken_keys and not run.updates else None)
+    run.listed = source.choose(run.listed, lambda: None if run.updates else _taken_keys(run))
     from shardtool.source.selecting import each_once
 
     run.listed = each_once(

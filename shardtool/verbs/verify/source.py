@@ -501,7 +501,7 @@ class SourceAgain:
             InvalidRequest: The source cannot be listed.
         """
         options, source, datasets = self._run.options, self.source, self._datasets
-        listed = source.choose(source.list_samples(pool, observer), None)
+        listed = source.choose(source.list_samples(pool, observer), lambda: None)
         listed = each_once(listed, source, options, pool, observer, partial(_stored_keys, datasets))
         entries, dividing, which = listed.entries, options.of_split(), np.zeros(len(listed.entries), np.int64)
         if dividing is not None:
