@@ -321,6 +321,15 @@ def unopened(path: str, error: OSError, remedy: str = "") -> CorruptShard:
     return CorruptShard(path, f"cannot be opened: {reason(error)}", remedy=remedy)
 
 
+def absence(path: str) -> tuple[str, str]:
+    """Return what there is in place of a shard that is no plain file, and how to get it; empty: that is not known."""
+    if is_url(path):
+        return "no such object", ""
+    if (target := dangling(path)) is not None:
+        return f"a link to nothing, {printable(target)}", FETCH
+    return "no plain file" if os.path.lexists(path) else "no such file", ""
+
+
 def open_shard(path: str) -> ShardFile | PackedFile:
     """Return a shard for reading, compressed or not.
 

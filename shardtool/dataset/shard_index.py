@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 
 _OF_FIELD = {"name": pa.string(), "offset": pa.uint64(), "length": pa.uint64(), "crc32c": pa.uint32()}
-FIELD = pa.struct([pa.field(name, kind, nullable=False) for name, kind in _OF_FIELD.items()])
 
 
 class FieldRow(TypedDict):
@@ -68,17 +67,18 @@ class FieldRow(TypedDict):
     crc32c: int | None
 
 
-def _schema(field: pa.DataType) -> pa.Schema:
-    fields = pa.list_(pa.field("element", field, nullable=False))
-    kinds = {"__key__": pa.string(), "__offset__": pa.uint64(), "__size__": pa.uint64(), "__fields__": fields}
+def _schema(nullable: str = "") -> pa.Schema:
+    fields = pa.struct([pa.field(name, kind, nullable=name == nullable) for name, kind in _OF_FIELD.items()])
+    lists = pa.list_(pa.field("element", fields, nullable=False))
+    kinds = {"__key__": pa.string(), "__offset__": pa.uint64(), "__size__": pa.uint64(), "__fields__": lists}
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-SCHEMA = _schema(FIELD)
+SCHEMA = _schema()
 SHARD = pa.field("__shard__", pa.string(), nullable=False)
 OWN_COLUMNS = (*SCHEMA.names, SHARD.name)  # all others are metadata
 # For shards whose payloads were not read: checksums are null.
-UNREAD = _schema(pa.struct([one.with_nullable(one.name == "crc32c") for one in FIELD]))
+UNREAD = _schema("crc32c")
 
 
 class MadeFact(NamedTuple):

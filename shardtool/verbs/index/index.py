@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names, sound_dataset
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, recorded_dots
-from shardtool.dataset.shard_file import FETCH, Survey, SurveyTask, survey, torn_samples, walked_text
+from shardtool.dataset.shard_file import Survey, SurveyTask, absence, survey, torn_samples, walked_text
 from shardtool.errors import CorruptShard, InvalidRequest, OutputExists, listing, printable, reason
 from shardtool.execute import start_pool
 from shardtool.interop.indexes import EXPORTS, wanted_exports
@@ -23,7 +23,7 @@ from shardtool.request.results import ExportResult, IndexResult
 from shardtool.request.run_record import RunRecord
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.storage.folders import OutputFolder, open_folder
-from shardtool.storage.places import base_name, dangling, folder_of, is_url, join, names_in, plain_sizes, read_small
+from shardtool.storage.places import base_name, folder_of, is_url, join, names_in, plain_sizes, read_small
 from shardtool.values import Given, Kind, ValueType, __version__, counted, local_name, output_text
 from shardtool.verbs.create.run import Totals
 from shardtool.wording import either, flag, option
@@ -81,12 +81,8 @@ def _check_format(found: StoredDataset) -> None:
 def _missing(path: str) -> CorruptShard:
     """Return what is wrong with a shard that is no plain file."""
     remedy = f"Get it again, or run the command that made it again with {option('if_exists', 'resume')}."
-    if is_url(path):
-        return CorruptShard(path, "no such object", expected="a shard", remedy=remedy)
-    if (target := dangling(path)) is not None:
-        return CorruptShard(path, f"a link to nothing, {printable(target)}", expected="a shard", remedy=FETCH)
-    found = "no plain file" if os.path.lexists(path) else "no such file or directory"
-    return CorruptShard(path, found, expected="a shard", remedy=remedy)
+    found, fetch = absence(path)
+    return CorruptShard(path, found, expected="a shard", remedy=fetch or remedy)
 
 
 def _below(folder: str, shards: list[str]) -> str:

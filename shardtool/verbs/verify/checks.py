@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset import find
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.shard_file import OddMember, PackedFile, ShardFile, Survey, open_shard, walked_text
+from shardtool.dataset.shard_file import OddMember, PackedFile, ShardFile, Survey, absence, open_shard, walked_text
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, StoreFailed, listing, printable, reason
 from shardtool.fingerprint import crc32c, show_fingerprint
 from shardtool.pattern import DATASET_SUFFIX, SIDECAR_SUFFIX, is_shard_name, sidecar_name, whole_of
 from shardtool.storage import places
-from shardtool.storage.places import dangling, is_url, is_web, join, names_in, plain_sizes, read_small
+from shardtool.storage.places import is_url, is_web, join, names_in, plain_sizes, read_small
 from shardtool.values import IMAGE_ENDINGS, RESERVED, Given, counted, is_utf8, output_text, to_bytes
 from shardtool.verbs.verify.findings import MOST, Finding, Findings, finding_of
 from shardtool.wording import call
@@ -411,14 +411,9 @@ def base_name(path: str) -> str:
 def check_shard(case: ShardCase) -> Iterator[Finding]:
     """Yield what is wrong with the shard as a file: missing, unreadable, of another size or other bytes."""
     if case.size is None:
-        if is_url(case.shard.path):
-            yield Finding("shard-missing", case.name, "no such object")
-        elif (target := dangling(case.shard.path)) is not None:
-            yield Finding("shard-missing", case.name, f"a link to nothing, {target}", "what it leads to, fetched")
-        elif os.path.lexists(case.shard.path):
-            yield Finding("shard-unreadable", case.name, "no plain file")
-        else:
-            yield Finding("shard-missing", case.name, "no such file")
+        found, fetch = absence(case.shard.path)
+        code = "shard-unreadable" if found == "no plain file" else "shard-missing"
+        yield Finding(code, case.name, found, "what it leads to, fetched" if fetch else "")
         return
     if case.entry is not None and case.size != case.entry.size:
         yield Finding("shard-size", case.name, f"{case.size:,} bytes", f"{case.entry.size:,}{_LISTED}")
@@ -700,7 +695,7 @@ def check_numbering(subject: Subject) -> None:
         names = set()
         findings.unchecked.append("files that the dataset file does not list: the store does not let us list")
     if file is None:
-        for name, shards in _datasets_beside(subject, names).items() if _sidecars_alone(subject, names) else ():
+        for name, shards in _datasets_beside(subject, names).items() if subject.dataset.dataset_file is None else ():
             findings.unchecked.append(f"what {output_text(name)} says: it lists {counted(len(shards), 'shard')}")
         return
     listed = {one.name for one in file.shards}
@@ -742,15 +737,14 @@ def _names_in(subject: Subject, *, needed: bool = False) -> set[str]:
     return {name for folder in folders for name in names_in(folder, needed=needed)}
 
 
-def _sidecars_alone(subject: Subject, names: set[str]) -> int:
-    """Return how many of the shards have a sidecar, where no dataset file was given or found for just these shards."""
-    alone = subject.dataset.dataset_file is None
-    return len({case.shard.file_name for case in subject.cases if case.sidecar in names}) if alone else 0
-
-
 def _datasets_beside(subject: Subject, names: set[str]) -> dict[str, set[str]]:
-    """Return the shards that each dataset file in the folder lists, of those that list some that were given."""
-    left, found = {case.name for case in subject.cases}, {}
+    """Return the shards that each dataset file in the folder lists, of those that list some that were given.
+
+    None where no shard has a sidecar: then a dataset file tells of others that have the same names.
+    """
+    left, found = {case.name for case in subject.cases}, dict[str, set[str]]()
+    if names.isdisjoint(case.sidecar for case in subject.cases):
+        return found
     for name in sorted(name for name in names if name.endswith(DATASET_SUFFIX)):
         if left & (listed := find.listed_by(join(subject.folder, name))):
             left -= listed
@@ -763,11 +757,11 @@ def _dataset_file_missing(subject: Subject) -> Finding | None:
     if subject.dataset.dataset_file is not None or _is_one_file(subject.dataset.given):
         return None
     names = _names_in(subject)
-    if not (sidecars := _sidecars_alone(subject, names)):
+    if not (sidecars := names & {case.sidecar for case in subject.cases}):
         return None
     if {case.name for case in subject.cases} <= set[str]().union(*_datasets_beside(subject, names).values()):
         return None
-    what = f"{counted(sidecars, 'sidecar')} and no dataset file: what is here may not be all"
+    what = f"{counted(len(sidecars), 'sidecar')} and no dataset file: what is here may not be all"
     return Finding("dataset-file-missing", base_name(subject.folder or "."), what)
 
 

@@ -210,8 +210,10 @@ class _Repair:
                 self._leave(f"{case.sidecar}: its shard is not proven to be sound")
         if not proven:
             return
+        path = self.seen.dataset.dataset_file or ""
         with self.folder.lock(self._base()):
-            self._check_unchanged()
+            if sound_dataset(path) != file:
+                raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
             entries = {one.name: one for one in file.shards}
             staged: list[DurableFile] = []
             lost: set[str] = set()
@@ -233,12 +235,6 @@ class _Repair:
         self.done.append(f"{listing([case.sidecar for case in proven])}: made again from the shard")
         if lost:
             self.done[-1] += f"; the columns {listing(sorted(lost))} are lost there, for only the source has them"
-
-    def _check_unchanged(self) -> None:
-        """Check, under the lock, that the dataset is the one that was looked at."""
-        path = self.seen.dataset.dataset_file or ""
-        if sound_dataset(path) != self.seen.file:
-            raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
 
     def _sidecar_of(self, case: ShardCase, file: DatasetFile) -> tuple[bytes, list[str]]:
         """Return the sidecar of a shard, and its columns: of its metadata only the numbers of classes."""

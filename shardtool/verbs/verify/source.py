@@ -30,9 +30,9 @@ from shardtool.source.base import inline_sums, source_sums
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import open_source
 from shardtool.source.selecting import each_once
-from shardtool.storage.places import base_name, join
+from shardtool.storage.places import join
 from shardtool.table.columns import places_among
-from shardtool.values import INLINE, URL, counted, output_text, to_bytes
+from shardtool.values import INLINE, URL, counted, to_bytes
 from shardtool.verbs.verify.findings import Finding
 from shardtool.wording import option
 
@@ -162,11 +162,6 @@ class Comparison:
     def _add(self, code: str, total: int, findings: Iterator[Finding]) -> None:
         self.findings.add_first(code, len(self.subject.cases), total, findings)
 
-    @property
-    def _name(self) -> str:
-        found = self.subject.dataset
-        return output_text(base_name(found.dataset_file or "") or found.folder or ".")
-
     def _missing(self, entries: Entries, place: Rows) -> None:
         there = np.zeros(len(entries), bool)
         there[place[place >= 0]] = True
@@ -174,7 +169,7 @@ class Comparison:
         if unread:
             self.findings.unchecked.append(f"what was left out: the list of {listing(unread)} cannot be read")
         lacking = [at for at in np.flatnonzero(~there).tolist() if not is_listed(entries.keys[at], skipped)]
-        parts = ("source-missing", self._name, "not in the dataset", "a sample, as in the source")
+        parts = ("source-missing", self.subject.name, "not in the dataset", "a sample, as in the source")
         found = (Finding(*parts, key=walked_text(entries.keys[at])) for at in lacking)
         self._add("source-missing", len(lacking), found)
 
@@ -197,7 +192,7 @@ class Comparison:
         ours = field_ids(place, _joined(surveys, "counts"), firsts + _joined(surveys, "codes"), names, known)
         mine, source, extra, lacking = paired(ours, theirs)
         lacking = lacking[np.isin(entries.owners(lacking), place)]  # of samples that the dataset has
-        parts = ("source-missing", self._name, "a field that the dataset does not have", "as in the source")
+        parts = ("source-missing", self.subject.name, "a field that the dataset does not have", "as in the source")
         keys = (walked_text(entries.keys[int(entries.owners(row))]) for row in lacking)
         without = (entries.fields[int(code)] for code in entries.rows.code[lacking])
         found = (Finding(*parts, key=key, field=name) for key, name in zip(keys, without, strict=True))
