@@ -199,7 +199,11 @@ def verb(
             words = [given[one.name or ""] for one in typed]
             asked = [partial(_made, kind, names, given) for kind, names in known.items()]
             if given.get("save_config") is not None:
-                context.meta[_ACCEPTED] = _saved(asked, given["save_config"], context)
+                from shardtool.cli.config import keep_config
+
+                for make in asked:
+                    make()
+                context.meta[_ACCEPTED] = keep_config(given["save_config"], context)
             code = function(*words, *asked[:-1], asked[-1]())
             if _ACCEPTED in context.meta:
                 context.meta[_ACCEPTED]()
@@ -219,15 +223,6 @@ def _show_brief(context: click.Context, _option: click.Parameter, asked: bool) -
     if asked and isinstance(context.command, Verb):
         show(brief(context.command, context))
         context.exit()
-
-
-def _saved(asked: Sequence[Callable[[], object]], path: str, context: click.Context) -> Callable[[], None]:
-    """Return what writes what was asked for, if it can be, to the file that was named for that."""
-    from shardtool.cli.config import keep_config
-
-    for make in asked:
-        make()
-    return keep_config(path, context)
 
 
 def _have_typed_win(kind: type[Any], context: click.Context) -> None:
@@ -961,22 +956,20 @@ def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running)
     brief, folder = not options.samples, options.extract
     wanted = (find_sample(opened, key) for key in options.samples)
 
-    def shown() -> Iterator[tuple[SampleView, dict[str, list[str]]]]:
+    def shown() -> Iterator[tuple[SampleView, tuple[str, ...]]]:
         for one in first_samples(opened, options.head, options.where) if brief else wanted:
-            seen, files = view(one, text_limit=_BRIEF) if brief else view(one), dict[str, list[str]]()
-            if folder is not None:
-                files = {"files": [*map(output_text, extract(one, folder, overwrite=options.overwrite))]}
-            yield seen, files
+            seen = view(one, text_limit=_BRIEF) if brief else view(one)
+            yield seen, extract(one, folder, overwrite=options.overwrite) if folder is not None else ()
 
     def texts() -> Iterator[str]:
         for number, (seen, files) in enumerate(shown()):
             text = sample_line(seen, width()) if brief else ("\n" if number else "") + sample_text(seen, width())
-            if files and not brief:
-                text += f"\n{counted(len(files['files']), 'file')} written to {printable(folder or '')}"
-            yield text
+            written = f"\n{counted(len(files), 'file')} written to {printable(folder or '')}"
+            yield text if brief or folder is None else text + written
 
     if how.as_json:
-        show_json({"samples": [seen.to_json() | files for seen, files in shown()]})
+        found = [(seen.to_json(), {"files": [*map(output_text, files)]}) for seen, files in shown()]
+        show_json({"samples": [sample if folder is None else sample | files for sample, files in found]})
     else:
         show_each(texts())
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.dataset.find import given_datasets, open_dataset
 from shardtool.errors import current_folder, listing, without_secrets
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from shardtool.source.base import Listing
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicate:
+class Duplicate(NamedTuple):
     """A sample that another one is the same as.
 
     Attributes:
@@ -38,8 +36,7 @@ class Duplicate:
     differs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Duplicates:
+class Duplicates(NamedTuple):
     """The groups of samples that hold the same.
 
     Attributes:
@@ -71,7 +68,7 @@ class Duplicates:
             "fields": list(self.fields),
             "counts": counts,
             "size": self.size,
-            "groups": [[{**asdict(one), "differs": list(one.differs)} for one in group] for group in self.groups],
+            "groups": [[{**one._asdict(), "differs": list(one.differs)} for one in group] for group in self.groups],
         }
 
 

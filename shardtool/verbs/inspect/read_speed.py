@@ -6,10 +6,9 @@ The twin of `inspect --read-speed`. What the system holds in memory is read from
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
 from itertools import chain, repeat
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ _OPENED = 16  # shards whose opening is timed
 _LEAST_SHARE = 0.1  # of a stream's time that may go into opening
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(NamedTuple):
     """How much was read, and in what time.
 
     Attributes:
@@ -57,8 +55,7 @@ class Speed:
         return self.bytes / self.seconds
 
 
-@dataclass(frozen=True)
-class ReadSpeed:
+class ReadSpeed(NamedTuple):
     """How fast a dataset was read, by one process.
 
     Attributes:
@@ -108,7 +105,7 @@ class ReadSpeed:
                 "advised_size": self.advised_size,
             },
             **{
-                name: one and {**asdict(one), "samples_per_s": one.samples_per_s, "bytes_per_s": one.bytes_per_s}
+                name: one and {**one._asdict(), "samples_per_s": one.samples_per_s, "bytes_per_s": one.bytes_per_s}
                 for name, one in speeds.items()
             },
         }

@@ -529,10 +529,9 @@ def _schema(datasets: Sequence[StoredDataset]) -> pa.Schema:
     """Return the table's columns: those of all sidecars."""
     schemas = []
     for dataset in datasets:
-        first = dataset.shards[0].index().schema
-        known = dataset.file is not None and types_of(first) == dataset.file.schema
-        rest = () if known else dataset.shards[1:]
-        schemas += [first, *(shard.index().schema for shard in rest)]
+        file, shards = dataset.file, dataset.shards
+        known = file is not None and types_of(shards[0].schema()) == file.schema
+        schemas += [shard.schema() for shard in (shards[:1] if known else shards)]
     metadata = [
         pa.schema([one.with_nullable(nullable=True) for one in schema if one.name[:2] != "__"]) for schema in schemas
     ]
