@@ -569,7 +569,8 @@ class Ahead(io.RawIOBase):
     def __init__(self, blob: Blob) -> None:
         super().__init__()
         self._blob, self._piece = blob, memoryview(b"")
-        self._queue: queue.Queue[bytes | BaseException] = queue.Queue(_HELD)
+        self._queue: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_HELD)
         self._stopped, self._ended = False, False
         self._thread: threading.Thread | None = None
 
@@ -596,9 +597,7 @@ class Ahead(io.RawIOBase):
     def close(self) -> None:
         """Ask for no more."""
         self._stopped = True
-        with suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
+        self._room.release()  # a thread that waits for it looks then whether it is stopped
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
         super().close()
@@ -613,6 +612,7 @@ class Ahead(io.RawIOBase):
         while got is None:
             with suppress(queue.Empty):
                 got = self._queue.get(timeout=SLICE_S)
+        self._room.release()
         self._ended = not isinstance(got, bytes) or not got
         if isinstance(got, BaseException):
             raise got
@@ -623,19 +623,13 @@ class Ahead(io.RawIOBase):
         """Hand over all pieces, and then nothing, or an error."""
         try:
             for piece in self._blob.pieces():
-                if not self._put(piece):
+                self._room.acquire()
+                if self._stopped:
                     return
-            self._put(b"")
+                self._queue.put(piece)
+            self._queue.put(b"")
         except BaseException as error:  # noqa: BLE001 - raised by the thread that reads
-            self._put(error)
-
-    def _put(self, got: bytes | BaseException) -> bool:
-        """Hand it over; return False where nothing is wanted any more."""
-        while not self._stopped:
-            with suppress(queue.Full):
-                self._queue.put(got, timeout=0.1)
-                return True
-        return False
+            self._queue.put(error)
 
 
 class _ObjectFile(io.RawIOBase):
