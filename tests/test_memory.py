@@ -31,7 +31,7 @@ _SWALLOWS = {"Exception", "BaseException", "MemoryError", "ArrowException"}  # A
 _KNOWN = {
     "select/query.py": 1,  # Python's parser raises a MemoryError for an expression that is too deep
     "read/chain.py": 1,  # and for the header of an array
-    "source/folder.py": 1,  # imports made early, which are made again where they are needed
+    "source/scan.py": 1,  # imports made early, which are made again where they are needed
     "storage/remote/retry.py": 1,
     "torch/prefetch.py": 1,  # these keep whatever was raised, and raise it where its batch, file or piece is asked for
     "torch/loading.py": 2,
