@@ -33,8 +33,7 @@ _KNOWN = {
     "read/chain.py": 1,  # and for the header of an array
     "source/scan.py": 1,  # imports made early, which are made again where they are needed
     "storage/remote/retry.py": 1,
-    "torch/prefetch.py": 1,  # these keep whatever was raised, and raise it where its batch, file or piece is asked for
-    "torch/loading.py": 2,
+    "torch/loading.py": 3,  # these keep whatever was raised, and raise it where its batch, file or piece is asked for
     "fetch/fetcher.py": 1,
     "storage/places.py": 1,
     "cli/completion.py": 1,  # a shell that completes has no place for errors

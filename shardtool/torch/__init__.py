@@ -12,7 +12,6 @@ if find_spec("torch") is None:
     raise ModuleNotFoundError(_MISSING, name="torch")
 
 from shardtool.torch.datasets import MapDataset, StreamDataset
-from shardtool.torch.loading import CenterCrop, RandomResizedCrop, collate, loader
-from shardtool.torch.prefetch import Prefetcher
+from shardtool.torch.loading import CenterCrop, Prefetcher, RandomResizedCrop, collate, loader
 
 __all__ = ["CenterCrop", "MapDataset", "Prefetcher", "RandomResizedCrop", "StreamDataset", "collate", "loader"]
