@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardtool.execute.pool import Pool
     from shardtool.format.zip_read import ZipMember
     from shardtool.request.settings import Observer
-    from shardtool.select.names import Groups, KeyPattern
+    from shardtool.select.names import KeyPattern
     from shardtool.source.base import Writable
 
     Found = tuple[Entries, tuple[Skipped, ...], list[str]]
@@ -379,6 +379,8 @@ class FoldersSource(FolderSource):
 
     def _list(self, pool: Pool, observer: Observer, pattern: KeyPattern | None) -> Found:
         found = [tree.scan(pool, observer) for tree in self._trees]
+        import numpy as np
+
         from shardtool.select.names import find_groups, grouped
 
         trees, skipped = [], list[Skipped]()
@@ -392,13 +394,12 @@ class FoldersSource(FolderSource):
         names = self._name_fields([entries.fields for entries in trees])
         joined = self._join(trees, names)
         groups = find_groups(joined.keys, by_key=True)
-        counts = [len(entries) for entries in trees]
-        has = _presence(counts, groups)
+        has = np.zeros((len(trees), len(groups.first)), np.bool_)  # whether a folder has a part of a sample
+        has[np.repeat(np.arange(len(trees)), [*map(len, trees)]), groups.of_part] = True
         self._check_shared(trees, has)
         entries = grouped(joined, groups)
         notes = left_behind_notes([part for parts in found for part in parts])
-        if any(name != ending for one in names for ending, name in one.items()):
-            apart = sorted({name for one in names for ending, name in one.items() if name != ending})
+        if apart := sorted({name for one in names for ending, name in one.items() if name != ending}):
             notes.append(f"fields called by their folders, for endings are alike: {listing(apart, _SHOWN)}")
         lacking = _lacking(entries, has, self._labels)
         if self._options.complete:
@@ -441,14 +442,15 @@ class FoldersSource(FolderSource):
         place = {name: at for at, name in enumerate(fields)}
         codes, paths = [], []
         for entries, label, named in zip(trees, self._labels, names, strict=True):
-            codes.append(_numbers(place[named[name]] for name in entries.fields).astype(np.uint16)[entries.rows.code])
+            code = np.array([place[named[name]] for name in entries.fields], np.uint16)
+            codes.append(code[entries.rows.code])
             chunks = paths_of(entries).chunks()
             paths += [b"".join([label + b"/" + path + b"\0" for path in some]) for _, some in chunks]
         rows = [entries.rows for entries in trees]
         return Entries(
             root=b"",
             keys=Names.parse(b"".join(entries.keys.data for entries in trees)),
-            first=np.concatenate((_numbers([0]), np.cumsum(np.concatenate([one.counts() for one in trees])))),
+            first=np.append(0, np.cumsum(np.concatenate([one.counts() for one in trees]))),
             fields=tuple(fields),
             rows=replace(FieldRows.joined(rows, codes), paths=Names.parse(b"".join(paths))),
             identity=" ".join(storage.identity(tree.root) for tree in self._trees),
@@ -509,17 +511,6 @@ def label(sources: Sequence[str]) -> list[bytes]:
     return labels
 
 
-def _presence(counts: Sequence[int], groups: Groups) -> NDArray[np.bool_]:
-    """Return bool[folders, samples]: whether a folder has a part of a sample."""
-    import numpy as np
-
-    has, first = np.zeros((len(counts), len(groups.first)), np.bool_), 0
-    for number, count in enumerate(counts):
-        has[number, groups.of_part[first : first + count]] = True
-        first += count
-    return has
-
-
 def _lacking(entries: Entries, has: NDArray[np.bool_], labels: Sequence[bytes]) -> list[Skipped]:
     """Return the samples that some folder has no file of, as rows of what is left out."""
     found = []
@@ -528,12 +519,6 @@ def _lacking(entries: Entries, has: NDArray[np.bool_], labels: Sequence[bytes]) 
         path = to_text(entries.path(int(entries.first[at])))
         found.append(Skipped(entries.key(at), path, "incomplete", f"no file of its key in {without}"))
     return found
-
-
-def _numbers(values: Iterable[int]) -> NDArray[np.int64]:
-    import numpy as np
-
-    return np.array([*values], np.int64)
 
 
 # Files of a folder that are shards.
