@@ -243,10 +243,9 @@ def _failed(sample: Mapping[str, object], name: str, error: Exception) -> Sample
 
 
 def _rgb(data: bytes, images: str, reduce: tuple[int, int] | None, max_bytes: int) -> NDArray[Any] | Image:
-    from shardtool.transform.image import as_rgb, pixels
-    from shardtool.transform.jpeg import decoded
+    from shardtool.transform.image import as_rgb, decoded_jpeg, pixels
 
-    if images == "numpy" and (array := decoded(data, least=reduce, max_bytes=max_bytes)) is not None:
+    if images == "numpy" and (array := decoded_jpeg(data, least=reduce, max_bytes=max_bytes)) is not None:
         return array
     image = pixels(data, least=reduce, max_bytes=max_bytes)
     return as_rgb(image) if images == "pil" else _values(image, as_rgb)

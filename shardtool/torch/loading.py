@@ -38,8 +38,7 @@ from shardtool.read.bundles import Batches
 from shardtool.read.chain import Batch, DecodedField, Lists, Stages, any_rng, check_alike, parts_of, whole_of
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
-from shardtool.transform.image import as_rgb, pixels
-from shardtool.transform.jpeg import JpegHead, cut, decoded, read_head
+from shardtool.transform.image import JpegHead, as_rgb, cut_jpeg, decoded_jpeg, pixels, read_jpeg_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -464,7 +463,7 @@ class _Crop:
         Raises:
             ValueError: It is no image, or a damaged one.
         """
-        head = read_head(data)
+        head = read_jpeg_head(data)
         image: NDArray[np.uint8] | Image.Image
         if head is None:
             image, scale = as_rgb(pixels(data)), 1
@@ -583,10 +582,10 @@ def _above(data: bytes, head: JpegHead, box: Box, size: int) -> tuple[NDArray[np
     """
     rows = -(-(box[3] + _NEIGHBOURS) // head.rows) * head.rows
     if head.baseline and rows < head.height:
-        data, head = cut(data, head, rows)
+        data, head = cut_jpeg(data, head, rows)
     wide, high = box[2] - box[0], box[3] - box[1]
     least = -(-head.width * size // wide), -(-head.height * size // high)
-    image = decoded(data, head, least=least)
+    image = decoded_jpeg(data, head, least=least)
     found = as_rgb(pixels(data, least=least)) if image is None else image
     return found, round(head.width / (found.width if isinstance(found, Image.Image) else found.shape[1]))
 

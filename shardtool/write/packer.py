@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from shardtool.errors import (
     OF_PROCESS,
     CorruptShard,
-    OutputFailed,
     SampleFailed,
     ShardError,
     is_out_of_memory,
@@ -405,13 +404,10 @@ class SpanReader:
         while True:
             try:
                 source = self._open[file] = open_span_file(self._files[file])
-            except OSError as error:  # of the machine, and no fault of the file
-                if error.errno not in (errno.EMFILE, errno.ENFILE):
+            except OSError as error:
+                if not self._open or error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                if not self._open:
-                    remedy = f"Raise the limit (ulimit -n), or use fewer {option('workers')}."
-                    raise OutputFailed(to_text(self._files[file].path), "too many open files", remedy=remedy) from None
-                self._close_oldest()
+                self._close_oldest()  # of the machine, and no fault of the file
             else:
                 return source
 
@@ -462,7 +458,6 @@ def arena(size: int) -> memoryview:
 
 
 _QUEUED = 2  # times as many as are read: no thread waits while a buffer is written
-_TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # errors that reading one file at a time may not meet
 
 
 class PlannedFile(NamedTuple):
@@ -530,7 +525,7 @@ class ReadAhead:
                 continue
             if isinstance(error, ShardError):
                 raise error  # a store that refuses, or fails time and again: it is not asked once more
-            if isinstance(error, OSError) and error.errno in _TOO_MANY:
+            if isinstance(error, OSError) and error.errno in OF_PROCESS:  # reading one file at a time may not meet it
                 for other in self._begun:
                     other.read.exception()
             if error is not None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardtool.read.chain import Decode
-from shardtool.transform import jpeg
+from shardtool.transform import image as ours
 from shardtool.transform.image import BadImage, as_rgb, pixels
 
 
@@ -58,7 +58,7 @@ def test_the_pixels_of_pillow(
     image = _picture(*size, "L" if sampling is None else "RGB")
     more = {} if sampling is None else {"subsampling": sampling}
     data = _bytes(image, **written, **more)
-    found = jpeg.decoded(data, least=least)
+    found = ours.decoded_jpeg(data, least=least)
     assert found is not None
     assert np.array_equal(found, _of_pillow(data, least=least))
     assert (found.flags.writeable, found.flags.c_contiguous) == (True, True)
@@ -73,7 +73,7 @@ def test_samplings_that_pillow_does_not_write(sampling: str) -> None:
         colours = "Gray" if sampling == "Gray" else "rgb"
         data = simplejpeg.encode_jpeg(np.ascontiguousarray(made), 80, colours, sampling)
         for least in (None, (16, 15), (4, 3)):
-            found = jpeg.decoded(data, least=least)
+            found = ours.decoded_jpeg(data, least=least)
             assert found is not None
             assert np.array_equal(found, _of_pillow(data, least=least))
 
@@ -83,7 +83,7 @@ def test_damage_is_judged_by_pillow(noise: bytes, at: int, cut: object) -> None:
     """Of bytes that were changed or cut, it gives what Pillow gives, or leaves them to Pillow."""
     whole = _bytes(_picture(64, 48), quality=60)
     data = whole[: at % len(whole)] + noise + (b"" if cut else whole[at % len(whole) + len(noise) :])
-    found = jpeg.decoded(data)
+    found = ours.decoded_jpeg(data)
     if found is not None:
         assert np.array_equal(found, _of_pillow(data))
 
@@ -93,11 +93,11 @@ def test_one_that_ends_too_early_is_refused(progressive: object) -> None:
     """A JPEG that is cut anywhere is left to Pillow, which refuses it; bytes behind its end do no harm."""
     data = _bytes(_picture(64, 48), progressive=progressive)
     for end in range(len(data) - 1, 0, -7):
-        assert jpeg.decoded(data[:end]) is None
+        assert ours.decoded_jpeg(data[:end]) is None
         with pytest.raises(BadImage):
             pixels(data[:end])
     for more in (b"\0" * 9, b"trailer", data):
-        found = jpeg.decoded(data + more)
+        found = ours.decoded_jpeg(data + more)
         assert found is not None
         assert np.array_equal(found, _of_pillow(data))
 
@@ -108,40 +108,40 @@ def test_what_must_be_turned(order: str) -> None:
     for orientation in range(10):
         data = _oriented(orientation, order)
         upright = orientation not in range(2, 9)
-        assert (jpeg.read_head(data) is not None) == (jpeg.decoded(data) is not None) == (orientation == 1)
+        assert (ours.read_jpeg_head(data) is not None) == (ours.decoded_jpeg(data) is not None) == (orientation == 1)
         shown = _decoded(data)
         assert np.array_equal(shown, _of_pillow(data))
         assert (shown.shape == (30, 40, 3)) == (upright or orientation < 5)
     noted = _bytes(_picture(40, 30), xmp=b'<x:xmpmeta tiff:Orientation="6"/>')
-    assert jpeg.decoded(noted) is None
+    assert ours.decoded_jpeg(noted) is None
     assert _decoded(noted).shape == (40, 30, 3)
 
 
 def test_what_is_left_to_pillow() -> None:
     """Four colours, twelve bits, arithmetic coding, other frames, no JPEG: none is decoded, or by no other rule."""
     plain = _bytes(_picture(40, 30))
-    head = jpeg.read_head(plain)
+    head = ours.read_jpeg_head(plain)
     assert head is not None
     kind = head.at - 4  # of the frame: ff c0, its length, its bits, its height
-    assert jpeg.decoded(_bytes(_picture(40, 30, "CMYK"))) is None
-    assert jpeg.decoded(plain[: head.at - 1] + b"\x0c" + plain[head.at :]) is None
+    assert ours.decoded_jpeg(_bytes(_picture(40, 30, "CMYK"))) is None
+    assert ours.decoded_jpeg(plain[: head.at - 1] + b"\x0c" + plain[head.at :]) is None
     for marker in (0xC3, 0xC5, 0xC9, 0xCA, 0xCB, 0xFF, 0xD0, 0x01):
-        assert jpeg.decoded(plain[:kind] + bytes([marker]) + plain[kind + 1 :]) is None
+        assert ours.decoded_jpeg(plain[:kind] + bytes([marker]) + plain[kind + 1 :]) is None
     stream = io.BytesIO()
     _picture(4, 4).save(stream, "PNG")
     for data in (b"", b"\xff\xd8", plain[:20], stream.getvalue()):
-        assert jpeg.decoded(data) is None
+        assert ours.decoded_jpeg(data) is None
 
 
 def test_its_memory_is_bounded_by_the_header() -> None:
     """What may take more than it may is not begun: Pillow's rule says whether it is refused."""
     data = _bytes(_picture(64, 48))
-    assert jpeg.decoded(data, max_bytes=2**20) is not None
-    assert jpeg.decoded(data, max_bytes=2**14) is None
-    head = jpeg.read_head(data)
+    assert ours.decoded_jpeg(data, max_bytes=2**20) is not None
+    assert ours.decoded_jpeg(data, max_bytes=2**14) is None
+    head = ours.read_jpeg_head(data)
     assert head is not None
     huge = data[: head.at] + b"\xff\xff\xff\xff" + data[head.at + 4 :]
-    assert jpeg.decoded(huge) is None
+    assert ours.decoded_jpeg(huge) is None
     with pytest.raises(BadImage, match="pixels"):
         pixels(huge)
 
@@ -150,14 +150,14 @@ def test_a_smaller_height_decodes_less() -> None:
     """The first rows alone are those of the whole image, down to what the rows below are mixed with."""
     for sampling in ("4:4:4", "4:2:0"):
         data = _bytes(_picture(50, 90), subsampling=sampling)
-        head = jpeg.read_head(data)
+        head = ours.read_jpeg_head(data)
         assert head is not None
         assert head.rows == (8 if sampling == "4:4:4" else 16)
-        found = jpeg.decoded(*jpeg.cut(data, head, 48))
+        found = ours.decoded_jpeg(*ours.cut_jpeg(data, head, 48))
         assert found is not None
         assert np.array_equal(found[:46], _of_pillow(data)[:46])
-        whole, less = jpeg.cut(data, head, 48)
-        assert jpeg.decoded(whole[:-20], less) is None  # what is missing may be missing in these rows
+        whole, less = ours.cut_jpeg(data, head, 48)
+        assert ours.decoded_jpeg(whole[:-20], less) is None  # what is missing may be missing in these rows
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     data = _bytes(_picture(64, 48))
     there = _decoded(data)
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    assert jpeg.decoder.__wrapped__() is None
-    monkeypatch.setattr(jpeg, "decoder", lambda: None)
-    assert jpeg.decoded(data) is None
+    assert ours.jpeg_decoder.__wrapped__() is None
+    monkeypatch.setattr(ours, "jpeg_decoder", lambda: None)
+    assert ours.decoded_jpeg(data) is None
     assert np.array_equal(_decoded(data), there)
