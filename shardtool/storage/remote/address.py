@@ -286,7 +286,7 @@ def _is_direct(host: str, names: str) -> bool:
     return False
 
 
-def more_certificates() -> str:
+def certificates() -> str:
     """Return the certificates (PEM) that are trusted beside the machine's own.
 
     Raises:
@@ -315,7 +315,7 @@ def tls() -> ssl.SSLContext:
     context = create_urllib3_context()
     context.load_default_certs()
     try:
-        if texts := more_certificates():
+        if texts := certificates():
             context.load_verify_locations(cadata=texts)
     except OSError:  # of ssl
         where = ", ".join(f"{name}={os.environ[name]}" for name in _BUNDLES if os.environ.get(name))

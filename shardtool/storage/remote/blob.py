@@ -29,11 +29,11 @@ from shardtool.storage.remote.address import (
     DECIDING,
     EXTRAS,
     MEANT,
+    certificates,
     is_hub,
     is_other,
     is_same_server,
     is_web,
-    more_certificates,
     of_proxy,
     parse_address,
     proxy_of,
@@ -228,7 +228,7 @@ def _pool_of(_pid: int, scheme: str, proxy: str | None, _environment: tuple[str 
 
     timeout = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S)
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
-    context = None if is_plain and not more_certificates() else tls()  # what the environment names must be some
+    context = None if is_plain and not certificates() else tls()  # what the environment names must be some
     options: dict[str, Any] = {"maxsize": MOST_CONNECTIONS, "retries": False, "timeout": timeout}
     if context is not None:
         options["ssl_context"] = context

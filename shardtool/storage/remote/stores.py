@@ -20,17 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from shardtool.errors import AccessRefused, InvalidRequest
-from shardtool.storage.remote.address import (
-    DECIDING,
-    FROM,
-    SOURCE,
-    STORES,
-    WEB,
-    is_web,
-    more_certificates,
-    parse_address,
-    shown,
-)
+from shardtool.storage.remote.address import DECIDING, FROM, SOURCE, STORES, certificates, is_web, parse_address, shown
 from shardtool.storage.remote.retry import Attempts, PassingFailure, apart, retried, store_failures
 from shardtool.wording import option
 
@@ -336,7 +326,7 @@ def _made(
     except ImportError:
         raise not_installed("obstore") from None
     client: dict[str, Any] = {"allow_http": True}  # obstore goes by the variables of proxies itself
-    if more := more_certificates():
+    if more := certificates():
         client["root_certificate"] = more
     options: dict[str, Any] = {"client_options": client, "retry_config": {"max_retries": 0}}
     options["config"] = client_config(scheme)
@@ -619,9 +609,9 @@ def signed(address: str, method: str) -> str:
         AccessRefused: There are no keys.
         InvalidRequest: obstore is not installed, or the key is none that it takes.
     """
-    at = parse_address(address)
-    if at.scheme in WEB:
+    if is_web(address):
         return address
+    at = parse_address(address)
     if (
         at.scheme == "az"
         and not _is_anonymous("az")
@@ -674,7 +664,7 @@ def listed(address: str, *, below: bool = False) -> Iterator[BucketEntry]:
         InvalidRequest: It is an address of the web, which nobody can list.
     """
     at = parse_address(address)
-    if at.scheme in WEB:
+    if is_web(address):
         raise InvalidRequest(shown(address), "a folder on the web", expected="files: a web server does not list them")
     store, prefix = store_of(address)[0], at.key.rstrip("/")
     if not below:
