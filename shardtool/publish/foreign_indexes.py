@@ -23,18 +23,8 @@ from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, Output
 from shardtool.interop import indexes
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_packed_name
 from shardtool.publish.records import LOOK, read_listed
+from shardtool.storage import places
 from shardtool.storage.folders import OutputFolder, open_folder
-from shardtool.storage.places import (
-    READ_PLAIN,
-    base_name,
-    folder_of,
-    is_file,
-    is_web,
-    join,
-    names_in,
-    read_head,
-    read_small,
-)
 from shardtool.storage.staging import DurableFile
 from shardtool.values import counted, local_name, output_text
 from shardtool.wording import export_call, exporting, flag, made_again, option
@@ -81,7 +71,7 @@ def read_index(path: str, form: str, shard: indexes.IndexedShard) -> tuple[bytes
     """
     limit = shard.limit()
     try:
-        data, size = read_head(path, limit)
+        data, size = places.read_head(path, limit)
     except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
         data, size = b"", 0
     return data, f"{size:,} bytes" if size > limit else indexes.difference(form, data, shard)
@@ -189,7 +179,8 @@ class StaleIndexes:
 
     def _form(self, name: str) -> str:
         with suppress(OSError):
-            return indexes.form_of(name, *read_head(self.folder.full_path(name), indexes.HEAD_SIZE, READ_PLAIN))
+            path = self.folder.full_path(name)
+            return indexes.form_of(name, *places.read_head(path, indexes.HEAD_SIZE, places.READ_PLAIN))
         return ""
 
     def check_none_left(self, there: Collection[str]) -> None:
@@ -306,17 +297,18 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
     Raises:
         OutputFailed: One cannot be written.
     """
-    source = folder_of(dataset_file)
-    if is_web(source) or dataset.shards_folder:
+    source = places.folder_of(dataset_file)
+    if places.is_web(source) or dataset.shards_folder:
         return 0
     try:
-        names, copied, wrong = {*names_in(source, needed=True)} - {base_name(dataset_file)}, 0, list[str]()
+        names = {*places.names_in(source, needed=True)} - {places.base_name(dataset_file)}
     except AccessRefused:
         notes.add("indexes of other tools were not looked for: the store does not let us list")
         return 0
+    copied, wrong = 0, list[str]()
     for shard in dataset.shards:
         for name in indexes.names_beside(local_name(shard.name), names):
-            data = _index_data(join(source, name), join(source, local_name(shard.sidecar)))
+            data = _index_data(places.join(source, name), places.join(source, local_name(shard.sidecar)))
             if data is None:
                 wrong.append(output_text(name))
             else:
@@ -332,9 +324,9 @@ def _index_data(path: str, sidecar: str) -> bytes | None:
     from shardtool.dataset.shard_index import read_sidecar
 
     try:
-        if not (form := indexes.form_of(base_name(path), *read_head(path, indexes.HEAD_SIZE))):
+        if not (form := indexes.form_of(places.base_name(path), *places.read_head(path, indexes.HEAD_SIZE))):
             return b""
-        shard = indexes.IndexedShard(read_sidecar(read_small(sidecar), sidecar, None, metadata=False))
+        shard = indexes.IndexedShard(read_sidecar(places.read_small(sidecar), sidecar, None, metadata=False))
         data, wrong = read_index(path, form, shard)
     except (OSError, CorruptShard):
         return None
@@ -352,25 +344,25 @@ def copy_lists(datasets: Sequence[DatasetFile], source: str, folder: OutputFolde
     Raises:
         OutputFailed: One cannot be written.
     """
-    if is_web(source) or any(dataset.shards_folder for dataset in datasets):
+    if places.is_web(source) or any(dataset.shards_folder for dataset in datasets):
         return
     shards, paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
     for once in indexes.ONCE.values():
-        counts = once.counts(_read_list(join(source, once.info)))
+        counts = once.counts(_read_list(places.join(source, once.info)))
         if counts and counts == {name: shards[name] for name in counts if name in shards}:
             with suppress(InvalidRequest):
                 paths += once.encode(datasets)
-    data = _read_list(join(source, indexes.README))
-    if indexes.is_ours(data) and indexes.listed(data, [*map(output_text, names_in(source))]) == {*shards}:
+    data = _read_list(places.join(source, indexes.README))
+    if indexes.is_ours(data) and indexes.listed(data, [*map(output_text, places.names_in(source))]) == {*shards}:
         paths.append(indexes.README)
     for path in paths:
-        _put(folder, path, _read_list(join(source, path)))
+        _put(folder, path, _read_list(places.join(source, path)))
 
 
 def _read_list(path: str) -> bytes:
     """Return a whole file; nothing where there is none, or it cannot be read, which a store may say of none, too."""
     try:
-        return read_small(path, LIST_LIMIT) if is_file(path) else b""
+        return places.read_small(path, LIST_LIMIT) if places.is_file(path) else b""
     except (OSError, AccessRefused):
         return b""
 
@@ -596,7 +588,7 @@ class Exporter:
     def _digest_task(self, dataset: DatasetFile, shard: ShardEntry, index: ShardIndex) -> indexes.DigestTask:
         if (index.offsets[1:] < (index.offsets + index.lengths)[:-1]).any():
             raise CorruptShard(self.folder.full_path(shard.sidecar), "fields that overlap", remedy=made_again())
-        path = join(join(self.folder.path, local_name(dataset.shards_folder)), local_name(shard.name))
+        path = places.join(places.join(self.folder.path, local_name(dataset.shards_folder)), local_name(shard.name))
         return indexes.DigestTask.of(path, shard.size, index)
 
     def _covered(self, export: Export, dataset: DatasetFile, target: OutputFolder) -> list[DatasetFile]:

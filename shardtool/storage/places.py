@@ -27,14 +27,7 @@ from shardtool.storage.remote import address, blob, stores
 from shardtool.storage.remote.address import is_url, is_web, parse_address, refuse_near_url, shown, use_headers
 from shardtool.storage.remote.blob import Blob, ObjectFact, called, open_blob, requests, together
 from shardtool.storage.remote.retry import RETRY_FOR, SLICE_S, waited
-from shardtool.storage.remote.stores import (
-    STORE_OPTIONS,
-    BucketEntry,
-    as_source,
-    use_anonymous,
-    use_endpoint,
-    use_store_options,
-)
+from shardtool.storage.remote.stores import as_source, use_anonymous, use_endpoint, use_store_options
 from shardtool.values import BLOCK, to_bytes, to_text
 
 if TYPE_CHECKING:
@@ -50,7 +43,7 @@ __all__ = [  # as they are
     "use_anonymous", "use_endpoint", "use_headers", "use_store_options",
 ]  # fmt: skip
 
-OF_OPTIONS = (stores.ENDPOINT, stores.ANONYMOUS, STORE_OPTIONS, RETRY_FOR)  # variables that they set; no secrets
+OF_OPTIONS = (stores.ENDPOINT, stores.ANONYMOUS, stores.STORE_OPTIONS, RETRY_FOR)  # variables that they set; no secrets
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 4  # files that are asked for one by one, and not by a listing
@@ -288,7 +281,7 @@ def entries_in(folder: str) -> Iterator[os.DirEntry[str]]:
         yield from entries
 
 
-def objects_below(folder: str) -> Iterator[BucketEntry]:
+def objects_below(folder: str) -> Iterator[stores.BucketEntry]:
     """Yield the objects below an address, at any depth, in the store's order; their keys count from there.
 
     Folders are none, but an empty object that stands for one is there, without the slash at its end.
@@ -302,7 +295,7 @@ def objects_below(folder: str) -> Iterator[BucketEntry]:
             yield one._replace(key=path)
 
 
-def _listed(folder: str, *, below: bool = False) -> Iterator[BucketEntry]:
+def _listed(folder: str, *, below: bool = False) -> Iterator[stores.BucketEntry]:
     ask = blob.list_other if address.is_hub(folder) or address.is_other(folder) else stores.listed
     return ask(folder, below=below)
 
