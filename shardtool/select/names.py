@@ -40,7 +40,7 @@ from shardtool.values import (
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -120,26 +120,22 @@ def choose_dots(entries: Entries, asked: Dots | None, where: str) -> tuple[Dots,
     fields = [name for name in entries.used_fields() if "." in name]
     if asked != "last" and not has_dotted(entries.keys):
         return "first", ""
-    key = next((at for at in range(len(entries)) if ends_early(entries.keys[at])), None) if asked != "last" else None
-    example = "" if key is None else f", such as '{short(printable(entries.keys[key]))}'"
-    if fields:
-        what = "" if asked == "last" else f"keys with dots in their last part{example}, and "
-        remedy = "Give these fields other names"
-        if asked == "last":
-            remedy += f", or leave {option('dots', 'last')} out"
-        elif asked is None:
-            remedy += f", choose {option('dots', 'last')} if they come from the endings of paths"
-        found = f"{what}fields with dots: {listing([repr(name) for name in fields])}"
-        cure = f"{remedy}, or make the keys safe with {flag('portable')}{' alone' if asked == 'last' else ''}."
-        raise InvalidRequest(where, found, expected="names that the first dot divides, or the last", remedy=cure)
-    if asked == "first":
-        found, remedy = f"keys with dots in their last part{example}", f"Choose {option('dots', 'last')}"
-        cure = f"{remedy}, or make the keys safe with {flag('portable')}."
-        raise InvalidRequest(where, found, expected="keys that end at the first dot", remedy=cure)
-    if asked == "last":
+    if asked == "last" and not fields:
         return "last", ""
-    rule = f"in members' names they end at the last dot, as with {option('dots', 'last')}"
-    return "last", f"keys have dots{example}: {rule}"
+    key = next((at for at in range(len(entries)) if ends_early(entries.keys[at])), None)
+    example = "" if key is None else f", such as '{short(printable(entries.keys[key]))}'"
+    last, safe = option("dots", "last"), f"or make the keys safe with {flag('portable')}"
+    keys, dotted = f"keys with dots in their last part{example}", f"fields with dots: {listing([*map(repr, fields)])}"
+    if fields:
+        choice = {"last": f"or leave {last} out, ", None: f"choose {last} if they come from the endings of paths, "}
+        found, remedy = f"{keys}, and {dotted}", f"Give these fields other names, {choice.get(asked, '')}{safe}"
+        if asked == "last":
+            found, remedy = dotted, f"{remedy} alone"
+        expected = "names that the first dot divides, or the last"
+        raise InvalidRequest(where, found, expected=expected, remedy=f"{remedy}.")
+    if asked == "first":
+        raise InvalidRequest(where, keys, expected="keys that end at the first dot", remedy=f"Choose {last}, {safe}.")
+    return "last", f"keys have dots{example}: in members' names they end at the last dot, as with {last}"
 
 
 def _unsafe_keys(keys: Names) -> list[int]:
@@ -389,26 +385,34 @@ def _is_ordered(kind: pa.DataType) -> bool:
     return is_text(kind) or arrow.is_number(kind) or any(test(kind) for test in times)
 
 
-def table_of(entries: Entries, shard: NDArray[np.int32], shards: tuple[str, ...]) -> pa.Table:
+def table_of(entries: Entries, shards: Sequence[str]) -> pa.Table:
     """Return what can be asked of samples: their metadata and, where it has no such column, facts of our own.
 
-    These are `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (how many). About 30 bytes a
-    sample and its key, besides the metadata.
+    Of samples in shards these are `key`, `shard` (its name), `size` (bytes of all payloads) and `fields` (how many); of
+    files `key`, `path` (of the sample's first file), `folder` (what stands before the key's last slash) and `size`
+    (bytes of all its files). About 30 bytes a sample and its key, besides the metadata.
 
     Args:
         entries: The samples.
-        shard: Which of `shards` each sample lies in.
-        shards: The names of the shards.
+        shards: The names of the shards that they lie in; none: they are files.
     """
-    names = arrow.texts([*map(printable, shards)])
-    made: dict[str, Callable[[], pa.Array]] = {
-        "key": lambda: arrow.unended(entries.keys.span(0, len(entries)), pa.large_string()),
-        "shard": lambda: pa.DictionaryArray.from_arrays(arrow.number_array(shard), names),
-        "size": lambda: arrow.number_array(np.diff(np.append(0, np.cumsum(entries.rows.size))[entries.first])),
-        "fields": lambda: arrow.number_array(entries.counts()),
-    }
+    keys, sizes, is_file = entries.keys, entries.rows.size, entries.rows.kind != INLINE
+    own: dict[str, pa.Array] = {"key": arrow.unended(keys.span(0, len(keys)), pa.large_string())}
+    if shards:
+        file = arrow.number_array(entries.known_spans.file.astype(np.int32))
+        own["shard"] = pa.DictionaryArray.from_arrays(file, arrow.texts([*map(printable, shards)]))
+    else:
+        sizes, files = np.where(is_file, sizes, 0), np.append(np.flatnonzero(is_file), len(is_file))
+        first = files[np.searchsorted(files, entries.first[:-1])]
+        paths = Names.of(path for some in chunks_of(len(first)) for path in entries.paths(first[some]))
+        folders = Names.of(name.rpartition(b"/")[0] for _, some in keys.chunks() for name in some)
+        own["path"] = arrow.unended(paths.data, pa.large_string())
+        own["folder"] = arrow.unended(folders.data, pa.large_string())
+    own["size"] = arrow.number_array(np.diff(np.append(0, np.cumsum(sizes))[entries.first]))
+    if shards:
+        own["fields"] = arrow.number_array(entries.counts())
     table = pa.Table.from_arrays([], names=[]) if entries.metadata is None else entries.metadata
-    own = {name: make() for name, make in made.items() if name not in table.column_names}
+    own = {name: values for name, values in own.items() if name not in table.column_names}
     return pa.Table.from_arrays([*table.columns, *own.values()], names=[*table.column_names, *own])
 
 

@@ -118,9 +118,9 @@ class FolderSource(Source):
 
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of metadata, `key`, `path`, `folder` or `size` of each sample, or the label of `cls`."""
-        from shardtool.source.selecting import table_of
+        from shardtool.select.names import table_of
 
-        table = table_of(listed)
+        table = table_of(listed.entries, listed.shards)
         labelled = name == "cls" and self._options.label_from_folder and name not in table.column_names
         if name == TOP_FOLDER or labelled:
             return split_folders(listed.entries.keys, in_order=self.by_key)

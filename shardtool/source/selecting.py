@@ -21,8 +21,7 @@ from shardtool.entries import arrow
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, listing, printable, reason
 from shardtool.request.texts import pairs
-from shardtool.select.names import column_of, share_of, sort_order
-from shardtool.select.names import table_of as table_of_shards
+from shardtool.select.names import column_of, share_of, sort_order, table_of
 from shardtool.skipped import Skipped, key_mark, same_as
 from shardtool.source import base
 from shardtool.source.base import Listing, Source, check_skipped, none_taken
@@ -101,7 +100,7 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     if (query := options.where) is not None:
         from shardtool.select.query import matching_so_far
 
-        asked = with_names(table_of(listed), pairs("values", options.values))
+        asked = with_names(table_of(listed.entries, listed.shards), pairs("values", options.values))
         taken, later = matching_so_far(asked, query, options.found, listed.all_classes)
         if not len(taken):
             raise none_taken(query)
@@ -113,7 +112,8 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     from shardtool.select.join import set_fields
     from shardtool.table.values import numbers_kept
 
-    known, columns, entries = open_classes(options.classes_from), table_of(listed).column, listed.entries
+    known, entries = open_classes(options.classes_from), listed.entries
+    columns = table_of(entries, listed.shards).column
     asked = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
     for name, numbers in numbers_kept(columns, names, values, asked, known):
         entries = replace(entries, metadata=arrow.with_column(entries.metadata, name, numbers))
@@ -137,7 +137,7 @@ def in_order(listed: Listing, options: SelectingOptions) -> Listing:
     """
     entries = listed.entries
     if (name := options.sort_by) is not None:
-        column = column_of(table_of(listed), name, option("sort_by"))
+        column = column_of(table_of(entries, listed.shards), name, option("sort_by"))
         entries = entries.take(sort_order(column, name, descending=options.descending)[: options.head])
     elif options.head is not None and options.head < len(entries):
         entries = entries.take(np.arange(options.head))
@@ -154,40 +154,6 @@ def sampled(listed: Listing, options: SelectingOptions) -> Listing:
         return listed
     samples, notes = share_of(listed.entries.keys, options.sample)
     return replace(listed, entries=listed.entries.take(samples), notes=(*listed.notes, *notes))
-
-
-_COLUMNS = ("key", "path", "folder", "size")
-
-
-def table_of(listed: Listing) -> pa.Table:
-    """Return what a query sees of samples."""
-    if listed.shards:
-        return table_of_shards(listed.entries, listed.entries.known_spans.file.astype(np.int32), listed.shards)
-    return _table_of_files(listed.entries)
-
-
-def _table_of_files(entries: Entries) -> pa.Table:
-    """Return what `--where` and splits can ask of a folder's samples, a row each.
-
-    It is their metadata and, where they have no such column, `_COLUMNS`: `path` is that of the sample's first file,
-    `folder` what stands before the key's last slash, and `size` the bytes of all its files.
-    """
-    keys, chunks, kinds = entries.keys, [], entries.rows.kind
-    files = np.append(np.flatnonzero(kinds != INLINE), len(kinds))
-    sizes = np.where(kinds == INLINE, 0, entries.rows.size)
-    for first, names in keys.chunks():
-        ends = entries.first[first : first + len(names) + 1]
-        paths = entries.paths(files[np.searchsorted(files, ends[:-1])])
-        folders = [name.rpartition(b"/")[0] for name in names]
-        totals = np.add.reduceat(sizes[: ends[-1]], ends[:-1])
-        texts = map(arrow.strings, (names, paths, folders))
-        chunks.append(pa.RecordBatch.from_arrays([*texts, arrow.number_array(totals)], names=list(_COLUMNS)))
-    schema = pa.schema([*((name, pa.string()) for name in _COLUMNS[:-1]), (_COLUMNS[-1], pa.int64())])
-    own, table = pa.Table.from_batches(chunks, schema=schema), entries.metadata
-    if table is None:
-        return own
-    own = own.select([name for name in _COLUMNS if name not in table.column_names])
-    return pa.Table.from_arrays([*table.columns, *own.columns], names=[*table.column_names, *own.column_names])
 
 
 _SHOWN_KEYS = 5  # in a message

@@ -30,7 +30,7 @@ from shardtool.select.names import has_dotted
 from shardtool.skipped import Skipped
 from shardtool.source import shard_columns
 from shardtool.source.base import Listing, Source, check_skipped
-from shardtool.source.selecting import chosen, in_order, sampled, table_of, with_fields
+from shardtool.source.selecting import chosen, in_order, sampled, with_fields
 from shardtool.source.shard_columns import FilesSeen, NumberFields, SourceShard
 from shardtool.storage.places import base_name, file_fact, for_each, is_url, join, names_in
 from shardtool.table.columns import gather
@@ -363,7 +363,7 @@ class ShardSource(Source):
     def column(self, listed: Listing, name: str) -> pa.ChunkedArray:
         """Return a column of the sidecars, or one of `key`, `shard`, `size` and `fields`."""
         try:
-            return order.column_of(table_of(listed), name, listed.name)
+            return order.column_of(order.table_of(listed.entries, listed.shards), name, listed.name)
         except InvalidRequest as error:
             if name in listed.entries.fields:
                 error.remedy = f"{option('columns_from', (name,))} makes a column of the field."

@@ -194,7 +194,7 @@ SHARDS = ("a-0.tar", "a-1.tar", "b\udcff.tar")
 def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
     """Beside the metadata, each row has its sample's key, shard, bytes and number of fields."""
     entries = entries_of(samples)
-    table = table_of(entries, entries.known_spans.file.astype(np.int32), SHARDS)
+    table = table_of(entries, SHARDS)
     table.validate(full=True)
     shown = ("a-0.tar", "a-1.tar", "b\\xff.tar")
     assert table.to_pylist() == [
@@ -204,7 +204,7 @@ def test_the_table_tells_of_samples(samples: list[Sample]) -> None:
         }
         for sample in samples
     ]  # fmt: skip
-    bare = table_of(replace(entries, metadata=None), entries.known_spans.file.astype(np.int32), SHARDS)
+    bare = table_of(replace(entries, metadata=None), SHARDS)
     assert bare.column_names == ["key", "shard", "size", "fields"]
     assert bare.to_pylist() == table.select(bare.column_names).to_pylist()
 
@@ -226,7 +226,7 @@ QUERIES: list[tuple[str, Callable[[Sample], bool]]] = [
 def test_queries_see_the_table(samples: list[Sample], query: str, means: Callable[[Sample], bool]) -> None:
     """A query of `--where` takes the samples for which it holds, whichever columns it names."""
     entries = entries_of(samples)
-    table = table_of(entries, entries.known_spans.file.astype(np.int32), SHARDS)
+    table = table_of(entries, SHARDS)
     assert matching(table, query).tolist() == [at for at, sample in enumerate(samples) if means(sample)]
 
 
@@ -235,7 +235,7 @@ def test_the_table_can_be_sorted_and_divided() -> None:
     samples = [Sample(key, {"jpg": Payload(size, 0, 0)}, file, 0) for key, size, file in
                (("b", 3, 1), ("a", 2, 0), ("é", 9, 1), ("C", 1, 0))]  # fmt: skip
     entries = entries_of(samples)
-    table = table_of(entries, entries.known_spans.file.astype(np.int32), SHARDS)
+    table = table_of(entries, SHARDS)
     order = {name: sort_order(column_of(table, name, "--sort-by"), name).tolist() for name in table.column_names}
     assert order == {
         "number": [0, 1, 2, 3], "key": [3, 1, 0, 2], "shard": [1, 3, 0, 2], "size": [3, 1, 0, 2],
@@ -252,22 +252,20 @@ def test_keys_of_a_part_of_a_buffer() -> None:
     keys = Names.of([b"a", b"bc", b"def", b"g"])
     entries = entries_of([Sample("x", {}, 0, 0), Sample("y", {}, 0, 0)])
     entries = replace(entries, keys=Names(keys.data, keys.starts[1:4]))
-    assert table_of(entries, np.zeros(2, np.int32), SHARDS).column("key").to_pylist() == ["bc", "def"]
+    assert table_of(entries, SHARDS).column("key").to_pylist() == ["bc", "def"]
 
 
 def test_metadata_comes_first() -> None:
     """A metadata column called as one of ours is the one that counts."""
     entries = entries_of([Sample("a", {"jpg": Payload(5, 0, 0)}, 0, 7)])
     entries = replace(entries, metadata=pa.table({"size": ["large"], "shard": [None], "key": [1.5]}))
-    assert table_of(entries, np.zeros(1, np.int32), SHARDS).to_pylist() == [
-        {"size": "large", "shard": None, "key": 1.5, "fields": 1}
-    ]
+    assert table_of(entries, SHARDS).to_pylist() == [{"size": "large", "shard": None, "key": 1.5, "fields": 1}]
 
 
 def test_columns_that_are_not_there() -> None:
     """A column that does not exist, or twice, is refused with those that do and the one that was meant."""
     entries = entries_of([Sample("a", {}, 0, 7)])
-    table = table_of(entries, np.zeros(1, np.int32), SHARDS)
+    table = table_of(entries, SHARDS)
     assert column_of(table, "number", "sort_by").to_pylist() == [7]
     with pytest.raises(InvalidRequest) as caught:
         column_of(table, "Sise", "group_by")
@@ -285,10 +283,10 @@ from shardtool.select.names import resolve_duplicates
 from shardtool.select.fields import select_fields
 from shardtool.select.names import column_of, sample_by_key, sort_order, table_of
 from tests.made import flat_entries
-entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6])
+entries = flat_entries([b"a", b"b"], [1, 1], ("x",), size=[5, 6], offset=[0, 5])
 entries, _ = select_fields(entries, rename=(("x", "y"),))
 entries, _, _ = resolve_duplicates(entries, "rename", (), Names.of([b"a"]))
-table = table_of(entries, np.zeros(2, np.int32), ("s",))
+table = table_of(entries, ("s",))
 for name in table.column_names:
     sort_order(column_of(table, name, "--sort-by"), name)
 sample_by_key(entries.keys, 0.5)
