@@ -66,10 +66,10 @@ class ShardEntry:
     first_key: str
     last_key: str
 
-    def to_json(self) -> dict[str, object]:
-        """Return wids's keys, then ours."""
+    def to_json(self, folder: str = "") -> dict[str, object]:
+        """Return wids's keys, then ours; a reader of wids finds a shard from the dataset file's folder."""
         return {
-            "url": self.name,
+            "url": posixpath.join(folder, self.name),
             "nsamples": self.samples,
             "filesize": self.size,
             "crc32c": None if self.crc is None else f"{self.crc:08x}",
@@ -165,9 +165,7 @@ class DatasetFile:
             "__kind__": "wids-shard-index-v1",
             "wids_version": 1,
             "name": self.name,
-            "shardlist": [  # a reader of wids finds a shard from the dataset file's folder
-                {**shard.to_json(), "url": posixpath.join(self.shards_folder, shard.name)} for shard in self.shards
-            ],
+            "shardlist": [shard.to_json(self.shards_folder) for shard in self.shards],
             "shardtool": {
                 "format_version": FORMAT_VERSION,
                 "format": self.format,
@@ -493,26 +491,24 @@ def open_classes(given: object) -> Classes | None:
     """
     if given is None or isinstance(given, Classes):
         return given
+    where, found = "the list", given
     if isinstance(given, (str, os.PathLike)):
         where = printable(os.path.basename(os.fspath(given)))
-        return _checked(where, _read(os.fspath(given), where))
-    return _checked("the list", given)
+        try:
+            found = _read(os.fspath(given))
+        except (OSError, ValueError, RecursionError) as error:
+            problem = reason(error) if isinstance(error, OSError) else str(error)[:80]
+            raise InvalidRequest(option("classes_from"), f"{where}: {problem}", expected=EXPECTED) from None
+    return _checked(where, found)
 
 
-def _read(path: str, where: str) -> object:
-    try:
-        data = read_small(path, _FILE_LIMIT)
-    except OSError as error:
-        raise InvalidRequest(option("classes_from"), f"{where}: {reason(error)}", expected=EXPECTED) from None
+def _read(path: str) -> object:
+    data = read_small(path, _FILE_LIMIT)
     if shard_names(data) is not None:
         return dict(read_dataset(data, path).classes)
-    try:
-        text = data.decode("utf-8-sig")
-        if text.lstrip()[:1] in ("[", "{"):
-            found = json.loads(text)
-            return _encoded(found)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(option("classes_from"), f"{where}: {str(error)[:80]}", expected=EXPECTED) from None
+    text = data.decode("utf-8-sig")
+    if text.lstrip()[:1] in ("[", "{"):
+        return _encoded(json.loads(text))
     return _encoded(text.rstrip("\n").split("\n") if text.strip() else [])
 
 
