@@ -12,9 +12,12 @@ Source: apache/parquet-format, parquet.thrift; apache/thrift, "Thrift Compact pr
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardtool.format.tfrecord import read_varint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 8, 9, 10, 12
@@ -139,33 +142,32 @@ def read_extents(data: bytes, footer: Footer) -> tuple[Extent, ...]:
 
 def _leaves(elements: list[_Struct]) -> tuple[Leaf, ...]:
     """Return the leaves of a schema, which lists a tree from the top down."""
-    found: list[Leaf] = []
-    if not elements or _add_leaves(elements, 0, (), repeated=False, found=found) != len(elements):
+    left = iter(elements)
+    found = tuple(_leaves_below(next(left, {}), left))
+    if next(left, None) is not None:
         raise ValueError("a schema that is no tree")
-    return tuple(found)
+    return found
 
 
-def _add_leaves(elements: list[_Struct], at: int, names: tuple[str, ...], *, repeated: bool, found: list[Leaf]) -> int:
-    """Add the leaves below the group at a place in the schema; return the place after all of it."""
-    count, at = _number(elements[at], _CHILDREN, _I32), at + 1
+def _leaves_below(
+    group: _Struct, left: Iterator[_Struct], names: tuple[str, ...] = (), *, repeated: bool = False
+) -> Iterator[Leaf]:
+    """Yield the leaves of a group, whose elements come next of those that are left."""
+    count = _number(group, _CHILDREN, _I32)
     if len(names) > _MOST_LEVELS or (names and not count):
         raise ValueError("columns nested too deeply, or a group of none")
     for _ in range(count):
-        if at == len(elements):
-            raise ValueError("a schema without its end")
-        element = elements[at]
+        element = next(left, {})  # behind the last one there is one without a name
         path = (*names, _text(element, _NAME).decode("utf-8", "backslashreplace"))
         many = repeated or (_REPEATS in element and _number(element, _REPEATS, _I32) == _REPEATED)
         if _TYPE not in element:
-            at = _add_leaves(elements, at, path, repeated=many, found=found)
+            yield from _leaves_below(element, left, path, repeated=many)
             continue
         kind = _number(element, _TYPE, _I32)
         width = _number(element, _WIDTH, _I32) if kind == _FIXED else _WIDTHS.get(kind)
         if width is None:
             raise ValueError(f"a column of the type {kind}")
-        found.append(Leaf(".".join(path), path[0], kind, width, len(path), many))
-        at += 1
-    return at
+        yield Leaf(".".join(path), path[0], kind, width, len(path), many)
 
 
 def _chunks(group: _Struct, leaves: tuple[Leaf, ...]) -> tuple[_Struct, ...]:

@@ -144,10 +144,9 @@ class _Check(NamedTuple):
 
 def _decode(task: Task, found: Survey, examined: ShardExamination) -> None:
     """Decode every field that has a decoder."""
-    checks: list[_Check | None] = []
-    for name, kind in zip(found.names, found.kinds, strict=True):
-        text = walked_text(name)
-        checks.append(_check_for(text, task.classes.get(text)) if kind == "bytes" else None)
+    names = [walked_text(name) for name in found.names]
+    pairs = zip(names, found.kinds, strict=True)
+    checks = [_check_for(name, task.classes.get(name)) if kind == "bytes" else None for name, kind in pairs]
     if not any(checks):
         return
     row = 0
@@ -164,9 +163,9 @@ def _decode(task: Task, found: Survey, examined: ShardExamination) -> None:
                 elif wrong and len(examined.findings) >= MOST:
                     examined.more[check.code] = examined.more.get(check.code, 0) + 1
                 elif wrong:
-                    place, text = offset if found.size >= 0 else None, walked_text(found.names[found.codes[at]])
-                    finding = Finding(check.code, task.shard.name, wrong, "", place, walked_text(key), text)
-                    examined.findings.append(finding)
+                    place = walked_text(key), names[found.codes[at]]
+                    where = offset if found.size >= 0 else None
+                    examined.findings.append(Finding(check.code, task.shard.name, wrong, "", where, *place))
             row += count
 
 
