@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from functools import partial
 from hashlib import blake2b
@@ -20,15 +20,19 @@ from importlib import import_module
 from itertools import accumulate, combinations, starmap
 from typing import TYPE_CHECKING, Any
 
-from shardtool.dataset.find import StoredDataset, given_datasets
+from shardtool.dataset.dataset_file import DatasetFile, sound_dataset
+from shardtool.dataset.find import StoredDataset, find_dataset, given_datasets
 from shardtool.dataset.shard_file import Survey
-from shardtool.errors import CorruptShard, listing, without_secrets
+from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, ShardError, listing, printable, without_secrets
 from shardtool.execute import start_pool
 from shardtool.execute.pool import Pool, cores
-from shardtool.request.options import VerifyOptions
+from shardtool.fingerprint import crc32c
+from shardtool.format.tfrecord import encode_number
+from shardtool.pattern import DATASET_SUFFIX, parse_pattern
+from shardtool.request.options import CreateOptions, IndexOptions, VerifyOptions, WorkerOptions
 from shardtool.request.settings import Observer, by_names
 from shardtool.request.texts import share
-from shardtool.storage.places import for_each, stored_crc
+from shardtool.storage.places import base_name, for_each, stored_crc
 from shardtool.values import SPLIT_NAMES, Given, counted, output_text, show_size
 from shardtool.verbs.verify import checks
 from shardtool.verbs.verify.checks import ShardCase, Subject, open_subject, read_stored, sample_at
@@ -36,7 +40,11 @@ from shardtool.verbs.verify.findings import MOST, Finding, Findings, Report, fin
 from shardtool.wording import flag, option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.storage.staging import DurableFile, KeptFiles
+    from shardtool.values import OnError
 
 
 _WORD = re.compile(r"[A-Za-z]+|[0-9]+")
@@ -84,8 +92,6 @@ def _look_and_mend(
     look = partial(_look, dataset, contents=contents)
     subject = look(options, observer, pool)
     if options.repair and subject.findings.counts.total():
-        from shardtool.verbs.verify.repair import repair
-
         subject = repair(subject, options, look)
     subject.seconds = time.time() - begun
     return subject
@@ -400,3 +406,330 @@ def _find_leaks(first: Subject, second: Subject, *, by_content: bool) -> None:
     findings.add_first("split-leak", after_all_else, len(places), starmap(leak, first_ones))
     second.findings.listed += findings.listed
     second.findings.counts.update(findings.counts)
+
+
+# `verify --repair`: what can be mended without guessing.
+#
+# - A sidecar that is missing, damaged or of another shard is made again from its shard, where the dataset file proves
+#   the shard to be the one that was written.
+# - A dataset file that is missing or damaged is made again, where every shard is the one that its sound sidecar tells
+#   of.
+# - With the source, `create` is run again with those of the recorded options that only choose, and what the user gives
+#   of others (`--map`, `--root`): it gives the same bytes. What was there is kept under other names until the outcome
+#   is seen to be just what the dataset file says, and comes back where it is not. Of a split, of `reshard`, of a table
+#   of `--join`, and after an append, the user learns what to run instead.
+#
+# In a folder everything is staged, then published; in a store, sidecars are replaced one by one, and the dataset file
+# last, which shards from their source are not made for: there are no second names. Afterwards the dataset is verified
+# again.
+#
+# What of a damaged dataset can be made again: decided from findings and the dataset file; nothing is touched.
+
+
+OF_SIDECARS = frozenset(
+    {"sidecar-missing", "sidecar-size", "sidecar-checksum", "sidecar-damaged", "sidecar-stale", "index-differs"}
+)
+_UNREAD, _CHANGED = {"shard-missing", "shard-unreadable"}, {"shard-size", "shard-checksum", "payload-checksum"}
+OF_SHARDS = frozenset({*_UNREAD, *_CHANGED, "shard-damaged", "padding-not-zero"})
+OF_DATASET_FILE = frozenset({"dataset-file-missing", "dataset-file-damaged"})
+OF_ALL = frozenset({"dataset-incomplete", "numbering-gap", "sidecar-extra", "shard-extra"})
+
+
+def why_not_again(file: DatasetFile) -> str:
+    """Return why shards cannot be made again here, and what to do instead; empty where they can, with the source."""
+    verb, which = file.made.verb, ""
+    if file.appends:
+        overwrite, append = option("if_exists", "overwrite"), option("if_exists", "append")
+        return (
+            "the shards of a dataset that samples were appended to: no one command makes them again. Get the files "
+            f"from a copy, or make the dataset anew: the first command with {overwrite}, then each {append}"
+        )
+    if file.made.removed:
+        again = f"{option('if_exists', 'resume')} of the command that made it makes other shards of those that are left"
+        return f"the shards of a dataset that samples were removed from: get the files from a copy, or {again}"
+    if verb == "index":
+        return "shards that another tool made: get them again"
+    if verb != "create":
+        which = f"made by {printable(verb)[:80]}"
+    elif file.made.split:
+        which = "of a split"
+    elif file.made.options.get("urls"):
+        which = "of the files of URLs, which may be others by now"
+    elif table := file.made.options.get("join"):
+        which = f"made with {option('join')} {printable(str(table))[:80]}"
+    again = f"run the command that made them again, with {option('if_exists', 'resume')}"
+    return which and f"shards {which}: {again}"
+
+
+def wrong_names(file: DatasetFile, codes: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the files that are to be made again, by the codes that were found of each file."""
+    names = []
+    for one in file.shards:
+        if OF_SHARDS.intersection(codes.get(one.name, ())):
+            names.append(one.name)
+        elif OF_SIDECARS.intersection(codes.get(one.sidecar, ())):
+            names.append(one.sidecar)
+    return names
+
+
+def options_again(file: DatasetFile, asked: VerifyOptions) -> CreateOptions:
+    """Return the options to run `create` again with: code is the user's, never what is recorded.
+
+    Raises:
+        InvalidRequest: The dataset was made with options that the user is to give, and did not.
+    """
+    from shardtool.verbs.verify.source import recorded_run
+
+    run, given = recorded_run(file, asked), asked.map
+    if not isinstance(run.options, CreateOptions):
+        raise TypeError(run.verb)  # other verbs are not run again
+    if run.map and given is None:
+        found = f"samples made by {run.map}, which is never run because a file names it"
+        wanted = f"{option('map')}, if that code is yours"
+        raise InvalidRequest(option("source"), found, expected=wanted, remedy="Nothing was touched.")
+    if given is not None and given != run.map:
+        expected = f"{run.map}, as recorded" if run.map else "none, as recorded"
+        raise InvalidRequest(option("map"), str(given), expected=expected, remedy="Nothing was touched.")
+    on_error: OnError = "skip" if file.skipped else "stop"
+    return replace(run.options, map=given, if_exists="resume", on_error=on_error, **asdict(asked.pick(WorkerOptions)))
+
+
+def output_again(file: DatasetFile, found: StoredDataset, codes: Collection[str]) -> list[str] | str:
+    """Return where `create` is to write: to the names that the dataset file lists, in its own folder.
+
+    Raises:
+        InvalidRequest: It would write or remove other files than those.
+    """
+    if extra := {"shard-extra", "sidecar-extra"}.intersection(codes):
+        problem = f"files that the dataset file does not list ({listing(sorted(extra))})"
+        expected = "none, for they would be removed"
+        raise InvalidRequest(option("repair"), problem, expected=expected, remedy="Move them away first.")
+    output: list[str] | str = os.path.join(found.folder, file.pattern)
+    if "{" not in file.pattern:
+        output = [os.path.join(found.folder, one.name) for one in file.shards]
+    base, own = parse_pattern(output).base, os.path.basename(found.dataset_file or "").removesuffix(DATASET_SUFFIX)
+    if {base, file.name} != {own}:
+        problem = f"a dataset file called {own}, of a dataset called {file.name}"
+        remedy = "Give the dataset file its own name again."
+        raise InvalidRequest(option("repair"), problem, expected=f"{base}, as its shards are", remedy=remedy)
+    return output
+
+
+_KEPT_SUFFIX = ".before-repair"
+
+
+def repair(seen: Subject, options: VerifyOptions, look: Callable[..., Subject]) -> Subject:
+    """Mend what can be mended of a dataset that was looked at, and look again.
+
+    Raises:
+        ShardError: What `verify` raises.
+        OutputFailed: The file system refuses to take what was mended.
+    """
+    mending = _Repair(seen, options)
+    mending.run()
+    if mending.done:
+        seen = look(replace(options, repair=False, map=None), Observer())
+    seen.left, seen.repaired = tuple(mending.left), tuple(mending.done)
+    return seen
+
+
+class _Repair:
+    """The repair of a dataset, from its findings.
+
+    Attributes:
+        done: What was mended, in words.
+        left: What was not, and why.
+    """
+
+    def __init__(self, seen: Subject, options: VerifyOptions) -> None:
+        self.seen, self.options = seen, options
+        self.codes = {code for code, count in seen.findings.counts.items() if count}
+        self.by_file: dict[str, set[str]] = {}
+        for _, one in seen.findings.listed:
+            self.by_file.setdefault(one.file, set()).add(one.code)
+        from shardtool.storage.folders import open_folder
+
+        self.folder = open_folder(seen.dataset.folder)
+        self.done: list[str] = []
+        self.left: list[str] = []
+
+    def run(self) -> None:
+        """Mend what can be mended."""
+        file, files = self.seen.file, self.codes & (OF_SIDECARS | OF_SHARDS)
+        instead = why_not_again(file) if file is not None and files else ""
+        if files and not self.folder.hides:
+            again = f"run the command that made them again, with {option('if_exists', 'resume')}, or copy sound ones"
+            instead = instead or f"shards in a store: {again}; sidecars alone are made again without {option('source')}"
+        if self.options.source is not None and files and file is not None:
+            if instead:
+                self._leave(instead)
+            else:
+                self._again(file)
+            return
+        if self.codes & OF_SHARDS:
+            lost = "only a whole dataset file says how they were made. Run that command with"
+            again = f"{lost} {option('if_exists', 'resume')}"
+            if self.options.source is None:
+                again = f"they can only be made again from their source ({option('source')})"
+            self._leave(instead or f"damaged shards: {again}")
+        if self.seen.file is not None and self.codes & OF_SIDECARS:
+            self._sidecars(self.seen.file)
+        elif self.codes & OF_DATASET_FILE:
+            self._dataset_file()
+
+    def _leave(self, what: str) -> None:
+        self.left.append(f"repair: {what}")
+
+    def _base(self) -> str:
+        return base_name(self.seen.dataset.dataset_file or "").removesuffix(DATASET_SUFFIX)
+
+    def _sidecars(self, file: DatasetFile) -> None:
+        """Make sidecars again from shards that are proven sound."""
+        bad = [case for case in self.seen.cases if self.by_file.get(case.sidecar, set()) & OF_SIDECARS]
+        proven = [
+            case for case in bad if case.sound and case.survey and case.entry and case.survey.crc == case.entry.crc
+        ]
+        for case in bad:
+            if case not in proven:
+                self._leave(f"{case.sidecar}: its shard is not proven to be sound")
+        if not proven:
+            return
+        path = self.seen.dataset.dataset_file or ""
+        with self.folder.lock(self._base()):
+            if sound_dataset(path) != file:
+                raise OutputFailed(path, "changed while it was verified", remedy="Run it again.")
+            entries = {one.name: one for one in file.shards}
+            staged: list[DurableFile] = []
+            lost: set[str] = set()
+            names = [*(case.sidecar for case in proven), self._base() + DATASET_SUFFIX]
+            try:
+                for case in proven:
+                    data, columns = self._sidecar_of(case, file)
+                    lost |= {*file.schema} - {*columns}
+                    staged.append(self.folder.stage_whole(case.sidecar, data))
+                    if not self.folder.hides:  # where nothing waits unseen, many would wait in memory
+                        self.folder.publish(staged.pop())
+                    entry = entries[case.name]
+                    entries[case.name] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
+                new = replace(file, shards=tuple(entries[one.name] for one in file.shards))
+                staged.append(self.folder.stage_whole(self._base() + DATASET_SUFFIX, new.encode()))
+                self.folder.publish(*staged)
+            finally:
+                self.folder.discard_staged(names)
+        self.done.append(f"{listing([case.sidecar for case in proven])}: made again from the shard")
+        if lost:
+            self.done[-1] += f"; the columns {listing(sorted(lost))} are lost there, for only the source has them"
+
+    def _sidecar_of(self, case: ShardCase, file: DatasetFile) -> tuple[bytes, list[str]]:
+        """Return the sidecar of a shard, and its columns: of its metadata only the numbers of classes."""
+        from shardtool.dataset.shard_index import SHARD, encode_table, walked_index
+
+        found = case.shard.survey(checksum=True)
+        if found.error is not None or case.entry is None or found.crc != case.entry.crc:
+            raise OutputFailed(case.shard.path, "changed while it was verified", remedy="Run it again.")
+        index = _with_labels(walked_index(found), file)
+        return encode_table(index.plain_table(), index.fact), [*index.schema.names, SHARD.name]
+
+    def _dataset_file(self) -> None:
+        """Make the dataset file again from shards that are what their sidecars say."""
+        unsound = [case.name for case in self.seen.cases if not case.sound]
+        if unsound or self.codes & (OF_SHARDS | OF_SIDECARS | OF_ALL):
+            what = f"{listing(unsound, 3)} is not proven to be sound" if unsound else "other things are wrong, too"
+            if "dataset-incomplete" in self.codes:
+                resume = option("if_exists", "resume")
+                what = f"shards are missing. Finish the run that made them: its own command with {resume}"
+            self._leave(f"the dataset file: {what}")
+            return
+        from shardtool.verbs.index.index import index
+
+        given = self.seen.dataset.dataset_file or self.seen.dataset.paths
+        if {*find_dataset(given).paths} - {*self.seen.dataset.paths}:
+            self._leave("the dataset file: only some of its shards were given. Name the dataset file")
+            return
+        try:
+            overwrite = "dataset-file-damaged" in self.codes
+            dots = self.seen.dataset.shards[0].dots
+            options = self.options.pick(IndexOptions, checksum=True, dots=dots, overwrite=overwrite)
+            made = index(given, options)
+        except ShardError as error:
+            self._leave(f"the dataset file: {error}")
+            return
+        lost = "how the dataset was made, what was left out and the names of classes are lost"
+        self.done.append(f"{made.dataset_file}: made again from shards and sidecars; {lost}")
+
+    def _again(self, file: DatasetFile) -> None:
+        """Run `create` again, and keep what it gives only where that is just what the dataset file says."""
+        from shardtool.verbs.create.create import create
+
+        wrong = wrong_names(file, self.by_file)
+        try:
+            options, output = options_again(file, self.options), output_again(file, self.seen.dataset, self.codes)
+            self._check_plan(file, output, options)
+            kept = self._keep(file)
+        except ShardError as error:
+            self._leave(str(error))
+            return
+        try:
+            self.folder.remove(wrong)
+            create(self.options.source, output, options)
+            self._check_outcome(file)
+        except BaseException as error:
+            kept.bring_back(last=DATASET_SUFFIX)
+            if not isinstance(error, ShardError):
+                raise
+            self._leave(f"what was there is back: {error}")
+            return
+        kept.discard()
+        source = self.options.source
+        sources = listing([*map(str, source)]) if isinstance(source, list | tuple) else source
+        self.done.append(f"{listing(wrong)}: made again from {sources}")
+
+    def _check_plan(self, file: DatasetFile, output: Given, options: CreateOptions) -> None:
+        """Check that the source would give the shards that the dataset file lists, before anything is touched."""
+        from shardtool.verbs.create.create import dry_run
+
+        plan = dry_run(self.options.source, output, options)
+        if options.of_transform() is None:
+            ours = [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in file.shards]
+            if [(one.name, one.samples, one.size, one.first_key, one.last_key) for one in plan.shards] != ours:
+                found = "other samples than the dataset was made from"
+                raise InvalidRequest(option("source"), found, expected="those", remedy="Nothing was touched.")
+
+    def _keep(self, file: DatasetFile) -> KeptFiles:
+        """Give all files of the dataset a second name."""
+        from shardtool.storage.staging import KeptFiles
+
+        kept = KeptFiles(self.folder.path, self.folder.full_path(f".{self._base()}{_KEPT_SUFFIX}"))
+        names = [name for one in file.shards for name in (one.name, one.sidecar)]
+        names += [self._base() + DATASET_SUFFIX, f"{file.name}.skipped"]
+        kept.keep(names)
+        return kept
+
+    def _check_outcome(self, file: DatasetFile) -> None:
+        """Check that every shard is the one that the dataset file listed."""
+        new = sound_dataset(self.seen.dataset.dataset_file or "")
+        before, after = ([(one.name, one.size, one.crc) for one in it.shards] if it else [] for it in (file, new))
+        if before != after:
+            raise InvalidRequest(option("source"), "other content than the dataset was made from", expected="the same")
+
+
+def _with_labels(index: ShardIndex, file: DatasetFile) -> ShardIndex:
+    """Return the index of a shard with the columns of its labels, which the checksums of their payloads tell."""
+    import numpy as np
+    import pyarrow as pa
+
+    from shardtool.dataset.shard_index import SCHEMA
+    from shardtool.entries.arrow import number_array
+
+    columns: dict[str, pa.Array] = {}
+    for name in [one for one in file.schema if one in file.classes and one in index.names]:
+        texts = [b"%d" % number for number in range(len(file.classes[name]))]
+        payloads = texts if file.format == "tar" else [encode_number(text, "int64") for text in texts]
+        numbers = {(crc32c(payload), len(payload)): number for number, payload in enumerate(payloads)}
+        rows = np.flatnonzero(index.codes == index.names.index(name))
+        crcs = [] if index.crcs is None else index.crcs[rows].tolist()
+        found = [numbers.get(one, -1) for one in zip(crcs, index.lengths[rows].tolist(), strict=False)]
+        if len(found) == len(index) and min(found, default=0) >= 0 and file.schema[name] == "int64":
+            columns[name] = number_array(np.array(found, np.int64))
+    metadata = pa.Table.from_arrays([*columns.values()], names=[*columns])
+    return replace(index, metadata=metadata, schema=pa.schema([*SCHEMA, *metadata.schema]))
