@@ -179,8 +179,9 @@ class StaleIndexes:
 
     def _form(self, name: str) -> str:
         with suppress(OSError):
-            path = self.folder.full_path(name)
-            return indexes.form_of(name, *places.read_head(path, indexes.HEAD_SIZE, places.READ_PLAIN))
+            return indexes.form_of(
+                name, *places.read_head(self.folder.full_path(name), indexes.HEAD_SIZE, places.READ_PLAIN)
+            )
         return ""
 
     def check_none_left(self, there: Collection[str]) -> None:
@@ -301,7 +302,11 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
     if places.is_web(source) or dataset.shards_folder:
         return 0
     try:
-        names = {*places.names_in(source, needed=True)} - {places.base_name(dataset_file)}
+        names, copied, wrong = (
+            {*places.names_in(source, needed=True)} - {places.base_name(dataset_file)},
+            0,
+            list[str](),
+        )
     except AccessRefused:
         notes.add("indexes of other tools were not looked for: the store does not let us list")
         return 0

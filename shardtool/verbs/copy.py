@@ -43,6 +43,7 @@ from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.request.texts import rate
+from shardtool.storage import places
 from shardtool.storage.folders import (
     NotCopied,
     Original,
@@ -52,21 +53,7 @@ from shardtool.storage.folders import (
     md5_there,
     open_folder,
 )
-from shardtool.storage.places import (
-    as_source,
-    base_name,
-    blocks_of,
-    file_crc,
-    file_stat,
-    folder_of,
-    is_url,
-    is_web,
-    join,
-    plain_sizes,
-    read_small,
-    same_place,
-    stored_crc,
-)
+from shardtool.storage.places import blocks_of, file_crc
 from shardtool.storage.remote.retry import RequestStopped, until
 from shardtool.storage.staging import DurableFile, FileFact, check_facts
 from shardtool.values import BLOCK, Given, Trust, counted, local_name, show_size
@@ -107,11 +94,11 @@ def copy(dataset: Given, where: str | os.PathLike[str], options: CopyOptions, ob
     notes, begun = Notes(observer), time.monotonic()
     target = _target(where)
     sources = [_open_source(given) for given in given_datasets(_as_sources(dataset, options.source_endpoint))]
-    places = _places(sources, target)
-    datasets = [_copy_dataset(source, place, options, notes) for source, place in zip(sources, places, strict=True)]
+    goals = _goals(sources, target)
+    datasets = [_copy_dataset(source, place, options, notes) for source, place in zip(sources, goals, strict=True)]
     if not options.dry_run:
-        for place in dict.fromkeys(places):
-            here = [source for source, one in zip(sources, places, strict=True) if one == place]
+        for place in dict.fromkeys(goals):
+            here = [source for source, one in zip(sources, goals, strict=True) if one == place]
             copy_lists([source.file for source in here], here[0].folder, open_folder(place))
     return CopyResult(tuple(datasets), tuple(notes.said), time.monotonic() - begun, options.dry_run)
 
@@ -119,16 +106,16 @@ def copy(dataset: Given, where: str | os.PathLike[str], options: CopyOptions, ob
 def _as_sources(given: Given, endpoint: str | None) -> Given:
     """Return what is given by the addresses by which a source's server is asked."""
     if isinstance(given, str | os.PathLike):
-        return as_source(os.fspath(given), endpoint)
-    return [as_source(os.fspath(one), endpoint) for one in given] if isinstance(given, list | tuple) else given
+        return places.as_source(os.fspath(given), endpoint)
+    return [places.as_source(os.fspath(one), endpoint) for one in given] if isinstance(given, list | tuple) else given
 
 
 def _target(given: object) -> str:
     """Return the folder that datasets are copied into; refuse what is none, as far as its name shows."""
     expected = "a folder, or a prefix of a store: the files keep their names"
     where = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
-    name = base_name(where.rstrip("/"))
-    if not where or is_web(where) or "\0" in where:
+    name = places.base_name(where.rstrip("/"))
+    if not where or places.is_web(where) or "\0" in where:
         raise InvalidRequest(where or "the destination", "nowhere that can be written to", expected=expected)
     is_file = os.path.exists(where) and not os.path.isdir(where)
     is_named_so = is_shard_name(name) or name.endswith(DATASET_SUFFIX) or any(mark in name for mark in "{}<>*")
@@ -137,26 +124,26 @@ def _target(given: object) -> str:
     return where
 
 
-def _places(sources: Sequence[CopySource], where: str) -> list[str]:
+def _goals(sources: Sequence[CopySource], where: str) -> list[str]:
     """Return the folder for each dataset: of datasets in several folders, one of the same name below.
 
     Raises:
         InvalidRequest: Two would have one place, or one would be copied onto itself.
     """
     folders = {source.folder for source in sources}
-    places = [where if len(folders) == 1 else join(where, base_name(source.folder)) for source in sources]
+    goals = [where if len(folders) == 1 else places.join(where, places.base_name(source.folder)) for source in sources]
     names = Counter(
         (place, name)
-        for source, place in zip(sources, places, strict=True)
+        for source, place in zip(sources, goals, strict=True)
         for name in (source.name, *(pair.sidecar.name for pair in source.pairs))
     )
     if twice := sorted({name for (_, name), count in names.items() if count > 1}):
         found = f"several datasets have files of one name: {listing([printable(name) for name in twice], 3)}"
         raise InvalidRequest(where, found, expected="one folder for each", remedy="Copy them one by one.")
-    for source, place in zip(sources, places, strict=True):
-        if same_place(source.folder, place):
+    for source, place in zip(sources, goals, strict=True):
+        if places.same_place(source.folder, place):
             raise InvalidRequest(place, "the folder that the dataset lies in", expected="another one")
-    return places
+    return goals
 
 
 # What is copied: the files of a dataset, and what its dataset file says that each of them is.
@@ -215,12 +202,12 @@ class CopySource(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the dataset file."""
-        return base_name(self.path)
+        return places.base_name(self.path)
 
     @property
     def folder(self) -> str:
         """Where the dataset file and the sidecars are."""
-        return folder_of(self.path)
+        return places.folder_of(self.path)
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
@@ -231,7 +218,7 @@ class CopySource(NamedTuple):
     def has_changed(self) -> bool:
         """Tell whether the dataset file is another one by now, or gone."""
         try:
-            return read_small(self.path) != self.data
+            return places.read_small(self.path) != self.data
         except OSError:
             return True
 
@@ -254,30 +241,30 @@ def _open_source(given: Given) -> CopySource:
         what = f"{counted(len(names), 'shard')}, without {listing(lacking, 3)}"
         remedy = "Give that file to copy them all; `reshard` makes a dataset of some shards."
         raise InvalidRequest(path, what, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
-    folder = folder_of(path)
-    below = join(folder, local_name(file.shards_folder)) if file.shards_folder else folder
+    folder = places.folder_of(path)
+    below = places.join(folder, local_name(file.shards_folder)) if file.shards_folder else folder
     shards = [_original(below, one.name, one.size, one.crc) for one in file.shards]
     sidecars = [_original(folder, one.sidecar, one.sidecar_size, one.sidecar_crc) for one in file.shards]
-    if not is_web(folder):  # there, each is asked for when it is copied
+    if not places.is_web(folder):  # there, each is asked for when it is copied
         _check_sizes([*shards, *sidecars])
     pairs = tuple(map(ShardState, shards, sidecars, (one.samples for one in file.shards)))
     return CopySource(path, data, file, pairs, skipped_bytes(file, folder))
 
 
 def _original(folder: str, name: str, size: int, crc: int | None) -> Original:
-    return Original(join(folder, local_name(name)), size, crc, local_name(name))
+    return Original(places.join(folder, local_name(name)), size, crc, local_name(name))
 
 
 def _read(path: str) -> bytes:
     try:
-        return read_small(path)
+        return places.read_small(path)
     except OSError as error:
         raise CorruptShard(path, f"cannot be read: {reason(error)}", remedy=LOOK) from None
 
 
 def _check_sizes(originals: Sequence[Original]) -> None:
     """Check that files are there with the sizes that the dataset file says, before the first of them is copied."""
-    for one, size in zip(originals, plain_sizes([one.path for one in originals]), strict=True):
+    for one, size in zip(originals, places.plain_sizes([one.path for one in originals]), strict=True):
         if size != one.size:
             raise wrong_size(printable(one.path), size, one.size)
 
@@ -430,24 +417,24 @@ def _is_right(folder: OutputFolder, facts: Mapping[str, FileFact], original: Ori
         return False
     path = folder.full_path(original.name)
     with suppress(OSError):  # a link, or what cannot be read
-        said = stored_crc(path)
+        said = places.stored_crc(path)
         return (file_crc(path, meter.took)[1] if said is None else said) == original.crc
     return False
 
 
 def _is_trusted(goal: CopyDestination, shard: Original, fact: FileFact, trust: Trust, meter: Meter) -> bool:
     """Tell whether a shard of the right size is known without reading it; two stores are asked for its MD5."""
-    if is_url(shard.path):
+    if places.is_url(shard.path):
         return trust == "size" and (goal.below.hides or _is_same_object(goal.below, shard, meter))
-    return trust == "size" or (goal.below.hides and fact.mtime_ns == file_stat(shard.path).st_mtime_ns)
+    return trust == "size" or (goal.below.hides and fact.mtime_ns == places.file_stat(shard.path).st_mtime_ns)
 
 
 def _is_same_object(folder: OutputFolder, original: Original, meter: Meter) -> bool:
     """Tell whether the MD5 of an object, where its store says it, is that of the original, where that can be known."""
     there = folder.md5(original.name)
-    if there is None or is_web(original.path):
+    if there is None or places.is_web(original.path):
         return True
-    if is_url(original.path):
+    if places.is_url(original.path):
         return md5_there(original.path) in (None, there)
     md5 = hashlib.md5(usedforsecurity=False)
     for block in blocks_of(original.path):

@@ -55,16 +55,8 @@ from shardtool.pattern import (
 )
 from shardtool.plan.order import NO_LIMIT
 from shardtool.plan.plan import DEFAULT_MAX_SIZE, count_rounded, rounded_note
+from shardtool.publish import records
 from shardtool.publish.publisher import Destination, Publisher, check_old, clean, look
-from shardtool.publish.records import (
-    check_skipped_file,
-    encode_skipped,
-    merged,
-    read_listing,
-    read_output,
-    read_skipped,
-)
-from shardtool.publish.records import find_parts as find_records
 from shardtool.request.options import CreateOptions, readers_of
 from shardtool.request.run_record import RunRecord
 from shardtool.request.settings import Notes, Observer, Settings, check_names, described, like, setting
@@ -655,7 +647,7 @@ class ShardWriter(SampleWriter):
             OutputExists: It is to be written anew, which would damage the merged dataset.
             CorruptShard: The dataset file of the merge is damaged.
         """
-        found = read_listing(self._output.folder, self._whole.dataset_file) if self._tag else None
+        found = records.read_listing(self._output.folder, self._whole.dataset_file) if self._tag else None
         shards = tuple(one for one in found.shards if self._pattern.owns(local_name(one.name))) if found else ()
         if found is None or not shards:
             return None
@@ -913,7 +905,7 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     check_written(pattern)
     there = open_folder(pattern.folder)
     names = there.names()
-    if any(find_records(pattern, names)):
+    if any(records.find_parts(pattern, names)):
         return merge_parts(there, pattern, observer or Observer())
     if not find_parts(pattern, names):
         found, expected = "no part of a ShardWriter or of a run", "the pattern that these were given"
@@ -949,8 +941,8 @@ class _Merge:
         if not whole:
             raise InvalidRequest(self._pattern.text, "parts without a sample", expected="one sample at least")
         self._check_keys(whole)
-        skipped: list[Skipped] = reduce(merged, map(self._skipped, whole), [])
-        rows, tags = encode_skipped(skipped), [*dict.fromkeys([*self._before, *(part.tag for part in new)])]
+        skipped: list[Skipped] = reduce(records.merged, map(self._skipped, whole), [])
+        rows, tags = records.encode_skipped(skipped), [*dict.fromkeys([*self._before, *(part.tag for part in new)])]
         dataset = self._joined(whole, skipped, tags)
         if found:
             staged = [self._folder.stage_whole(self._pattern.skipped_file, rows)] if rows else []
@@ -964,7 +956,7 @@ class _Merge:
 
     def _find_old(self) -> DatasetFile | None:
         """Return the dataset of an earlier merge."""
-        old = read_listing(self._folder, self._pattern.dataset_file)
+        old = records.read_listing(self._folder, self._pattern.dataset_file)
         if old is not None and _MERGED not in old.made.document:
             where, found = self._folder.full_path(self._pattern.dataset_file), "a dataset file that no merge has made"
             raise OutputExists(where, found, remedy="Move that dataset away, or give the writers another pattern.")
@@ -992,7 +984,7 @@ class _Merge:
         """Return what the dataset file of a part says, whose shards are all there."""
         own = tagged_pattern(self._pattern, part.tag)
         existing = self._folder.facts(name for name in self._folder.names() if own.owns(name))
-        return check_old(self._folder, own, existing, read_output(self._folder, part.dataset_file))
+        return check_old(self._folder, own, existing, records.read_output(self._folder, part.dataset_file))
 
     def _check_keys(self, whole: Iterable[DatasetFile]) -> None:
         """Refuse keys that two parts have."""
@@ -1018,6 +1010,6 @@ class _Merge:
     def _skipped(self, dataset: DatasetFile) -> list[Skipped]:
         """Return what a dataset has left out."""
         name, where = dataset.skipped_file, self._folder.full_path(dataset.skipped_file)
-        data = read_output(self._folder, name) if self._folder.facts([name]) else b""
-        check_skipped_file(data, dataset, where)
-        return read_skipped(data, where)
+        data = records.read_output(self._folder, name) if self._folder.facts([name]) else b""
+        records.check_skipped_file(data, dataset, where)
+        return records.read_skipped(data, where)
