@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,28 +26,9 @@ from shardtool.request.settings import check_choice
 from shardtool.storage.folders import Original, checked_copy
 from shardtool.storage.places import plain_size
 from shardtool.storage.shared import Lock, open_by, take_lock
-from shardtool.storage.staging import Folder, local_folder
+from shardtool.storage.staging import Folder, local_folder, staged_path
 from shardtool.values import parse_size, show_size
-from shardtool.verbs.cache.folder import (
-    COPIED,
-    PART,
-    WRITTEN,
-    Counter,
-    Counts,
-    Pauses,
-    Policy,
-    Space,
-    all_counts,
-    check_folder,
-    copy_facts,
-    held,
-    lock_alone,
-    look,
-    original_of,
-    prepare,
-    remove_shard,
-    room_path,
-)
+from shardtool.verbs.cache.folder import COPIED, WRITTEN, Counter, Pauses, Policy, Space, original_of, take_room
 from shardtool.wording import option
 from shardtool.writer.samples import OpenShard, Sample, SampleEncoder, SampleRefused, SampleWriter
 
@@ -101,7 +81,7 @@ class Cache:
         self._space = Space(self.folder, parse_size(max_bytes), policy)
         self._observer, self._said = observer, set[str]()
         try:
-            foreign = prepare(self._space)
+            foreign = self._space.prepare()
         except (OSError, OutputFailed) as error:
             self._note_failure(error)
             foreign = []
@@ -126,7 +106,6 @@ class Cache:
         self._originals: dict[str, Original] = {}
         self._damaged: set[str] = set()
         self._expected: set[str] = set()  # copied by `expect`, and not opened since
-        self._counting = threading.Lock()
         self._counter = Counter(self.folder)
 
     @property
@@ -142,7 +121,7 @@ class Cache:
         """
         try:
             with self._space.locked():
-                return all_counts(self.folder)[0]
+                return self._space.counts()[0]
         except OSError as error:
             raise OutputFailed(self.folder, _why(error)) from None
 
@@ -166,7 +145,7 @@ class Cache:
             return CachedShard(shard.path)
         lock = None if original.name in self._damaged else self._leased(original)
         if lock is None:
-            self._count(passed=1)
+            self._counter.add(passed=1)
             return CachedShard(shard.path)
         return CachedShard(lock.path, lock)
 
@@ -201,7 +180,7 @@ class Cache:
         """
         with suppress(OSError):
             original = original_of(shard)
-            if lock := lock_alone(os.path.join(self.folder, COPIED, original.name)):
+            if lock := self._space.lock_alone(f"{COPIED}/{original.name}"):
                 with lock:
                     Folder(self.folder).discard(f"{COPIED}/{original.name}")
             else:
@@ -232,7 +211,7 @@ class Cache:
         size = min(parse_size(_NEW_SHARD), max(self.max_bytes // 50, 1)) if max_size is None else parse_size(max_size)
         grown = CacheWriterOptions(part, format, size, NO_LIMIT if max_count is None else max_count)
         return CacheWriter(
-            self._space, grown, partial(self._note, "wait"), lambda evicted: self._count(evicted=evicted)
+            self._space, grown, partial(self._note, "wait"), lambda evicted: self._counter.add(evicted=evicted)
         )
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
@@ -286,7 +265,7 @@ class Cache:
             if evicted is None:
                 self._count_found(original)
             else:
-                self._count(copies=1, evicted=evicted)
+                self._counter.add(copies=1, evicted=evicted)
             return lock
         return None
 
@@ -294,11 +273,7 @@ class Cache:
         """Count a copy that is there: one that this process made ahead was no hit."""
         made = original.name in self._expected
         self._expected.discard(original.name)
-        self._count(**{"copies" if made else "hits": 1})
-
-    def _count(self, **more: int) -> None:
-        with self._counting:
-            self._counter.add(**more)
+        self._counter.add(**{"copies" if made else "hits": 1})
 
     def _note_failure(self, error: OSError | OutputFailed) -> None:
         self._note("failure", f"{_why(error)}; shards that are not there are read at their own place")
@@ -381,7 +356,7 @@ class CacheWriter(SampleWriter):
         self._name = f"grown-part_{grown.part}_{token_hex(4)}"
         self.shards = self.samples = 0
         try:
-            taken = take_lock(room_path(self._folder, self._name), create=True)
+            taken = take_room(self._folder, self._name)
         except OSError as error:
             raise OutputFailed(self._folder.path, f"cannot write: {reason(error)}") from None
         if taken is None:
@@ -519,7 +494,7 @@ def take_shards(space: Space, max_bytes: int | None) -> CacheShards:
         OSError: The folder's lock cannot be had.
     """
     with space.locked():
-        found = look(space.folder)
+        found = space.look()
         doomed = _doomed(space, found)
         if space.policy != "keep":
             for one in doomed:
@@ -628,10 +603,10 @@ def copied(space: Space, original: Original) -> tuple[Lock, int | None]:
         OSError: It cannot be read, or the cache's files cannot be opened.
     """
     folder = Folder(os.path.join(space.folder, COPIED))
-    part = folder.full_path(f".{original.name}{PART}")
+    part = staged_path(folder, original.name)
     pauses, seen = Pauses(), plain_size(part)
     while True:
-        room = take_lock(room_path(folder, original.name), create=True)
+        room = take_room(folder, original.name)
         if room is None:
             if (lock := leased_copy(space, original)) is not None:
                 return lock, None
@@ -759,13 +734,13 @@ def cache_status(folder: str | os.PathLike[str]) -> CacheStatus:
     """
     space = _space(folder)
     with _looked(space) as found:
-        counts, readers = all_counts(space.folder)
+        counts, readers = space.counts()
     opened = open_by(space.folder)
     shards = []
     for one in space.in_order(found.residents):
         path = os.path.join(space.folder, one.path)
         pids = tuple(opened.get(os.path.realpath(path), ()))
-        shards.append(ShardStatus(one.path, one.size, one.came_ns, one.used_ns, held(path), pids))
+        shards.append(ShardStatus(one.path, one.size, one.came_ns, one.used_ns, space.is_held(one.path), pids))
     writers = tuple(sorted({*found.pids}))
     return CacheStatus(
         space.folder, tuple(shards), found.taken, tuple(readers), writers, counts, tuple(sorted(found.foreign))
@@ -808,13 +783,13 @@ def _removed(space: Space, found: CacheContents, wrong: Mapping[Resident, tuple[
     """Remove shards that no process holds, each for why and of that inode (None: any); the lock is held."""
     removed, kept, size = {}, {}, 0
     for one, (why, inode) in wrong.items():
-        lock = lock_alone(os.path.join(space.folder, one.path))
+        lock = space.lock_alone(one.path)
         if lock is None:
             kept[one.path] = why
             continue
         with lock:
             if inode in (None, lock.fact.st_ino):
-                remove_shard(space.folder, one)
+                space.remove(one)
                 removed[one.path] = why
                 size += one.size
     return CacheChange(space.folder, len(found.residents), removed, kept, size, tuple(sorted(found.foreign)))
@@ -823,7 +798,7 @@ def _removed(space: Space, found: CacheContents, wrong: Mapping[Resident, tuple[
 def _damage(path: str, one: Resident) -> str:
     """Return what is wrong with a shard, which a lease holds; empty: nothing that can be known."""
     try:
-        if (facts := copy_facts(one.name)) is None:
+        if (facts := one.facts) is None:
             fact = read_facts(read_bytes(sidecar_path(path, None)), one.sidecar)
             facts = fact.size, fact.crc
         size, crc = facts
@@ -839,11 +814,11 @@ def _damage(path: str, one: Resident) -> str:
 
 
 def _space(folder: str | os.PathLike[str]) -> Space:
-    path = os.path.abspath(local_folder(folder, _NOT_IN_STORES).path)
-    if not check_folder(path):
+    space = Space(os.path.abspath(local_folder(folder, _NOT_IN_STORES).path), _UNBOUNDED, "least-used")
+    if not space.is_cache():
         remedy = "A `Cache` makes one."
         raise InvalidRequest(os.fspath(folder), "no cache", expected="a folder that a cache has made", remedy=remedy)
-    return Space(path, _UNBOUNDED, "least-used")
+    return space
 
 
 @contextmanager
@@ -853,7 +828,7 @@ def _looked(space: Space) -> Iterator[CacheContents]:
         with suppress(OSError):
             stack.enter_context(space.locked())
         try:
-            found = look(space.folder)
+            found = space.look()
         except OSError as error:
             raise InvalidRequest(space.folder, f"cannot be listed: {reason(error)}") from None
         yield found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
@@ -66,12 +67,6 @@ def original_of(shard: StoredShard) -> Original:
     digest = blake2b(os.fsencode(known), digest_size=12).hexdigest()
     shown = _ODD.sub("_", shard.file_name)[-_KEPT:]
     return Original(shard.path, size, crc, f"{digest}-{size}-{'unknown' if crc is None else f'{crc:08x}'}-{shown}")
-
-
-def copy_facts(name: str) -> tuple[int, int | None] | None:
-    """Return the size and the CRC-32C in the name of a copy; None: it is not the name of one."""
-    found = _COPY.fullmatch(name)
-    return (int(found[1]), None if found[2] == "unknown" else int(found[2], 16)) if found else None
 
 
 def writer_of(name: str) -> str | None:
@@ -133,7 +128,7 @@ class Counter:
     """
 
     def __init__(self, folder: str) -> None:
-        self.counts = Counts()
+        self.counts, self._counting = Counts(), threading.Lock()
         self._lock: Lock | None = None
         with suppress(OSError):
             self._lock = take_lock(os.path.join(folder, COUNTS, f"{os.getpid()}-{token_hex(4)}"), create=True)
@@ -143,41 +138,11 @@ class Counter:
             self._lock.close()
 
     def add(self, **more: int) -> None:
-        """Count."""
-        self.counts.add(Counts(**more))
-        if self._lock is not None:
-            with suppress(OSError):
+        """Count, in any thread."""
+        with self._counting, suppress(OSError):
+            self.counts.add(Counts(**more))
+            if self._lock is not None:
                 self._lock.put(json.dumps(asdict(self.counts)).ljust(_WIDTH).encode())
-
-
-def all_counts(folder: str) -> tuple[Counts, list[int]]:
-    """Return the counts of all processes, and which of them live; the folder's lock must be held.
-
-    Raises:
-        OutputFailed: Counts of ended processes cannot be added up on disk.
-    """
-    place = Folder(os.path.join(folder, COUNTS))
-    total, ended, pids = _read(place, TOTAL), [], []
-    living = Counts()
-    for name in filter(_COUNTS.fullmatch, names_in(place.path)):
-        try:
-            lock = take_lock(place.full_path(name))
-        except OSError:
-            continue
-        counts = _read(place, name)
-        if lock is None:
-            living.add(counts)
-            pids.append(int(name.partition("-")[0]))
-        else:
-            total.add(counts)
-            ended.append(name)
-            lock.close()
-    if ended:
-        with suppress(OutputFailed):
-            place.publish(place.stage_whole(TOTAL, json.dumps(asdict(total)).encode()))
-            place.remove(ended)
-    living.add(total)
-    return living, sorted({*pids})
 
 
 def _read(folder: Folder, name: str) -> Counts:
@@ -218,6 +183,12 @@ class Resident(NamedTuple):
         return f"{self.folder}/{self.name}"
 
     @property
+    def facts(self) -> tuple[int, int | None] | None:
+        """The size and the CRC-32C in the name of a copy; None: it is not the name of one."""
+        found = _COPY.fullmatch(self.name)
+        return (int(found[1]), None if found[2] == "unknown" else int(found[2], 16)) if found else None
+
+    @property
     def unread(self) -> bool:
         """Whether no process has taken it yet."""
         return self.used_ns <= self.came_ns
@@ -250,40 +221,6 @@ class CacheContents:
 def room_text(taken: int, wanted: int) -> bytes:
     """Return what a room says: bytes it has been given, bytes it waits for, and its process."""
     return b"%020d %020d %010d\n" % (taken, wanted, os.getpid())
-
-
-def look(folder: str, *, but: str = "") -> CacheContents:
-    """Return what is in a cache's folder, and remove what dead processes have left; the folder's lock must be held.
-
-    Args:
-        folder: The cache's folder.
-        but: The path of a room that is not to be counted: one's own.
-
-    Raises:
-        OSError: A folder cannot be listed.
-    """
-    found = CacheContents()
-    found.foreign += [name for name in _names(folder) if name not in (MARK, LOCK, *FOLDERS)]
-    for part, owner_of in ((COPIED, copy_of), (WRITTEN, writer_of)):
-        groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)  # the files of each copy, or of each writer
-        for entry in _entries(os.path.join(folder, part)):
-            owner, fact = owner_of(entry.name), _fact(entry)
-            if owner is None or fact is None:
-                found.foreign.append(f"{part}/{entry.name}")
-            else:
-                groups[owner][entry.name] = fact
-        for owner, files in groups.items():
-            for name in [owner] if part == COPIED else [name for name in files if _SHARD.fullmatch(name)]:
-                sidecar = "" if part == COPIED else sidecar_name(name)
-                if name in files and (not sidecar or sidecar in files):
-                    shard, more = files.pop(name), files.pop(sidecar).st_size if sidecar else 0
-                    times = shard.st_mtime_ns, shard.st_atime_ns
-                    found.residents.append(Resident(part, name, shard.st_size + more, *times, sidecar))
-            _count_room(os.path.join(folder, part), owner, found, but, files)
-    for name in _names(os.path.join(folder, COUNTS)):
-        if name not in (TOTAL, f".{TOTAL}{PART}") and not _COUNTS.fullmatch(name):
-            found.foreign.append(f"{COUNTS}/{name}")
-    return found
 
 
 def _names(folder: str) -> list[str]:
@@ -329,28 +266,22 @@ def _remove(folder: str, names: Iterable[str]) -> None:
     Folder(folder).discard(*sorted(names, key=lambda one: one.startswith(ROOM)))
 
 
-def held(path: str) -> bool:
-    """Tell whether a process has a lease on a shard."""
-    with suppress(OSError):
-        if (lock := take_lock(path)) is None:
-            return True
-        lock.close()
-    return False
-
-
-def lock_alone(path: str) -> Lock | None:
-    """Return the lock on a shard that no process reads; None: one does, or it may not be touched."""
-    with suppress(OSError):
-        return take_lock(path)
-    return None
-
-
 # The bytes of a cache: given out before they are written, and got back by evicting whole shards that are not read.
 
 
 Policy = Literal["least-used", "oldest", "keep"]
+_MARK_SIZE = 4096
 PATIENCE_S = 30.0  # for a process that holds the folder's lock, or copies, and does nothing: one that was stopped
 _SOON_S, _LATER_S = 0.001, 0.05  # between two looks
+
+
+def take_room(folder: Folder, name: str) -> Lock | None:
+    """Return the lock on the room of a copy, or of a writer, which is made where it is missing; None: another has it.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    return take_lock(folder.full_path(f"{ROOM}{name}"), create=True)
 
 
 class Pauses:
@@ -374,7 +305,7 @@ class Pauses:
 
 
 class Space(NamedTuple):
-    """The space of a cache's folder, as one process may use it.
+    """The folder of a cache and its space, as one process may use them.
 
     Attributes:
         folder: The cache's folder.
@@ -400,6 +331,120 @@ class Space(NamedTuple):
         with lock:
             yield
 
+    def is_cache(self) -> bool:
+        """Return whether the folder is a cache already.
+
+        Raises:
+            InvalidRequest: It is one of another version, a file, or its folders are links, which may lead anywhere.
+        """
+        folder = self.folder
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            raise InvalidRequest(folder, "a file", expected="a folder, or none yet")
+        for name, fact in Folder(folder).facts(FOLDERS).items():
+            if not fact.is_folder:
+                raise InvalidRequest(
+                    os.path.join(folder, name), "a link or a file", expected="a folder of the cache, or none"
+                )
+        path = os.path.join(folder, MARK)
+        if not os.path.lexists(path):
+            return False
+        try:
+            version = json.loads(read_small(path, _MARK_SIZE, flags=READ_PLAIN))["shardtool-cache"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            version = "that cannot be read"
+        if version != VERSION:
+            remedy = "Take another folder, or remove this one."
+            raise InvalidRequest(folder, f"a cache of the version {version}", expected=f"{VERSION}", remedy=remedy)
+        return True
+
+    def prepare(self) -> list[str]:
+        """Make the folder a cache, if it is none, remove what dead processes left there, and return what is foreign.
+
+        Raises:
+            InvalidRequest: It is the cache of another version, its folders are links, or locks do not work there.
+            OutputFailed: It cannot be made.
+            OSError: It cannot be written.
+        """
+        folder = Folder(self.folder)
+        self.is_cache()
+        for one in ("", *FOLDERS):
+            Folder(folder.full_path(one)).ready()
+        try:
+            with self.locked():
+                if (second := take_lock(folder.full_path(LOCK))) is not None:
+                    second.close()
+                    raise _without_locks(self.folder, "two processes can hold one lock at once")
+                if not os.path.lexists(folder.full_path(MARK)):
+                    folder.publish(folder.stage_whole(MARK, b'{"shardtool-cache": %d}\n' % VERSION))
+                self.counts()
+                return self.look().foreign
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                raise _without_locks(self.folder, f"no locks: {reason(error)}") from None
+            raise
+
+    def look(self, *, but: str = "") -> CacheContents:
+        """Return what is in the folder, and remove what dead processes have left; the folder's lock must be held.
+
+        Args:
+            but: The path of a room that is not to be counted: one's own.
+
+        Raises:
+            OSError: A folder cannot be listed.
+        """
+        folder, found = self.folder, CacheContents()
+        found.foreign += [name for name in _names(folder) if name not in (MARK, LOCK, *FOLDERS)]
+        for part, owner_of in ((COPIED, copy_of), (WRITTEN, writer_of)):
+            # The files of each copy, or of each writer.
+            groups: dict[str, dict[str, os.stat_result]] = defaultdict(dict)
+            for entry in _entries(os.path.join(folder, part)):
+                owner, fact = owner_of(entry.name), _fact(entry)
+                if owner is None or fact is None:
+                    found.foreign.append(f"{part}/{entry.name}")
+                else:
+                    groups[owner][entry.name] = fact
+            for owner, files in groups.items():
+                for name in [owner] if part == COPIED else [name for name in files if _SHARD.fullmatch(name)]:
+                    sidecar = "" if part == COPIED else sidecar_name(name)
+                    if name in files and (not sidecar or sidecar in files):
+                        shard, more = files.pop(name), files.pop(sidecar).st_size if sidecar else 0
+                        times = shard.st_mtime_ns, shard.st_atime_ns
+                        found.residents.append(Resident(part, name, shard.st_size + more, *times, sidecar))
+                _count_room(os.path.join(folder, part), owner, found, but, files)
+        for name in _names(os.path.join(folder, COUNTS)):
+            if name not in (TOTAL, f".{TOTAL}{PART}") and not _COUNTS.fullmatch(name):
+                found.foreign.append(f"{COUNTS}/{name}")
+        return found
+
+    def counts(self) -> tuple[Counts, list[int]]:
+        """Return the counts of all processes, and which of them live; the folder's lock must be held.
+
+        Raises:
+            OutputFailed: Counts of ended processes cannot be added up on disk.
+        """
+        place = Folder(os.path.join(self.folder, COUNTS))
+        total, ended, pids = _read(place, TOTAL), [], []
+        living = Counts()
+        for name in filter(_COUNTS.fullmatch, names_in(place.path)):
+            try:
+                lock = take_lock(place.full_path(name))
+            except OSError:
+                continue
+            counts = _read(place, name)
+            if lock is None:
+                living.add(counts)
+                pids.append(int(name.partition("-")[0]))
+            else:
+                total.add(counts)
+                ended.append(name)
+                lock.close()
+        if ended:
+            with suppress(OutputFailed):
+                place.publish(place.stage_whole(TOTAL, json.dumps(asdict(total)).encode()))
+                place.remove(ended)
+        living.add(total)
+        return living, sorted({*pids})
+
     def give(self, room: Lock, size: int) -> int | None:
         """Give `size` bytes to a room, if they fit or shards can be evicted for them; the folder's lock must be held.
 
@@ -410,7 +455,7 @@ class Space(NamedTuple):
             OSError: The room cannot be written.
         """
         room.put(room_text(0, size))
-        found = look(self.folder, but=room.path)
+        found = self.look(but=room.path)
         evicted = self.evict(self.in_order(found.residents), self.over(found, size))
         if evicted is not None:
             room.put(room_text(size, 0))
@@ -431,13 +476,13 @@ class Space(NamedTuple):
             for one in shards if self.policy != "keep" else ():
                 if over <= 0:
                     break
-                if lock := lock_alone(os.path.join(self.folder, one.path)):
+                if lock := self.lock_alone(one.path):
                     victims.append((one, lock))
                     over -= one.size
             if over > 0:
                 return None
             for one, _ in victims:
-                remove_shard(self.folder, one)
+                self.remove(one)
             return len(victims)
         finally:
             for _, lock in victims:
@@ -450,74 +495,26 @@ class Space(NamedTuple):
         # What no process has used yet goes last: it was written to be read.
         return sorted(residents, key=lambda one: (one.unread, one.used_ns, one.came_ns, one.name))
 
+    def lock_alone(self, path: str) -> Lock | None:
+        """Return the lock on a shard, by its path from the folder on, that no process reads; None: one does.
 
-def remove_shard(folder: str, one: Resident) -> None:
-    """Remove a shard, and then its sidecar: what a kill leaves between is no finished shard."""
-    Folder(os.path.join(folder, one.folder)).discard(*filter(None, (one.name, one.sidecar)))
+        None, too, where it may not be touched.
+        """
+        with suppress(OSError):
+            return take_lock(os.path.join(self.folder, path))
+        return None
 
-
-def room_path(folder: Folder, name: str) -> str:
-    """Return the path of the room of a copy, or of a writer."""
-    return folder.full_path(f"{ROOM}{name}")
-
-
-# A folder becomes a cache, or is refused.
-
-
-_MARK_SIZE = 4096
-
-
-def prepare(space: Space) -> list[str]:
-    """Make a folder a cache where it is none, remove what dead processes left there, and return what is foreign in it.
-
-    Raises:
-        InvalidRequest: It is the cache of another version, its folders are links, or locks do not work there.
-        OutputFailed: It cannot be made.
-        OSError: It cannot be written.
-    """
-    folder = Folder(space.folder)
-    check_folder(space.folder)
-    for one in ("", *FOLDERS):
-        Folder(folder.full_path(one)).ready()
-    try:
-        with space.locked():
-            if (second := take_lock(folder.full_path(LOCK))) is not None:
-                second.close()
-                raise _without_locks(space.folder, "two processes can hold one lock at once")
-            if not os.path.lexists(folder.full_path(MARK)):
-                folder.publish(folder.stage_whole(MARK, b'{"shardtool-cache": %d}\n' % VERSION))
-            all_counts(space.folder)
-            return look(space.folder).foreign
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            raise _without_locks(space.folder, f"no locks: {reason(error)}") from None
-        raise
-
-
-def check_folder(folder: str) -> bool:
-    """Return whether a folder is a cache already.
-
-    Raises:
-        InvalidRequest: It is one of another version, a file, or its folders are links, which may lead anywhere.
-    """
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise InvalidRequest(folder, "a file", expected="a folder, or none yet")
-    for name, fact in Folder(folder).facts(FOLDERS).items():
-        if not fact.is_folder:
-            raise InvalidRequest(
-                os.path.join(folder, name), "a link or a file", expected="a folder of the cache, or none"
-            )
-    path = os.path.join(folder, MARK)
-    if not os.path.lexists(path):
+    def is_held(self, path: str) -> bool:
+        """Tell whether a process has a lease on a shard."""
+        with suppress(OSError):
+            if (lock := take_lock(os.path.join(self.folder, path))) is None:
+                return True
+            lock.close()
         return False
-    try:
-        version = json.loads(read_small(path, _MARK_SIZE, flags=READ_PLAIN))["shardtool-cache"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        version = "that cannot be read"
-    if version != VERSION:
-        remedy = "Take another folder, or remove this one."
-        raise InvalidRequest(folder, f"a cache of the version {version}", expected=f"{VERSION}", remedy=remedy)
-    return True
+
+    def remove(self, one: Resident) -> None:
+        """Remove a shard, and then its sidecar: what a kill leaves between is no finished shard."""
+        Folder(os.path.join(self.folder, one.folder)).discard(*filter(None, (one.name, one.sidecar)))
 
 
 def _without_locks(folder: str, found: str) -> InvalidRequest:

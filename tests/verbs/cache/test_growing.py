@@ -261,7 +261,7 @@ cache = Cache(folder, 60_000, "oldest")
 instants = [
     (caching, "OpenShard", killed), (StagedFile, "write", after(StagedFile.write)), (Folder, "publish", killed),
     (os, "rename", first_rename), (Folder, "publish", after(Folder.publish)), (Folder, "discard", killed),
-    (space, "remove_shard", after(space.remove_shard)),
+    (space.Space, "remove", after(space.Space.remove)),
 ]
 for number, (place, name, function) in enumerate(instants):
     child = os.fork()
