@@ -600,12 +600,21 @@ def _dataset_file_of(
 
     Else the one of the usual name, where it lists some, or is damaged. Elsewhere that name alone is looked for: a
     folder there may be large, or not listed.
+
+    Raises:
+        AccessRefused: One that is there may not be read.
     """
     usual, some = [*usual], list[tuple[str, list[str], str]]()
     others = () if is_url(folder) else (name for name in names_in(folder) if name.endswith(DATASET_SUFFIX))
     for name in dict.fromkeys((*usual, *others)):
         path = join(folder, name)
-        if (data := _dataset_bytes(path)) is None:
+        try:
+            data = _dataset_bytes(path, listed=True)
+        except AccessRefused:
+            if name in names_in(folder):
+                raise
+            continue  # it is said of what is not there, too, where we may not list
+        if data is None:
             continue
         listed = [os.fsdecode(to_bytes(one)) for one in shard_names(data) or () if is_plain_name(one)]
         found = path, meant(listed), pattern_text(data)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _SAID = "<Error><Code>AccessDenied</Code></Error>"
 # To those who may not list, a store says 403 also of what is not there: of what our verbs look for beside shards.
 _MISSING = r"README|\.skipped|dataset_info|\.idx|\.nv-meta|/x-000\.json"
+_ROW = "<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;0&quot;</ETag>"
 _FAULTS = [Fault("status", status=403, path=path, times=None, body=_SAID) for path in ("list-type=2", _MISSING)]
 
 
@@ -87,3 +88,21 @@ def test_what_needs_a_listing_says_so(name: str, stored: tuple[str, Path, Faulty
         assert "dataset file" in caught.value.remedy
     with pytest.raises(AccessRefused, match="we may not list"):
         create(at, f"{tmp_path}/z-{{0..}}.tar", CreateOptions(workers=1))
+
+
+@pytest.mark.parametrize("name", ["/x-{000..}.tar", "/x-{000..007}.tar", "/x-*.tar"])
+def test_a_dataset_file_that_is_listed_and_not_read(
+    name: str, stored: tuple[str, Path, FaultyProxy], tmp_path: Path
+) -> None:
+    """Where a store lets us list and not read, what was refused is named: it is not taken for missing."""
+    at, folder, proxy = stored
+    rows = [
+        f"<Contents><Key>{one}</Key><Size>{len(data)}</Size>{_ROW}</Contents>"
+        for one, data in read_tree(folder).items()
+    ]
+    listing = f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
+    read = Fault("status", status=403, path=r"x[-.]", times=None, body=_SAID)
+    proxy.set(Fault("status", status=200, path="list-type=2", times=None, body=listing), read)
+    for ask in (lambda: copy(at + name, tmp_path / "copy"), lambda: verify(at + name)):
+        with pytest.raises(AccessRefused, match=r"x\.json"):
+            ask()
