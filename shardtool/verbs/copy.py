@@ -43,16 +43,8 @@ from shardtool.request.options import CopyOptions
 from shardtool.request.results import CopiedDataset, CopyResult
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.request.texts import rate
-from shardtool.storage import places
-from shardtool.storage.folders import (
-    NotCopied,
-    Original,
-    check_there,
-    checked_copy,
-    copy_inside,
-    md5_there,
-    open_folder,
-)
+from shardtool.storage import folders, places
+from shardtool.storage.folders import Original, open_folder
 from shardtool.storage.places import blocks_of, file_crc
 from shardtool.storage.remote.retry import RequestStopped, until
 from shardtool.storage.staging import DurableFile, FileFact, check_facts
@@ -61,8 +53,6 @@ from shardtool.wording import flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from shardtool.storage.folders import OutputFolder
 
     Staged = tuple[list[DurableFile], list[DurableFile]]  # of a shard, and of its sidecar
 
@@ -130,8 +120,8 @@ def _goals(sources: Sequence[CopySource], where: str) -> list[str]:
     Raises:
         InvalidRequest: Two would have one place, or one would be copied onto itself.
     """
-    folders = {source.folder for source in sources}
-    goals = [where if len(folders) == 1 else places.join(where, places.base_name(source.folder)) for source in sources]
+    in_one = len({source.folder for source in sources}) == 1
+    goals = [where if in_one else places.join(where, places.base_name(source.folder)) for source in sources]
     names = Counter(
         (place, name)
         for source, place in zip(sources, goals, strict=True)
@@ -286,12 +276,12 @@ class CopyDestination(NamedTuple):
     """
 
     source: CopySource
-    folder: OutputFolder
-    below: OutputFolder
+    folder: folders.OutputFolder
+    below: folders.OutputFolder
     facts: tuple[Mapping[str, FileFact], Mapping[str, FileFact]]
     data: bytes | None
     old: DatasetFile | None
-    old_below: OutputFolder
+    old_below: folders.OutputFolder
 
     @property
     def dataset_file(self) -> str:
@@ -408,7 +398,9 @@ def _state_of(goal: CopyDestination, trust: Trust | None, pair: ShardState, mete
     return pair._replace(shard_right=right, sidecar_right=sidecar)
 
 
-def _is_right(folder: OutputFolder, facts: Mapping[str, FileFact], original: Original, meter: Meter) -> bool | None:
+def _is_right(
+    folder: folders.OutputFolder, facts: Mapping[str, FileFact], original: Original, meter: Meter
+) -> bool | None:
     """Tell whether a file has the bytes that it should have; None: there is none."""
     fact = facts.get(original.name)
     if fact is None:
@@ -429,13 +421,13 @@ def _is_trusted(goal: CopyDestination, shard: Original, fact: FileFact, trust: T
     return trust == "size" or (goal.below.hides and fact.mtime_ns == places.file_stat(shard.path).st_mtime_ns)
 
 
-def _is_same_object(folder: OutputFolder, original: Original, meter: Meter) -> bool:
+def _is_same_object(folder: folders.OutputFolder, original: Original, meter: Meter) -> bool:
     """Tell whether the MD5 of an object, where its store says it, is that of the original, where that can be known."""
     there = folder.md5(original.name)
     if there is None or places.is_web(original.path):
         return True
     if places.is_url(original.path):
-        return md5_there(original.path) in (None, there)
+        return folders.md5_there(original.path) in (None, there)
     md5 = hashlib.md5(usedforsecurity=False)
     for block in blocks_of(original.path):
         md5.update(block)
@@ -552,24 +544,24 @@ class _Carrier:
     def _staged(self, state: ShardState, meter: Meter) -> Staged:
         """Copy a shard and its sidecar, under temporary names; what is right already stays."""
         found: Staged = ([], [])
-        folders = self.goal.below, self.goal.folder
-        for staged, folder, (original, is_right) in zip(found, folders, state.parts, strict=True):
+        goals = self.goal.below, self.goal.folder
+        for staged, folder, (original, is_right) in zip(found, goals, state.parts, strict=True):
             if not is_right:
                 inside = is_right is None or not self._grows  # else what is there may be right, and the source wrong
                 try:
                     made = self._made_inside(folder, original, meter) if inside else None
-                    staged.append(made or checked_copy(folder, original, meter.took, keep_time=True))
+                    staged.append(made or folders.checked_copy(folder, original, meter.took, keep_time=True))
                 except (OSError, CorruptShard) as error:
                     raise_if_machines(error, original.path)
                     raise self._source_error(original, error) from None
         return found
 
-    def _made_inside(self, folder: OutputFolder, original: Original, meter: Meter) -> DurableFile | None:
+    def _made_inside(self, folder: folders.OutputFolder, original: Original, meter: Meter) -> DurableFile | None:
         """Return the copy that a store has made of its own file; None: it is to be read and written."""
         if not self._refusal:
             try:
-                return copy_inside(folder, original, meter.took)
-            except NotCopied as error:
+                return folders.copy_inside(folder, original, meter.took)
+            except folders.NotCopied as error:
                 self._refusal = self._refusal or str(error)
         return None
 
@@ -606,8 +598,8 @@ class _Carrier:
             self._remove_old()
         self._publish(waiting)
         again = "Run the same command again."
-        check_there(goal.below, {one.shard.name: one.shard.size for one in source.pairs}, again)
-        check_there(goal.folder, {one.sidecar.name: one.sidecar.size for one in source.pairs}, again)
+        folders.check_there(goal.below, {one.shard.name: one.shard.size for one in source.pairs}, again)
+        folders.check_there(goal.folder, {one.sidecar.name: one.sidecar.size for one in source.pairs}, again)
         goal.folder.publish(*first, last)
 
 

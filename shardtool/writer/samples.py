@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, cast
 import numpy as np
 import pyarrow as pa
 
+from shardtool import values
 from shardtool.dataset.shard_index import index_of
 from shardtool.entries.sizes import NUMBERS, TRAILER_SIZE
 from shardtool.errors import InvalidRequest, OutputFailed, listing, memory_for, printable
@@ -36,24 +37,7 @@ from shardtool.format.tar import TRAILER
 from shardtool.format.tfrecord import INT64_LIMIT
 from shardtool.plan.plan import fingerprint
 from shardtool.table.columns import BAD_FIELD
-from shardtool.values import (
-    FIELD_LIMIT,
-    IMAGE_ENDINGS,
-    NAME_LIMIT,
-    STORED_AS,
-    Dots,
-    Number,
-    ShardContent,
-    ShardSamples,
-    ShardSpans,
-    ValueType,
-    ends_early,
-    field_problem,
-    name_problem,
-    numbers_among,
-    to_bytes,
-    to_text,
-)
+from shardtool.values import STORED_AS
 from shardtool.wording import option
 from shardtool.write.packer import Field, ShardRecords, encode_record
 
@@ -71,8 +55,8 @@ if TYPE_CHECKING:
     from shardtool.write.packer import Parts
 
     Row = Mapping[str, object]
-    EncodedValue = tuple[bytes, ValueType | Literal[""]]
-    FinishedShard = tuple[DurableFile, ShardIndex, ShardContent, bytes, str]
+    EncodedValue = tuple[bytes, values.ValueType | Literal[""]]
+    FinishedShard = tuple[DurableFile, ShardIndex, values.ShardContent, bytes, str]
 
 
 # A value of a sample becomes the payload of its field, as `create` writes that of a table's column.
@@ -133,7 +117,7 @@ def _ending(field: str) -> str:
 def _expected(field: str) -> str:
     """Return what a field takes that no text can be, by its ending; empty: it takes text, too."""
     ending = _ending(field)
-    if ending in IMAGE_ENDINGS:
+    if ending in values.IMAGE_ENDINGS:
         return "the bytes of an image, an array of its pixels, or an image of Pillow"
     return "a NumPy array: numpy.asarray(value), or bytes" if ending == "npy" else ""
 
@@ -211,12 +195,12 @@ def _of_tensor(value: Any, field: str) -> NDArray[np.generic]:
     except (TypeError, ValueError, RuntimeError) as error:  # of values that NumPy has not, such as bfloat16
         raise BadValue(f"a {type(value).__name__} that becomes no array: {error}", "numbers that NumPy has") from None
     by_channel = found.ndim == _DIMENSIONS and found.shape[0] in _CHANNELS
-    return np.moveaxis(found, 0, -1) if is_torch and by_channel and _ending(field) in IMAGE_ENDINGS else found
+    return np.moveaxis(found, 0, -1) if is_torch and by_channel and _ending(field) in values.IMAGE_ENDINGS else found
 
 
 def _array(value: NDArray[np.generic], field: str) -> EncodedValue:
     ending = _ending(field)
-    if ending in IMAGE_ENDINGS:
+    if ending in values.IMAGE_ENDINGS:
         return _pixels(value, field)
     if ending != "npy":
         if not value.ndim:
@@ -245,7 +229,7 @@ def _pixels(value: NDArray[np.generic], field: str) -> EncodedValue:
 
 def _image(value: Image, field: str) -> EncodedValue:
     ending = _ending(field)
-    if ending not in IMAGE_ENDINGS:
+    if ending not in values.IMAGE_ENDINGS:
         raise BadValue("an image", f"a field whose ending names its format, such as {field}.png")
     kind, stream = _PILLOW.get(ending, ending.upper()), BytesIO()
     if value.mode[0] in "IF" and not _holds(kind, value):
@@ -345,7 +329,7 @@ class SampleEncoder:
         dotted_key: Whether a key so far goes on behind a dot.
     """
 
-    def __init__(self, shard_format: str, dots: Dots | None) -> None:
+    def __init__(self, shard_format: str, dots: values.Dots | None) -> None:
         self._format, self._tar, self._dots = shard_format, shard_format == "tar", dots
         self.kinds: dict[str, str] = {}
         self.inline = self.dotted_key = False
@@ -355,20 +339,20 @@ class SampleEncoder:
         self._settled: set[tuple[Layout, tuple[str, ...]]] = set()
 
     @property
-    def numbers(self) -> dict[str, Number]:
+    def numbers(self) -> dict[str, values.Number]:
         """The fields that are numbers."""
-        return numbers_among(self.kinds)
+        return values.numbers_among(self.kinds)
 
     @property
-    def types(self) -> dict[str, ValueType]:
+    def types(self) -> dict[str, values.ValueType]:
         """What the values of fields are, of those that are of one type."""
-        return {name: cast("ValueType", kind) for name, kind in self.kinds.items() if kind}
+        return {name: cast("values.ValueType", kind) for name, kind in self.kinds.items() if kind}
 
     @property
-    def stored_numbers(self) -> dict[bytes, Number]:
+    def stored_numbers(self) -> dict[bytes, values.Number]:
         """The fields that the format stores as numbers."""
         stored = self.numbers if NUMBERS[self._format] else {}
-        return {to_bytes(name): kind for name, kind in stored.items()}
+        return {values.to_bytes(name): kind for name, kind in stored.items()}
 
     def encode(self, sample: Mapping[str, object]) -> Sample:
         """Return a sample as its record.
@@ -409,7 +393,7 @@ class SampleEncoder:
     def take_keys(self, keys: list[bytes]) -> None:
         """Count keys as those of samples that are written."""
         self._marks.update(blake2b(key, digest_size=_MARK_SIZE).digest() for key in keys)
-        self.dotted_key = self.dotted_key or any(map(ends_early, keys))
+        self.dotted_key = self.dotted_key or any(map(values.ends_early, keys))
 
     def restore(self, kinds: Mapping[str, str], *, inline: bool) -> None:
         """Settle what samples that were written before did."""
@@ -423,7 +407,7 @@ class SampleEncoder:
         for name in names:
             if name == KEY:
                 continue
-            problem = "" if not isinstance(name, str) else field_problem(name.encode("utf-8", "surrogatepass"))
+            problem = "" if not isinstance(name, str) else values.field_problem(name.encode("utf-8", "surrogatepass"))
             if not isinstance(name, str) or BAD_FIELD.search(name) or problem:
                 found = f"no name for a field{f': {problem}' if problem else ''}"
                 raise _refused(
@@ -435,8 +419,8 @@ class SampleEncoder:
         if self._tar and len({name.lower() for name, _ in fields}) < len(fields):
             found = f"fields that differ in case only: {listing([name for name, _ in fields])}"
             raise _refused("a sample", found, "field-clash", expected="one field of a name in a sample, in any case")
-        if len({*self.kinds, *names}) > FIELD_LIMIT:
-            found = f"more than {FIELD_LIMIT:,} different fields"
+        if len({*self.kinds, *names}) > values.FIELD_LIMIT:
+            found = f"more than {values.FIELD_LIMIT:,} different fields"
             raise _refused("a sample", found, "bad-value", expected="a few")
         return Layout(tuple(fields), next((name for name, _ in fields if "." in name), ""))
 
@@ -447,16 +431,15 @@ class SampleEncoder:
         if not isinstance(given, str):
             found = f"a key of the type {type(given).__name__}"
             raise _refused("a sample", found, "unsafe-name", expected="text, or a whole number")
-        if _PLAIN_KEY.fullmatch(given) and len(given) <= NAME_LIMIT:
+        if _PLAIN_KEY.fullmatch(given) and len(given) <= values.NAME_LIMIT:
             return given.encode(), False
         key = given.encode("utf-8", "surrogatepass")
-        if (problem := name_problem(key)) or _BAD_PART.search(given):
+        if (problem := values.name_problem(key)) or _BAD_PART.search(given):
             found = f"no sound name{f': {problem}' if problem else ''}"
-            expected = (
-                f"text of 1 to {NAME_LIMIT:,} bytes, without control characters and parts such as '', '.' or '..'"
-            )
+            size = f"1 to {values.NAME_LIMIT:,} bytes"
+            expected = f"text of {size}, without control characters and parts such as '', '.' or '..'"
             raise _refused(f"key {given[:80]!r}", found, "unsafe-name", expected=expected)
-        dotted = self._tar and ends_early(key)
+        dotted = self._tar and values.ends_early(key)
         if dotted or (layout.dotted and self._tar):
             self._check_dots(printable(key), layout, dotted=dotted)
         return key, dotted
@@ -515,7 +498,7 @@ class SampleEncoder:
         found, expected = f"{shown[number]}: {printable(data[:40])}", f"{shown[known]}, as in the samples before"
         raise _refused(_place(key, name), found, "bad-value", expected=expected, remedy=remedy)
 
-    def _stored_number(self, key: bytes, name: str, text: bytes, number: Number) -> bytes:
+    def _stored_number(self, key: bytes, name: str, text: bytes, number: values.Number) -> bytes:
         try:
             return tfrecord.encode_number(text, number)
         except (ValueError, OverflowError):
@@ -594,7 +577,7 @@ class OpenShard:
             self.file.write(TRAILER)
         staged = self.file.finish()
         content = _in_order(self._records.content(encoder.stored_numbers, texts=encoder.inline))
-        plan = fingerprint(self._format, ShardSamples(content, b"", b"", b"", b"", b"", ShardSpans()))
+        plan = fingerprint(self._format, values.ShardSamples(content, b"", b"", b"", b"", b"", values.ShardSpans()))
         crcs = self._records.crcs.tobytes()
         return staged, index_of(self._format, content, table, crcs), content, crcs, plan
 
@@ -648,7 +631,7 @@ def _send(staged: StagedFile, failed: list[OutputFailed]) -> None:
         failed.append(error)
 
 
-def _in_order(content: ShardContent) -> ShardContent:
+def _in_order(content: values.ShardContent) -> values.ShardContent:
     """Return the same content, its fields numbered in the order of the bytes of their names."""
     fields = tuple(sorted(content.fields))
     place = {name: at for at, name in enumerate(fields)}
@@ -777,10 +760,10 @@ class Columns:
         self.schema = _unified(self.schema, table.schema)
         return table.select(self.schema.names).cast(self.schema)
 
-    def _array(self, name: str, values: list[object]) -> pa.Array:
+    def _array(self, name: str, rows: list[object]) -> pa.Array:
         known = self._types.get(name)
         try:
-            return pa.array(values, known if known is not None and pa.types.is_timestamp(known) else None)
+            return pa.array(rows, known if known is not None and pa.types.is_timestamp(known) else None)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise InvalidRequest(f"metadata {name!r}", f"values that no column can hold: {error}") from None
 
@@ -815,7 +798,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         most: Samples in a shard at most.
     """
 
-    def __init__(self, shard_format: str, dots: Dots | None, room: int, most: int) -> None:
+    def __init__(self, shard_format: str, dots: values.Dots | None, room: int, most: int) -> None:
         self._encoder, self._columns = SampleEncoder(shard_format, dots), Columns()
         self._room, self._most = room, most
         self._shard: OpenShard | None = None
@@ -911,7 +894,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         if row:
             self._columns.accept(row)
         shard.add(sample, row)
-        self._last_key = to_text(sample.key)
+        self._last_key = values.to_text(sample.key)
 
     def _refuse_use(self) -> NoReturn:
         """Say why nothing can be written with a writer."""

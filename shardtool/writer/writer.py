@@ -19,15 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shardtool.dataset.shard_index import (
-    OWN_COLUMNS,
-    ShardFact,
-    ShardTally,
-    encode,
-    encode_table,
-    read_sidecar,
-    types_of,
-)
+from shardtool import values
+from shardtool.dataset import shard_index
 from shardtool.entries.entries import FieldValues, Names
 from shardtool.entries.sizes import SAMPLE_LIMIT, TRAILER_SIZE
 from shardtool.errors import (
@@ -65,33 +58,9 @@ from shardtool.storage.folders import OutputFolder, open_folder
 from shardtool.storage.places import file_crc
 from shardtool.storage.staging import Folder
 from shardtool.table.columns import repeated
-from shardtool.values import (
-    Dots,
-    IfExists,
-    OnBadSample,
-    Oversize,
-    ShardContent,
-    Target,
-    ValueType,
-    __version__,
-    counted,
-    local_name,
-    output_text,
-    parse_size,
-    show_size,
-    to_text,
-)
+from shardtool.values import __version__
+from shardtool.verbs.create import result
 from shardtool.verbs.create.earlier import existing_keys
-from shardtool.verbs.create.result import (
-    check_all_ended,
-    folder_notes,
-    joined_parts,
-    loader_notes,
-    merge_parts,
-    merge_result,
-    name_notes,
-    publish_dataset,
-)
 from shardtool.verbs.create.run import OutputNames, Totals
 from shardtool.wording import call, flag, option, typed_option
 from shardtool.write.packer import digest
@@ -103,7 +72,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from shardtool.dataset.dataset_file import DatasetFile
-    from shardtool.dataset.shard_index import ShardIndex
     from shardtool.request.results import IndexResult
     from shardtool.writer.samples import Columns
 
@@ -113,10 +81,10 @@ class Keywords(TypedDict, total=False):
 
     max_size: str | int | None
     max_count: int | None
-    oversize: Oversize
-    dots: Dots | None
-    target: tuple[Target, ...]
-    on_error: OnBadSample
+    oversize: values.Oversize
+    dots: values.Dots | None
+    target: tuple[values.Target, ...]
+    on_error: values.OnBadSample
     resume: bool
     overwrite: bool
     part: int | str | None
@@ -129,10 +97,10 @@ class WriterOptions(Settings):
 
     max_size: str | int | None = like(CreateOptions, "max_size")
     max_count: int | None = like(CreateOptions, "max_count")
-    oversize: Oversize = like(CreateOptions, "oversize")
-    dots: Dots | None = like(CreateOptions, "dots")
-    target: tuple[Target, ...] = like(CreateOptions, "target")
-    on_error: OnBadSample = setting(
+    oversize: values.Oversize = like(CreateOptions, "oversize")
+    dots: values.Dots | None = like(CreateOptions, "dots")
+    target: tuple[values.Target, ...] = like(CreateOptions, "target")
+    on_error: values.OnBadSample = setting(
         "raise", "What happens at a sample that cannot be written: raise, or skip and list it in out.skipped.",
         recorded=False,
     )  # fmt: skip
@@ -179,7 +147,7 @@ class JournalEntry:
     size: int
     crc: int
     digest: str
-    kinds: dict[str, ValueType | str]
+    kinds: dict[str, values.ValueType | str]
     inline: bool
     columns: dict[str, object]
     rounded: dict[str, int] = field(default_factory=dict)
@@ -310,9 +278,9 @@ class Output:
         self.folder = open_folder(pattern.folder)
         self.totals, self.misreadings = Totals(FieldValues()), Misreadings()
         self.rounded: Counter[str] = Counter()
-        asked = {"pattern": output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
+        asked = {"pattern": values.output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
         self.journal = Journal(self.folder, pattern.base, asked)
-        if_exists: IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
+        if_exists: values.IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
         before = Destination(self.folder, pattern, if_exists)
         with ExitStack() as stack:
             _look(before)
@@ -389,7 +357,7 @@ class Output:
         journal = self.journal.read()
         if journal is None:
             if shards := [name for name in self.destination.existing if name.endswith(f".{self.pattern.format}")]:
-                found = f"{counted(len(shards), 'shard')}, and no journal of the writer that made them"
+                found = f"{values.counted(len(shards), 'shard')}, and no journal of the writer that made them"
                 remedy = f"Choose another name, or replace what is there: {flag('overwrite')}."
                 raise OutputExists(self.pattern.text, found, expected=self.journal.name, remedy=remedy)
             return None
@@ -402,17 +370,17 @@ class Output:
             raise InvalidRequest(self.pattern.text, problem, remedy=remedy)
         return noted
 
-    def _sound(self, name: str, noted: JournalEntry) -> ShardIndex | None:
+    def _sound(self, name: str, noted: JournalEntry) -> shard_index.ShardIndex | None:
         """Return the sidecar of a shard that is there as the journal says; None where it is not."""
         try:
             same = noted.version and self.folder.version(name) == noted.version
             size, crc = (noted.size, noted.crc) if same else file_crc(self.folder.full_path(name))
-            found = read_sidecar(self.folder.read(sidecar_name(name)), name, size)
+            found = shard_index.read_sidecar(self.folder.read(sidecar_name(name)), name, size)
         except (OSError, CorruptShard):
             return None
         if self.pattern.format == "tar" and found.fingerprint() not in (None, int(noted.digest, 16)):
             return None
-        fact: ShardFact = found.fact
+        fact: shard_index.ShardFact = found.fact
         right = (noted.shard, noted.size, noted.crc)
         return found if (fact.name, size, crc) == right and (fact.name, fact.size, fact.crc) == right else None
 
@@ -430,9 +398,11 @@ class Output:
         """
         self.publisher.before(shard.name)
         staged, index, content, crcs, plan = shard.finish(encoder, self.columns)
-        first, size, crc = output_text(self.pattern.shard(0)), shard.file.size, shard.file.crc
-        fact = ShardFact(output_text(shard.name), size, crc, plan, None, first, len(self.totals.shards) + 2)
-        data, _ = encode(index, fact)
+        first, size, crc = values.output_text(self.pattern.shard(0)), shard.file.size, shard.file.crc
+        fact = shard_index.ShardFact(
+            values.output_text(shard.name), size, crc, plan, None, first, len(self.totals.shards) + 2
+        )
+        data, _ = shard_index.encode(index, fact)
         self.publisher.add(staged, data, shard.name)
         rounded, total = _rounded(content), digest(content, crcs, ())
         left_out = [[one.key, one.code, one.message] for one in skipped]
@@ -445,7 +415,7 @@ class Output:
         if self.pattern.format == "tar":
             self.misreadings.add_shard(index, content.inline, encoder.numbers)
 
-    def take(self, fact: ShardFact, sidecar: bytes, tally: ShardTally, digest: int) -> None:
+    def take(self, fact: shard_index.ShardFact, sidecar: bytes, tally: shard_index.ShardTally, digest: int) -> None:
         """Add a published shard to the totals."""
         self.totals.add(fact, sidecar, tally)
         self.totals.digest += digest
@@ -462,7 +432,7 @@ class Output:
         """
         self.totals.schema = self._renew()
         self.totals.values = FieldValues(types=encoder.types)
-        publish_dataset(self.totals, self.publisher, _record(made))
+        result.publish_dataset(self.totals, self.publisher, _record(made))
         self.journal.remove()
 
     def close(self) -> None:
@@ -483,11 +453,11 @@ class Output:
         """Write the sidecars again that are not those of a finished run; return the columns of all."""
         entries, renewed, data = self.totals.shards, dict[str, bytes](), b""
         for number, entry in enumerate(entries):
-            name = local_name(entry.name)
+            name = values.local_name(entry.name)
             before = self.publisher.sidecar(name)
-            sidecar = read_sidecar(before, entry.sidecar, entry.size)
+            sidecar = shard_index.read_sidecar(before, entry.sidecar, entry.size)
             table = _with_columns(sidecar.plain_table(), self.columns.schema)
-            data = encode_table(table, sidecar.fact._replace(shards=len(entries)))
+            data = shard_index.encode_table(table, sidecar.fact._replace(shards=len(entries)))
             if data != before:
                 renewed[name] = data
                 entries[number] = replace(entry, sidecar_size=len(data), sidecar_crc=crc32c(data))
@@ -495,7 +465,7 @@ class Output:
                 self.publisher.renew(renewed)
                 renewed = {}
         self.publisher.renew(renewed)
-        return types_of(pq.read_schema(pa.BufferReader(data)))  # Parquet does not keep all of Arrow's types
+        return shard_index.types_of(pq.read_schema(pa.BufferReader(data)))  # Parquet does not keep all of Arrow's types
 
 
 _AT_ONCE = 2**26  # bytes of sidecars that are held
@@ -518,7 +488,7 @@ def _record(made: Mapping[str, object]) -> RunRecord:
 
 def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the rows of a sidecar with all columns of metadata that the dataset has, of their types."""
-    own = [name for name in table.column_names if name in OWN_COLUMNS]
+    own = [name for name in table.column_names if name in shard_index.OWN_COLUMNS]
     columns = {name: table.column(name) for name in own}
     for one in schema:
         there = one.name in table.column_names
@@ -527,7 +497,7 @@ def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([*columns.values()], schema=pa.schema(fields))
 
 
-def _rounded(content: ShardContent) -> dict[str, int]:
+def _rounded(content: values.ShardContent) -> dict[str, int]:
     """Return how many floats of each field are others now that they have 32 bits."""
     floats = [code for code, kind in content.numbers.items() if kind == "float"]
     if not floats:
@@ -570,11 +540,13 @@ class ShardWriter(SampleWriter):
             raise InvalidRequest(option("parts"), "no part", expected=f"the number of this one: {option('part')}")
         self._pattern = names
         bounded = given.max_size is not None or given.max_count is not None or names.count == 1
-        max_size = parse_size(given.max_size) if given.max_size is not None else None if bounded else DEFAULT_MAX_SIZE
+        max_size = (
+            values.parse_size(given.max_size) if given.max_size is not None else None if bounded else DEFAULT_MAX_SIZE
+        )
         largest, trailer = open_folder(names.folder).largest or NO_LIMIT, TRAILER_SIZE[names.format]
         if max_size is not None and max_size > largest:
-            expected = f"at most {show_size(largest)}, as one request of a store takes"
-            raise InvalidRequest(option("max_size"), show_size(max_size), expected=expected)
+            expected = f"at most {values.show_size(largest)}, as one request of a store takes"
+            raise InvalidRequest(option("max_size"), values.show_size(max_size), expected=expected)
         room = min(NO_LIMIT if max_size is None else max_size, largest) - trailer
         super().__init__(names.format, given.dots, room, NO_LIMIT if given.max_count is None else given.max_count)
         self._never = min(SAMPLE_LIMIT[names.format], largest - trailer)
@@ -648,7 +620,7 @@ class ShardWriter(SampleWriter):
             CorruptShard: The dataset file of the merge is damaged.
         """
         found = records.read_listing(self._output.folder, self._whole.dataset_file) if self._tag else None
-        shards = tuple(one for one in found.shards if self._pattern.owns(local_name(one.name))) if found else ()
+        shards = tuple(one for one in found.shards if self._pattern.owns(values.local_name(one.name))) if found else ()
         if found is None or not shards:
             return None
         if not self._options.resume:
@@ -673,7 +645,7 @@ class ShardWriter(SampleWriter):
 
     def _fits_alone(self, sample: Sample) -> bool:
         """Apply the rule for a sample that fits in no shard; return whether it gets one of its own."""
-        total, key = sample.size + TRAILER_SIZE[self._pattern.format], to_text(sample.key)
+        total, key = sample.size + TRAILER_SIZE[self._pattern.format], values.to_text(sample.key)
         oversize, never = self._options.oversize, sample.size > self._never
         if oversize == "skip":
             tfrecord = self._pattern.format == "tfrecord"
@@ -681,9 +653,9 @@ class ShardWriter(SampleWriter):
             over = most if never else typed_option("max_size")
             self._skipped.append(Skipped(key, "", "oversize", f"{total:,} bytes, over {over}"))
             return False
-        shown = f"{printable(key)} ({show_size(total)})"
+        shown = f"{printable(key)} ({values.show_size(total)})"
         if oversize == "error" or never:
-            bound = show_size(self._room + TRAILER_SIZE[self._pattern.format])
+            bound = values.show_size(self._room + TRAILER_SIZE[self._pattern.format])
             what = "a TFRecord" if never and self._pattern.format == "tfrecord" else f"a shard of {bound}"
             alone = option("oversize", "alone")
             remedy = f"Raise {option('max_size')}, or choose {alone} (a shard of its own) or skip."
@@ -753,7 +725,7 @@ class ShardWriter(SampleWriter):
         output, shards = self._output, len(self._output.totals.shards)
         both = [(output.destination, shards)]
         if self._alone:
-            bound = show_size(self._room + TRAILER_SIZE[self._pattern.format])
+            bound = values.show_size(self._room + TRAILER_SIZE[self._pattern.format])
             found = f"{len(self._alone):,} larger than a shard of {bound} may be: {', '.join(self._alone[:5])}"
             self._notes.add(f"samples {found}; each gets a shard of its own")
         for name, count in output.rounded.items():
@@ -761,9 +733,9 @@ class ShardWriter(SampleWriter):
         readers, problems = readers_of(self._options.target), output.misreadings.problems()
         self._notes.add(*(str(one) for one in problems if not {*readers}.isdisjoint(READERS[one.code])))
         sizes = [sum(entry.size for entry in output.totals.shards)]
-        self._notes.add(*loader_notes(both, sizes), *name_notes(both, readers))
+        self._notes.add(*result.loader_notes(both, sizes), *result.name_notes(both, readers))
         if "huggingface" in readers:
-            self._notes.add(*folder_notes(both, {}))
+            self._notes.add(*result.folder_notes(both, {}))
 
 
 def _ended(dataset_file: str) -> SampleRefused:
@@ -906,14 +878,14 @@ def merge(output: OutputNames, *, observer: Observer | None = None) -> IndexResu
     there = open_folder(pattern.folder)
     names = there.names()
     if any(records.find_parts(pattern, names)):
-        return merge_parts(there, pattern, observer or Observer())
+        return result.merge_parts(there, pattern, observer or Observer())
     if not find_parts(pattern, names):
         found, expected = "no part of a ShardWriter or of a run", "the pattern that these were given"
         raise InvalidRequest(pattern.text, found, expected=expected)
     with there.lock(pattern.base):
         merging = _Merge(there, pattern)
         dataset = merging.run()
-    return merge_result(there, pattern, len(merging.parts), dataset, observer or Observer())
+    return result.merge_result(there, pattern, len(merging.parts), dataset, observer or Observer())
 
 
 class _Merge:
@@ -964,9 +936,11 @@ class _Merge:
 
     def _is_merged(self, part: PartFiles) -> bool:
         """Tell whether an earlier merge has listed a part."""
-        listed = [name for name in part.shards if output_text(name) in self._listed]
+        listed = [name for name in part.shards if values.output_text(name) in self._listed]
         if listed and len(listed) < len(part.shards):
-            found = f"{part.tag}: {counted(len(part.shards), 'shard')}, of which {len(listed):,} were merged before"
+            found = (
+                f"{part.tag}: {values.counted(len(part.shards), 'shard')}, of which {len(listed):,} were merged before"
+            )
             raise InvalidRequest(self._pattern.text, found, expected="a part that is whole before it is merged")
         return bool(listed) or (part.tag in self._before and not part.shards)
 
@@ -974,11 +948,11 @@ class _Merge:
         """Refuse to make a dataset of less than all parts, and say which are missing."""
         where = self._pattern.text
         counts = {part.parts for part in self.parts.values() if part.parts is not None}
-        open_ = [f"{part.tag} ({counted(len(part.shards), 'shard')})" for part in new if not part.ended]
+        open_ = [f"{part.tag} ({values.counted(len(part.shards), 'shard')})" for part in new if not part.ended]
         there = {*self.parts, *self._before}
         wanted = [part_tag(number, count) for count in counts for number in range(count)]
         missing = [tag for tag in wanted if tag not in there]
-        check_all_ended(where, counts, open_, missing, flag("resume"))
+        result.check_all_ended(where, counts, open_, missing, flag("resume"))
 
     def _dataset(self, part: PartFiles) -> DatasetFile:
         """Return what the dataset file of a part says, whose shards are all there."""
@@ -992,11 +966,11 @@ class _Merge:
         twice = repeated(Names.parse(b"".join(one.span(0, len(one)) for one in names)))
         if twice:
             shown = listing([printable(key) for key in [*twice][:5]], total=len(twice))
-            found = f"{counted(len(twice), 'key')} of samples in two parts: {shown}"
+            found = f"{values.counted(len(twice), 'key')} of samples in two parts: {shown}"
             raise InvalidRequest(self._pattern.text, found, expected="a key of its own for each sample")
 
     def _joined(self, whole: Sequence[DatasetFile], skipped: Sequence[Skipped], tags: list[str]) -> DatasetFile:
-        dataset, given = joined_parts(whole, skipped, self._pattern), [one.made.options for one in whole]
+        dataset, given = result.joined_parts(whole, skipped, self._pattern), [one.made.options for one in whole]
         options = {name: value for name, value in given[0].items() if all(one.get(name) == value for one in given)}
         if any(one.made.dots == "last" for one in whole):
             options["dots"] = "last"
@@ -1005,7 +979,7 @@ class _Merge:
                 expected = "names that the first dot divides, or the last"
                 raise InvalidRequest(self._pattern.text, found, expected=expected)
         pattern, made = text_of([shard.name for shard in dataset.shards]), _record({"options": options, _MERGED: tags})
-        return replace(dataset, name=output_text(self._pattern.base), pattern=pattern, made=made)
+        return replace(dataset, name=values.output_text(self._pattern.base), pattern=pattern, made=made)
 
     def _skipped(self, dataset: DatasetFile) -> list[Skipped]:
         """Return what a dataset has left out."""
