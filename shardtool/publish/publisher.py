@@ -36,7 +36,8 @@ from shardtool.wording import either, option
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from shardtool.publish.records import PartRecord, PartShare
+    from shardtool.publish.records import PartRecord
+    from shardtool.request.texts import Part
 
 
 _SPOOL_SUFFIX = ".spool"
@@ -226,8 +227,8 @@ class Publisher:
         Raises:
             OutputFailed: The file system refuses.
         """
-        own = self.destination.own
-        if own is not None and (name := records.record_name(self.pattern, own.part)) in self._existing:
+        part = self.destination.part
+        if part is not None and (name := records.record_name(self.pattern, part)) in self._existing:
             self.folder.remove([name])
 
     def end_part(self, record: PartRecord, *, stays: bool) -> None:
@@ -305,7 +306,8 @@ class Destination:
         if_exists: What to do about an earlier output.
         existing: What is known of the files that are there under the pattern's names.
         append: The dataset that is appended to, and how far this append is; None if the run does not append.
-        own: The share of the part that runs, which leaves all other files alone; None: all is its own.
+        part: The part that runs, which leaves all other files alone; None: all is its own.
+        own: The names of that part's files: shards, sidecars and its record; none while the plan is not made.
     """
 
     folder: OutputFolder
@@ -313,11 +315,12 @@ class Destination:
     if_exists: IfExists
     existing: Mapping[str, FileFact] = field(default_factory=dict)
     append: Append | None = None
-    own: PartShare | None = None
+    part: Part | None = None
+    own: frozenset[str] = frozenset()
 
     def owns(self, name: str) -> bool:
         """Tell whether a file called `name` is one that this run may replace or remove."""
-        return self.pattern.owns(name) if self.own is None else name in self.own.names
+        return self.pattern.owns(name) if self.part is None else name in self.own
 
     def planned(self, shards: int) -> Destination:
         """Return the place, and what is there of this run's own files, now that it is known how many shards there are.
@@ -325,10 +328,11 @@ class Destination:
         Args:
             shards: Those of all parts.
         """
-        if self.own is None:
+        if self.part is None:
             return self
-        own = self.own.planned(self.pattern, shards)
-        wanted = {self.pattern.dataset_file, *own.names}
+        names = [self.pattern.shard(number) for number in self.part.shards(shards)]
+        own = frozenset((*names, *map(sidecar_name, names), records.record_name(self.pattern, self.part)))
+        wanted = {self.pattern.dataset_file, *own}
         return replace(self, own=own, existing={name: self.existing[name] for name in self.existing if name in wanted})
 
     @property
@@ -411,8 +415,8 @@ def look(before: Destination) -> Destination:
         what = f"shards of another format under these names: {listing(rivals, 3)}"
         remedy = "Choose another name, or move them away."
         raise OutputExists(where, what, expected="none that would share their indexes", remedy=remedy)
-    if found.own is not None:
-        found = _look_at_own(found, found.own)
+    if found.part is not None:
+        found = _look_at_own(found)
     elif found.appends:
         found = replace(found, append=_find_append(found))
     elif found.if_exists == "update":
@@ -433,15 +437,15 @@ def changed_meanwhile(found: Destination) -> OutputExists:
     return OutputExists(found.dataset_file, what, expected=expected, remedy="Run the same command again.")
 
 
-def _look_at_own(found: Destination, own: PartShare) -> Destination:
+def _look_at_own(found: Destination) -> Destination:
     """Return what is there of a part's files, or refuse to touch it: other parts' files are nothing to it."""
-    names = {found.pattern.dataset_file, *own.names}
+    names = {found.pattern.dataset_file, *found.own}
     known = {name: fact for name, fact in found.existing.items() if name in names}
     if known and found.if_exists == "error":
         what = f"{counted(len(known), 'file')} there already: {listing(sorted(known), 3)}"
         remedy = f"Choose another name, or go on with the part that made them with {option('if_exists', 'resume')}."
         raise OutputExists(found.folder.path or ".", what, remedy=remedy)
-    return found if own.shards is None else replace(found, existing=known)
+    return replace(found, existing=known) if found.own else found
 
 
 def _check_dataset_file(found: Destination) -> None:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset
 from shardtool.errors import CorruptShard, OutputExists, listing, printable, reason
 from shardtool.fingerprint import crc32c
-from shardtool.pattern import ShardPattern, sidecar_name
 from shardtool.request.texts import MOST_PARTS, Part
 from shardtool.skipped import SkipCode, Skipped
 from shardtool.storage.places import join, read_small
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from shardtool.dataset.shard_index import ShardIndex
+    from shardtool.pattern import ShardPattern
     from shardtool.storage.folders import OutputFolder
     from shardtool.storage.staging import FileFact
 
@@ -163,27 +163,6 @@ _PLAN = re.compile(r"[0-9a-f]{32}")
 _CONTENT = re.compile(r"b2:[0-9a-f]{64}|")
 _MOST = 2**62
 _LOCK = ".lock"
-
-
-class PartShare(NamedTuple):
-    """The share of a part in its dataset.
-
-    Attributes:
-        part: The part.
-        shards: The numbers of its shards; None: the plan is not made yet.
-        names: The names of its files: shards, sidecars and its record.
-    """
-
-    part: Part
-    shards: range | None = None
-    names: frozenset[str] = frozenset()
-
-    def planned(self, pattern: ShardPattern, shards: int) -> PartShare:
-        """Return the share, now that it is known how many shards all parts make."""
-        own = self.part.shards(shards)
-        names = [pattern.shard(number) for number in own]
-        files = frozenset((*names, *map(sidecar_name, names), record_name(pattern, self.part)))
-        return PartShare(self.part, own, files)
 
 
 class PartRecord(NamedTuple):

@@ -23,18 +23,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from shardtool import errors
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
 from shardtool.dataset.find import find_dataset, given_datasets, recorded_pattern
-from shardtool.errors import (  # fmt: skip
-    CorruptShard,
-    InvalidRequest,
-    OutputExists,
-    listing,
-    printable,
-    raise_if_machines,
-    reason,
-    without_secrets,
-)
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes, copy_indexes, copy_lists, folder_below
 from shardtool.publish.publisher import check_space
@@ -106,11 +97,11 @@ def _target(given: object) -> str:
     where = os.fspath(given) if isinstance(given, str | os.PathLike) else ""
     name = places.base_name(where.rstrip("/"))
     if not where or places.is_web(where) or "\0" in where:
-        raise InvalidRequest(where or "the destination", "nowhere that can be written to", expected=expected)
+        raise errors.InvalidRequest(where or "the destination", "nowhere that can be written to", expected=expected)
     is_file = os.path.exists(where) and not os.path.isdir(where)
     is_named_so = is_shard_name(name) or name.endswith(DATASET_SUFFIX) or any(mark in name for mark in "{}<>*")
     if is_file or (is_named_so and not os.path.isdir(where)):
-        raise InvalidRequest(where, "a file, or a pattern of files", expected=expected)
+        raise errors.InvalidRequest(where, "a file, or a pattern of files", expected=expected)
     return where
 
 
@@ -128,11 +119,13 @@ def _goals(sources: Sequence[CopySource], where: str) -> list[str]:
         for name in (source.name, *(pair.sidecar.name for pair in source.pairs))
     )
     if twice := sorted({name for (_, name), count in names.items() if count > 1}):
-        found = f"several datasets have files of one name: {listing([printable(name) for name in twice], 3)}"
-        raise InvalidRequest(where, found, expected="one folder for each", remedy="Copy them one by one.")
+        found = (
+            f"several datasets have files of one name: {errors.listing([errors.printable(name) for name in twice], 3)}"
+        )
+        raise errors.InvalidRequest(where, found, expected="one folder for each", remedy="Copy them one by one.")
     for source, place in zip(sources, goals, strict=True):
         if places.same_place(source.folder, place):
-            raise InvalidRequest(place, "the folder that the dataset lies in", expected="another one")
+            raise errors.InvalidRequest(place, "the folder that the dataset lies in", expected="another one")
     return goals
 
 
@@ -223,14 +216,14 @@ def _open_source(given: Given) -> CopySource:
     found = find_dataset(given)
     if found.dataset_file is None or not found.own:
         expected, remedy = "a dataset with a dataset file, which says what its shards must be", "`index` makes one."
-        raise InvalidRequest(found.where, "no dataset file of shardtool", expected=expected, remedy=remedy)
+        raise errors.InvalidRequest(found.where, "no dataset file of shardtool", expected=expected, remedy=remedy)
     path, data = found.dataset_file, _read(found.dataset_file)
     file = read_dataset(data, path)
     names = {shard.name for shard in found.shards}
     if lacking := [shard.name for shard in file.shards if shard.name not in names]:
-        what = f"{counted(len(names), 'shard')}, without {listing(lacking, 3)}"
+        what = f"{counted(len(names), 'shard')}, without {errors.listing(lacking, 3)}"
         remedy = "Give that file to copy them all; `reshard` makes a dataset of some shards."
-        raise InvalidRequest(path, what, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
+        raise errors.InvalidRequest(path, what, expected=f"all {len(file.shards):,} that it lists", remedy=remedy)
     folder = places.folder_of(path)
     below = places.join(folder, local_name(file.shards_folder)) if file.shards_folder else folder
     shards = [_original(below, one.name, one.size, one.crc) for one in file.shards]
@@ -249,14 +242,14 @@ def _read(path: str) -> bytes:
     try:
         return places.read_small(path)
     except OSError as error:
-        raise CorruptShard(path, f"cannot be read: {reason(error)}", remedy=LOOK) from None
+        raise errors.CorruptShard(path, f"cannot be read: {errors.reason(error)}", remedy=LOOK) from None
 
 
 def _check_sizes(originals: Sequence[Original]) -> None:
     """Check that files are there with the sizes that the dataset file says, before the first of them is copied."""
     for one, size in zip(originals, places.plain_sizes([one.path for one in originals]), strict=True):
         if size != one.size:
-            raise wrong_size(printable(one.path), size, one.size)
+            raise wrong_size(errors.printable(one.path), size, one.size)
 
 
 # Where a copy goes: what is there, what of it is right, and whether the rest may be touched. Nothing is changed.
@@ -329,8 +322,8 @@ def _look(source: CopySource, where: str) -> CopyDestination:
         file = folder.full_path(source.name)
         if shard_names(data) is None:
             what = "a file that is no dataset file of shardtool"
-            raise OutputExists(file, what, remedy="Choose another folder, or move it away.")
-        with suppress(CorruptShard):
+            raise errors.OutputExists(file, what, remedy="Choose another folder, or move it away.")
+        with suppress(errors.CorruptShard):
             old = read_dataset(data, file)
     old_below = below if old is None else folder_below(folder, local_name(old.shards_folder))
     return CopyDestination(source, folder, below, facts, data, old, old_below)
@@ -352,18 +345,18 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
         known[pair.shard.name] = state
     cure = f"Choose another folder, or {flag('overwrite')}."
     if not goal.has_grown and not options.overwrite:
-        raise OutputExists(goal.dataset_file, _rival(goal), expected=f"{goal.source.path}, or none", remedy=cure)
+        raise errors.OutputExists(goal.dataset_file, _rival(goal), expected=f"{goal.source.path}, or none", remedy=cure)
     listed = {*map(_content, goal.old.shards)} if goal.old else set()
     states = [known.get(pair.shard.name, pair) for pair in pairs]
     mended, others = list[str](), list[str]()
     for state, entry in zip(states, goal.source.file.shards, strict=True):
         (mended if _content(entry) in listed else others).extend(state.wrong)
     if others and not options.overwrite:
-        found = f"{counted(len(others), 'file')} there already with other bytes: {listing(others, 3)}"
-        raise OutputExists(goal.folder.path or ".", printable(found), remedy=cure)
+        found = f"{counted(len(others), 'file')} there already with other bytes: {errors.listing(others, 3)}"
+        raise errors.OutputExists(goal.folder.path or ".", errors.printable(found), remedy=cure)
     if mended:
         what = "not what the dataset file there says, and copied again"
-        notes.add(f"{listing(sorted(mended), 3)} at the destination: {what}")
+        notes.add(f"{errors.listing(sorted(mended), 3)} at the destination: {what}")
     return sorted(
         (one for one in states if not (one.shard_right and one.sidecar_right)), key=lambda one: bool(one.wrong)
     )
@@ -376,7 +369,9 @@ def _rival(goal: CopyDestination) -> str:
         return "the dataset file of shards in another folder"
     ours = {*map(_content, goal.source.file.shards)}
     others = [one.name for one in goal.old.shards if _content(one) not in ours]
-    return f"a dataset with {counted(len(others), 'shard')} that the source does not have so: {listing(others, 3)}"
+    return (
+        f"a dataset with {counted(len(others), 'shard')} that the source does not have so: {errors.listing(others, 3)}"
+    )
 
 
 def _content(entry: ShardEntry) -> tuple[object, ...]:
@@ -465,8 +460,8 @@ def _copy_dataset(source: CopySource, where: str, options: CopyOptions, notes: N
                 _discard(goal)
     shards = source.file.shards
     return CopiedDataset(
-        source=without_secrets(printable(source.path)),
-        dataset_file=printable(goal.dataset_file),
+        source=errors.without_secrets(errors.printable(source.path)),
+        dataset_file=errors.printable(goal.dataset_file),
         shards=len(shards),
         copied=len(todo),
         kept=len(shards) - len(todo),
@@ -488,7 +483,7 @@ def _check_space(goal: CopyDestination, todo: Sequence[ShardState]) -> None:
     largest = goal.below.largest
     if largest is not None and (too_large := [one.shard for one in todo if one.shard.size > largest]):
         found, expected = show_size(too_large[0].size), f"{show_size(largest)} at most, as stores take at once"
-        raise InvalidRequest(too_large[0].path, found, expected=expected, remedy="`reshard` makes smaller ones.")
+        raise errors.InvalidRequest(too_large[0].path, found, expected=expected, remedy="`reshard` makes smaller ones.")
     check_space(goal.folder, sum(one.size for one in todo), "copied")
 
 
@@ -551,8 +546,8 @@ class _Carrier:
                 try:
                     made = self._made_inside(folder, original, meter) if inside else None
                     staged.append(made or folders.checked_copy(folder, original, meter.took, keep_time=True))
-                except (OSError, CorruptShard) as error:
-                    raise_if_machines(error, original.path)
+                except (OSError, errors.CorruptShard) as error:
+                    errors.raise_if_machines(error, original.path)
                     raise self._source_error(original, error) from None
         return found
 
@@ -565,15 +560,15 @@ class _Carrier:
                 self._refusal = self._refusal or str(error)
         return None
 
-    def _source_error(self, original: Original, error: OSError | CorruptShard) -> CorruptShard:
+    def _source_error(self, original: Original, error: OSError | errors.CorruptShard) -> errors.CorruptShard:
         """Return what is said of a file of the source that is not what the dataset file says, or cannot be read."""
         cure = "`shardtool verify` shows what is damaged at the source."
         if self.goal.source.has_changed():
             cure = "The source was changed while it was copied: run the same command again."
         if isinstance(error, OSError):
-            return CorruptShard(original.path, f"cannot be read: {reason(error)}", remedy=cure)
+            return errors.CorruptShard(original.path, f"cannot be read: {errors.reason(error)}", remedy=cure)
         expected = f"{error.expected}, as the dataset file says"
-        return CorruptShard(original.path, error.problem, expected=expected, remedy=cure)
+        return errors.CorruptShard(original.path, error.problem, expected=expected, remedy=cure)
 
     def _publish(self, staged: Sequence[Staged]) -> None:
         """Give shards, then their sidecars, their names."""
@@ -609,7 +604,7 @@ def _pattern_of(source: CopySource) -> ShardPattern | None:
         return None
     if (pattern := recorded_pattern(source.file)) is not None:
         return pattern
-    with suppress(InvalidRequest):
+    with suppress(errors.InvalidRequest):
         return parse_pattern([one.shard.name for one in source.pairs])
     return None
 

@@ -809,9 +809,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._state == _CLOSED or os.getpid() != self._pid:
-            return
-        if kind is None:
+        if kind is None and os.getpid() == self._pid:
             self.close()
         else:
             self.abandon()
@@ -832,17 +830,13 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         """
         if self._state != _OPEN or os.getpid() != self._pid:
             self._refuse_use()
-        self._state = _BUSY
         try:
             encoded = self._encoder.encode(sample)
             row = self._columns.check(metadata, printable(encoded.key)) if metadata else _NO_METADATA
         except SampleRefused as refused:
-            self._state = _OPEN
             self._refuse(sample, refused)
             return
-        except BaseException:
-            self._state = _OPEN  # nothing of it was written
-            raise
+        self._state = _BUSY  # until then, nothing of it is written
         try:
             if self._takes(encoded):
                 self._add(encoded, row)

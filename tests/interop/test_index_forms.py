@@ -25,7 +25,7 @@ def test_the_index_of_each_export_is_known_again(export: str) -> None:
     """What an export makes of a shard has the form of its index, and differs from that of other offsets."""
     made = EXPORTS[export]
     name = f"x-0.{made.shard_format}"
-    shard = IndexedShard(_index(name, 0), Digests(0, "0" * 40, "0" * 64, bytes(64)))
+    shard = IndexedShard(_index(name, 0), Digests(0, "0" * 40, "0" * 64, ["0" * 64] * 2))
     assert made.encode is not None
     data = made.encode(shard)
     form = form_of(index_name(shard.name, made), data[:HEAD_SIZE], len(data))

@@ -408,12 +408,12 @@ class Packing:
         self.run, self.output, self.plan, self.publisher = run, output, output.plan, output.publisher
         self.destination, self.observer = output.destination, run.notes.observer
         self.mtime_ns = earlier.mtime_of(run)
-        own = self.destination.own  # what the plan leaves out is listed once, by the first of several parts
+        part = self.destination.part  # what the plan leaves out is listed once, by the first of several parts
         values = self.plan.entries.values
         if run.options.map:  # the function may make anything of text and JSON, and is trusted with numbers
             values = values._replace(types=values.numbers)
         self.totals = output.totals = Totals(values)
-        self.totals.skipped += self.plan.skipped if own is None or own.part.number == 1 else ()
+        self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
         self._round, self._base = self.plan, self.destination.first  # this round's plan, and its first shard's number
         self._shards = output.own_shards  # of this round
         self._numbers: dict[str, int] = {}  # of published shards
@@ -455,7 +455,7 @@ class Packing:
         self._check_shape()
         grows = any(one.destination.old for one in (*self.run.outputs, *self.run.untouched))  # maybe by a new split
         chose = grows and not failures(totals.skipped) and not self.output.dropped
-        if self.destination.own is None and not totals.samples and not chose:
+        if self.destination.part is None and not totals.samples and not chose:
             self.publisher.take_back([self.output.pattern.shard(number) for number in self._numbers.values()])
             raise self._none_packed()
         if (self.run.fetches or self.run.listed.later) and totals.skipped:
@@ -586,7 +586,7 @@ class Packing:
         if self.run.options.equal_count and max(counts) - min(counts) > 1:
             found = f"shards of {min(counts):,} to {max(counts):,} samples, now that the sizes are known"
             raise InvalidRequest(where, found, expected=f"equally many, by {flag('equal_count')}", remedy=remedy)
-        if self.destination.own is None and len(counts) % self.run.options.shards_multiple_of:
+        if self.destination.part is None and len(counts) % self.run.options.shards_multiple_of:
             found = f"{len(counts):,} shards, now that the sizes are known"
             expected = f"a multiple of {self.run.options.shards_multiple_of:,}, by {option('shards_multiple_of')}"
             raise InvalidRequest(where, found, expected=expected, remedy=remedy)

@@ -248,7 +248,7 @@ def create_result(run: Run, *, merged: bool = False) -> CreateResult:
 def _of_split(output: Output) -> SplitResult:
     """Return what was made of one dataset."""
     shards, pattern = output.dataset.shards, output.pattern
-    urls = pattern.closed(len(shards)) if pattern.format == "tar" and output.destination.own is None else ""
+    urls = pattern.closed(len(shards)) if pattern.format == "tar" and output.destination.part is None else ""
     shard = os.path.join(pattern.folder, pattern.shard(0))
     unread = "{" in shard or "webdataset" in unopenable(output_text(shard))
     return SplitResult(
@@ -389,8 +389,8 @@ def merge_if_last(output: Destination, notes: Notes) -> bool:
     """
     folder, pattern = output.folder, output.pattern
     if (state := _state(output)) is not None:
-        if not state and output.own is not None:
-            ended, parts = len(records.find_parts(pattern, folder.names())[0]), output.own.part.parts
+        if not state and output.part is not None:
+            ended, parts = len(records.find_parts(pattern, folder.names())[0]), output.part.parts
             notes.add(f"{ended:,} of {parts:,} parts have ended; the dataset file is published after the last")
         return state
     with ExitStack() as stack:
@@ -412,7 +412,7 @@ def _state(output: Destination) -> bool | None:
     """
     names = output.folder.names()
     ended, _ = records.find_parts(output.pattern, names)
-    all_ended = output.own is not None and len(ended) >= output.own.part.parts
+    all_ended = output.part is not None and len(ended) >= output.part.parts
     return None if all_ended else output.pattern.dataset_file in names
 
 

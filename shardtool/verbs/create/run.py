@@ -24,7 +24,7 @@ from shardtool.interop.indexes import Export, wanted_exports
 from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes
 from shardtool.publish.publisher import Destination, Publisher, changed_meanwhile, clean, look
-from shardtool.publish.records import PartShare, check_divided_alike
+from shardtool.publish.records import check_divided_alike
 from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.run_record import RunRecord
 from shardtool.request.texts import Part, SplitOptions, parse_part
@@ -128,8 +128,8 @@ class Output:
     @property
     def own_shards(self) -> range:
         """The planned shards that the run writes: all, or those of its part."""
-        own = self.destination.own
-        return range(self.plan.shards) if own is None else own.part.shards(self.plan.shards)
+        part = self.destination.part
+        return range(self.plan.shards) if part is None else part.shards(self.plan.shards)
 
     def shard_name(self, shard: int) -> str:
         """Return the name of a planned shard."""
@@ -360,8 +360,7 @@ def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
             raise InvalidRequest(run.names[0], found, expected=expected)
     run.outputs = []
     for split, pattern in patterns.items():
-        own = None if run.part is None else PartShare(run.part)
-        there = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, own=own)
+        there = Destination(open_folder(pattern.folder), pattern, run.options.if_exists, part=run.part)
         looks = not run.dry or there.appends or there.resumes
         run.outputs.append(Output(split, look(there) if looks else there))
 
@@ -469,12 +468,13 @@ def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitS
         OutputExists: Another run is writing a dataset, or has changed it.
     """
     for output in run.outputs:
-        folder, base, own = output.destination.folder, output.pattern.base, output.destination.own
+        folder, base = output.destination.folder, output.pattern.base
         folder.ready()
-        stack.enter_context(folder.lock(base, shared=own is not None))  # parts run side by side, and nothing else does
-        if own is not None:
-            stack.enter_context(folder.lock(f"{base}.{own.part.tag}"))
-            check_divided_alike(folder, output.pattern, own.part)
+        parts = run.part is not None  # they run side by side, and nothing else does
+        stack.enter_context(folder.lock(base, shared=parts))
+        if run.part is not None:
+            stack.enter_context(folder.lock(f"{base}.{run.part.tag}"))
+            check_divided_alike(folder, output.pattern, run.part)
     folders = [*(output.destination.folder for output in run.outputs), *([] if temporary is None else [temporary[0]])]
     for path in {folder.path: None for folder in folders}:
         run.pool.check(output=path)

@@ -32,7 +32,7 @@ from shardtool import (
 )
 from shardtool.fingerprint import crc32c
 from shardtool.publish.publisher import Destination
-from shardtool.publish.records import PartShare, find_parts, read_record
+from shardtool.publish.records import find_parts, read_record
 from shardtool.request.run_record import RunRecord
 from shardtool.request.texts import Part, parse_part
 from shardtool.storage.folders import open_folder
@@ -512,7 +512,7 @@ def test_shares_are_all_and_apart(parts: int) -> None:
 
 def test_a_part_owns_its_files_alone(place: Path) -> None:
     """Before the plan is made nothing is a part's own, then its shards, their sidecars and its record."""
-    output = Destination(open_folder(str(place / "out")), _pattern(place), "error", own=PartShare(Part(2, 3)))
+    output = Destination(open_folder(str(place / "out")), _pattern(place), "error", part=Part(2, 3))
     assert not output.owns("x-002.tar")
     owned = output.planned(7)
     names = ["x-001.tar", "x-002.tar", "x-003.index", "x-004.tar", ".x.part2of3", ".x.part1of3", "x.json"]
