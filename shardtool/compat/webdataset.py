@@ -179,7 +179,12 @@ class ShardWriter(Writer):
         if opener is not None:
             expected = "None: shards are files of a folder, and `post` can move them"
             raise InvalidRequest("opener", repr(opener), expected=expected)
-        _check(fixed)
+        for name, value in fixed.items():
+            if name not in _FIXED:
+                known = ", ".join(("encoder", "keep_meta", *_FIXED, "overwrite", "resume"))
+                raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {known}")
+            if value not in _FIXED[name][0]:
+                raise InvalidRequest(name, repr(value), expected=_FIXED[name][1])
         names = names_left(parse_pattern(pattern), start_shard)
         if names.format != "tar":
             raise InvalidRequest(pattern, f"{names.format} shards", expected="names that end in .tar")
@@ -279,13 +284,3 @@ def _bound(name: str, given: float) -> int | None:
     if isinstance(given, bool) or not isinstance(given, Real) or not given >= 1:
         raise InvalidRequest(name, f"{given!r}", expected="a number from 1")
     return int(given)
-
-
-def _check(given: Mapping[str, object]) -> None:
-    """Refuse arguments that ask for what no shard is."""
-    for name, value in given.items():
-        if name not in _FIXED:
-            known = ", ".join(("encoder", "keep_meta", *_FIXED, "overwrite", "resume"))
-            raise InvalidRequest("ShardWriter", f"no argument {name!r}", expected=f"one of {known}")
-        if value not in _FIXED[name][0]:
-            raise InvalidRequest(name, repr(value), expected=_FIXED[name][1])

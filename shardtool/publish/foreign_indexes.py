@@ -353,18 +353,18 @@ def copy_lists(datasets: Sequence[DatasetFile], source: str, folder: OutputFolde
         return
     shards, paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
     for once in indexes.ONCE.values():
-        counts = once.counts(_read_list(places.join(source, once.info)))
+        counts = once.counts(read_list(places.join(source, once.info)))
         if counts and counts == {name: shards[name] for name in counts if name in shards}:
             with suppress(InvalidRequest):
                 paths += once.encode(datasets)
-    data = _read_list(places.join(source, indexes.README))
+    data = read_list(places.join(source, indexes.README))
     if indexes.is_ours(data) and indexes.listed(data, [*map(output_text, places.names_in(source))]) == {*shards}:
         paths.append(indexes.README)
     for path in paths:
-        _put(folder, path, _read_list(places.join(source, path)))
+        _put(folder, path, read_list(places.join(source, path)))
 
 
-def _read_list(path: str) -> bytes:
+def read_list(path: str) -> bytes:
     """Return a whole file; nothing where there is none, or it cannot be read, which a store may say of none, too."""
     try:
         return places.read_small(path, LIST_LIMIT) if places.is_file(path) else b""

@@ -589,14 +589,12 @@ def later_files(pattern: ShardPattern, existing: Collection[str], count: int) ->
     if pattern.names is not None:
         later = {file for name in pattern.names[count:] for file in (name, sidecar_name(name))}
         return sorted(later.intersection(existing))
-    shared = (pattern.dataset_file, pattern.skipped_file)
-    return sorted(name for name in existing if name not in shared and _number(pattern, name) >= count)
-
-
-def _number(pattern: ShardPattern, name: str) -> int:
-    """Return the number of the shard that a file which the pattern owns belongs to, counted from 0."""
-    digits = sidecar_name(name).removeprefix(pattern.prefix).removesuffix(sidecar_name(pattern.suffix))
-    return int(digits) - pattern.first
+    found = []
+    for name in {*existing} - {pattern.dataset_file, pattern.skipped_file}:
+        digits = sidecar_name(name).removeprefix(pattern.prefix).removesuffix(sidecar_name(pattern.suffix))
+        if int(digits) - pattern.first >= count:
+            found.append(name)
+    return sorted(found)
 
 
 def names_left(pattern: ShardPattern, taken: int) -> ShardPattern:

@@ -268,11 +268,9 @@ def find_parts(pattern: ShardPattern, names: Iterable[str]) -> tuple[list[Part],
             part = Part(int(match[1]), int(match[2]))
             if 1 <= part.number <= part.parts <= MOST_PARTS and name == record_name(pattern, part) + match[3]:
                 (begun if match[3] else ended).append(part)
-    return sorted(ended, key=_order), sorted(begun, key=_order)
-
-
-def _order(part: Part) -> tuple[int, int]:
-    return part.parts, part.number
+    for parts in (ended, begun):
+        parts.sort(key=lambda one: (one.parts, one.number))
+    return ended, begun
 
 
 def remove_records(folder: OutputFolder, pattern: ShardPattern) -> None:

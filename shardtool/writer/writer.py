@@ -155,77 +155,6 @@ class JournalEntry:
     version: str = ""
 
 
-class Journal:
-    """The journal of a dataset.
-
-    Args:
-        folder: Where the dataset lies.
-        base: Its name.
-        asked: What was asked for, as plain data: another writer goes on only if that is the same.
-
-    Attributes:
-        asked: What this writer was asked for.
-        started: Whether the journal is this writer's.
-    """
-
-    def __init__(self, folder: OutputFolder, base: str, asked: dict[str, object]) -> None:
-        self._folder, self.name, self._shards = folder, journal_name(base), 0
-        self.started = False
-        self.asked = json.loads(json.dumps({"version": _VERSION, **asked}))
-
-    def read(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
-        """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
-        try:
-            lines = self._folder.read(self.name).splitlines(keepends=True)
-            with suppress(FileNotFoundError):
-                while not self._folder.hides:
-                    lines.append(self._folder.read(f"{self.name}.{len(lines) - 1}"))
-        except OSError:
-            return None
-        found: list[Any] = []
-        for line in lines:
-            try:
-                one: Any = json.loads(line) if line.endswith(b"\n") else None
-                found.append(_noted(one) if found else one)
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                break
-        return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
-
-    def start(self, noted: Sequence[JournalEntry] = ()) -> None:
-        """Write the journal anew, with the shards that are kept.
-
-        Raises:
-            OutputFailed: The file system refuses.
-        """
-        lines = [self.asked, *map(asdict, noted)]
-        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        self._folder.publish(self._folder.stage_whole(self.name, data))
-        self._folder.remove(self._lines())  # after it: a kill between them loses nothing that is proven
-        self.started, self._shards = True, len(noted)
-
-    def add(self, noted: JournalEntry) -> None:
-        """Note a shard, durably.
-
-        Raises:
-            OutputFailed: The file system refuses.
-        """
-        line = json.dumps(asdict(noted)).encode() + b"\n"
-        if isinstance(self._folder, Folder):
-            self._folder.append(self.name, line)
-        else:
-            self._folder.publish(self._folder.stage_whole(f"{self.name}.{self._shards}", line))
-        self._shards += 1
-
-    def remove(self) -> None:
-        """Remove the journal."""
-        self._folder.remove([self.name, *self._lines()])
-
-    def _lines(self) -> list[str]:
-        """Return what the lines are called that a store has: the one of each shard by its number."""
-        own = re.compile(re.escape(self.name) + r"\.[0-9]+")
-        return [] if self._folder.hides else [name for name in self._folder.names() if own.fullmatch(name)]
-
-
 def _noted(line: dict[str, Any]) -> JournalEntry:
     """Return what a line says of a shard.
 
@@ -265,6 +194,7 @@ class Output:
         columns: The metadata so far, which grows.
 
     Attributes:
+        journal: The name of its journal.
         totals: What the published shards hold.
         rounded: How many floats of each field were rounded.
         misreadings: What readers would get wrong about them.
@@ -279,7 +209,8 @@ class Output:
         self.totals, self.misreadings = Totals(FieldValues()), Misreadings()
         self.rounded: Counter[str] = Counter()
         asked = {"pattern": values.output_text(pattern.text), "replaces": options.overwrite, **options.recorded()}
-        self.journal = Journal(self.folder, pattern.base, asked)
+        self._asked = json.loads(json.dumps({"version": _VERSION, **asked}))  # another goes on only if it is the same
+        self.journal, self._started = journal_name(pattern.base), False
         if_exists: values.IfExists = "resume" if options.resume else "overwrite" if options.overwrite else "error"
         before = Destination(self.folder, pattern, if_exists)
         with ExitStack() as stack:
@@ -301,7 +232,7 @@ class Output:
         pattern, existing = self.pattern, self.destination.existing
         if pattern.dataset_file not in existing:
             return None
-        found = self.journal.read()
+        found = self._read_journal()
         if found is not None:
             self._check_added(found[0])
         return check_old(self.folder, pattern, existing, self.folder.read(pattern.dataset_file))
@@ -344,7 +275,7 @@ class Output:
             kept.append(one)
         if kept:
             encoder.restore(kept[-1].kinds, inline=kept[-1].inline)
-        self.journal.start(kept)
+        self.start_journal(kept)
         return kept[-1] if kept else None
 
     def _noted(self) -> list[JournalEntry] | None:
@@ -354,16 +285,16 @@ class Output:
             InvalidRequest: Its writer was asked for something else.
             OutputExists: There are shards, and nothing says whose they are.
         """
-        journal = self.journal.read()
+        journal = self._read_journal()
         if journal is None:
             if shards := [name for name in self.destination.existing if name.endswith(f".{self.pattern.format}")]:
                 found = f"{values.counted(len(shards), 'shard')}, and no journal of the writer that made them"
                 remedy = f"Choose another name, or replace what is there: {flag('overwrite')}."
-                raise OutputExists(self.pattern.text, found, expected=self.journal.name, remedy=remedy)
+                raise OutputExists(self.pattern.text, found, expected=self.journal, remedy=remedy)
             return None
         asked, noted = journal
         self._check_added(asked)
-        if asked != self.journal.asked:
+        if asked != self._asked:
             named = [f"{name}={value!r}" for name, value in asked.items() if name not in ("version", "replaces")]
             problem = f"a writer that was asked for something else: {', '.join(named)}"
             remedy = f"Give it the same options, or replace what is there with {flag('overwrite')}."
@@ -408,7 +339,7 @@ class Output:
         left_out = [[one.key, one.code, one.message] for one in skipped]
         known = dict(encoder.kinds), encoder.inline, self.columns.state()
         version = self.folder.version(shard.name)
-        self.journal.add(JournalEntry(fact.name, size, crc, f"{total:x}", *known, rounded, left_out, version))
+        self._note(JournalEntry(fact.name, size, crc, f"{total:x}", *known, rounded, left_out, version))
         self.take(fact, data, index.tally(), total)
         self.totals.skipped += skipped
         self.rounded.update(rounded)
@@ -433,7 +364,7 @@ class Output:
         self.totals.schema = self._renew()
         self.totals.values = FieldValues(types=encoder.types)
         result.publish_dataset(self.totals, self.publisher, _record(made))
-        self.journal.remove()
+        self.remove_journal()
 
     def close(self) -> None:
         """Remove what is staged, and give the lock back; the journal stays only where there are shards to resume.
@@ -444,10 +375,61 @@ class Output:
         try:
             clean(self.destination)
             resumed = self.totals.shards and not self.options.overwrite
-            if self.journal.started and not resumed and not isinstance(raised[1], AccessRefused):
-                self.journal.remove()
+            if self._started and not resumed and not isinstance(raised[1], AccessRefused):
+                self.remove_journal()
         finally:
             self._stack.__exit__(*raised)
+
+    def _read_journal(self) -> tuple[dict[str, Any], list[JournalEntry]] | None:
+        """Return what was asked for, and the shards, as far as they can be read; None: there is no journal."""
+        try:
+            lines = self.folder.read(self.journal).splitlines(keepends=True)
+            with suppress(FileNotFoundError):
+                while not self.folder.hides:
+                    lines.append(self.folder.read(f"{self.journal}.{len(lines) - 1}"))
+        except OSError:
+            return None
+        found: list[Any] = []
+        for line in lines:
+            try:
+                one: Any = json.loads(line) if line.endswith(b"\n") else None
+                found.append(_noted(one) if found else one)
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                break
+        return (found[0], found[1:]) if found and isinstance(found[0], dict) else None
+
+    def start_journal(self, noted: Sequence[JournalEntry] = ()) -> None:
+        """Write the journal anew, with the shards that are kept.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        lines = [self._asked, *map(asdict, noted)]
+        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        self.folder.publish(self.folder.stage_whole(self.journal, data))
+        self.folder.remove(self._lines())  # after it: a kill between them loses nothing that is proven
+        self._started = True
+
+    def _note(self, noted: JournalEntry) -> None:
+        """Note a shard, durably.
+
+        Raises:
+            OutputFailed: The file system refuses.
+        """
+        line = json.dumps(asdict(noted)).encode() + b"\n"
+        if isinstance(self.folder, Folder):
+            self.folder.append(self.journal, line)
+        else:
+            self.folder.publish(self.folder.stage_whole(f"{self.journal}.{len(self.totals.shards)}", line))
+
+    def remove_journal(self) -> None:
+        """Remove the journal."""
+        self.folder.remove([self.journal, *self._lines()])
+
+    def _lines(self) -> list[str]:
+        """Return what the lines are called that a store has: the one of each shard by its number."""
+        own = re.compile(re.escape(self.journal) + r"\.[0-9]+")
+        return [] if self.folder.hides else [name for name in self.folder.names() if own.fullmatch(name)]
 
     def _renew(self) -> dict[str, str]:
         """Write the sidecars again that are not those of a finished run; return the columns of all."""
@@ -605,7 +587,7 @@ class ShardWriter(SampleWriter):
         elif self._options.resume:
             last = output.take_back(self._encoder, self._notes)
         if self._done is None and last is None:
-            output.journal.start()
+            output.start_journal()
         self._full = None if last is None else last.size - TRAILER_SIZE[self._pattern.format]
         if output.totals.shards:
             self._last_key = output.totals.shards[-1].last_key

@@ -156,22 +156,19 @@ class Cache:
             if (lock := leased_copy(self._space, original)) is not None:
                 lock.close()
             elif original.size <= self.max_bytes and time.monotonic() >= self._retry_s:
-                self._copy_expected(original)
+                self._expected.add(original.name)
+                evicted = None
+                try:
+                    lock, evicted = copied(self._space._replace(policy="keep"), original)
+                    lock.close()
+                finally:
+                    if evicted is None:  # another has copied it, or it could not be copied
+                        self._expected.discard(original.name)
 
     def _original(self, shard: StoredShard) -> Original:
         if self._pid != os.getpid():
             self._begin()
         return self._originals.get(shard.path) or self._originals.setdefault(shard.path, original_of(shard))
-
-    def _copy_expected(self, original: Original) -> None:
-        self._expected.add(original.name)
-        evicted = None
-        try:
-            lock, evicted = copied(self._space._replace(policy="keep"), original)
-            lock.close()
-        finally:
-            if evicted is None:  # another has copied it, or it could not be copied
-                self._expected.discard(original.name)
 
     def drop(self, shard: StoredShard) -> None:
         """Remove the copy of a shard, which was found damaged and is held no more: the next `open` makes another.

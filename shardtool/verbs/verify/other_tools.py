@@ -6,12 +6,14 @@ beside each shard it looks at no name; without, it finds the fields by the membe
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shardtool.dataset.shard_file import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
 from shardtool.interop import indexes
 from shardtool.pattern import is_shard_name
+from shardtool.publish.foreign_indexes import read_index, read_list
 from shardtool.storage.places import base_name, folder_of, folders_in, is_file, is_url, join, names_in, read_head
 from shardtool.values import counted, output_text
 from shardtool.verbs.verify.findings import Finding
@@ -109,7 +111,7 @@ def _check_folder(subject: Subject) -> None:
     """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
     names, folder = names_in(subject.folder), subject.folder
     if indexes.README in names:
-        data, _ = _read(join(folder, indexes.README), 2**24)
+        data = read_list(join(folder, indexes.README))
         if indexes.is_ours(data):
             return
         if b"data_files" in data:
@@ -159,16 +161,22 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     (shard_task, files), forms = task, dict[str, str]()
     folder, shard_name = folder_of(shard_task.path), output_text(base_name(shard_task.path))
     for name in files:
-        head = _read(join(folder, name), indexes.HEAD_SIZE)
-        if form := indexes.form_of(name, head[0], head[1]):
-            forms[name] = form
+        with suppress(OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
+            if form := indexes.form_of(name, *read_head(join(folder, name), indexes.HEAD_SIZE)):
+                forms[name] = form
     unknown = [name for name in files if name not in forms and not name.endswith(".json")]
     if not forms:
         return [], unknown
-    from shardtool.publish.foreign_indexes import read_index
+    from shardtool.dataset.shard_index import walked_index
 
     try:
-        shard = _indexed(shard_task, hashed=any(indexes.EXPORTS[form].hashed for form in forms.values()))
+        found = survey(shard_task)
+        if found.error is not None:
+            raise found.error
+        index = walked_index(found)
+        wanted = indexes.DigestTask.of(shard_task.path, found.size, index)
+        hashed = any(indexes.EXPORTS[form].hashed for form in forms.values())
+        shard = indexes.IndexedShard(index, indexes.digest(wanted, lambda _, __: None) if hashed else None)
     except StoreFailed:
         raise
     except ShardError:
@@ -181,33 +189,13 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     return findings, unknown
 
 
-def _indexed(task: SurveyTask, *, hashed: bool) -> indexes.IndexedShard:
-    from shardtool.dataset.shard_index import walked_index
-
-    found = survey(task)
-    if found.error is not None:
-        raise found.error
-    index = walked_index(found)
-    wanted = indexes.DigestTask.of(task.path, found.size, index)
-    return indexes.IndexedShard(index, indexes.digest(wanted, lambda _, __: None) if hashed else None)
-
-
-def _read(path: str, limit: int) -> tuple[bytes, int]:
-    """Return the first bytes of a plain file, and how many it has; of any other none."""
-    try:
-        return read_head(path, limit)
-    except (OSError, AccessRefused):  # the latter is said of what is not there, too, where we may not list
-        return b"", 0
-
-
 def _check_counts(subject: Subject, file: DatasetFile, reader: str, once: FolderIndex) -> None:
     """Find what is wrong with a reader's list of the folder's shards, as far as it is about this dataset."""
     findings, folder = subject.findings, subject.folder
     below = folder_of(once.info)
     if below and not is_url(folder) and below not in folders_in(folder):
         return  # not through a link to a folder
-    data, _ = _read(join(folder, once.info), 2**28)
-    counts = once.counts(data)
+    counts = once.counts(read_list(join(folder, once.info)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():
         return
@@ -226,7 +214,7 @@ def _check_counts(subject: Subject, file: DatasetFile, reader: str, once: Folder
 
 def _of_readme(subject: Subject, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
     """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
-    data, _ = _read(join(subject.folder, indexes.README), 2**24)
+    data = read_list(join(subject.folder, indexes.README))
     if not indexes.is_ours(data):
         return
     there, shards = {*map(output_text, names)}, {shard.name for shard in file.shards}
