@@ -80,12 +80,11 @@ def read_index(path: str, form: str, shard: indexes.IndexedShard) -> tuple[bytes
 # Index files of which a folder has one set, such as energon's .nv-meta, shared by all splits of a dataset.
 
 
-def sample_counts(once: FolderIndex, target: OutputFolder) -> dict[str, int] | None:
-    """Return how many samples the files which are there give for each shard; None: there are no such files."""
+def sample_counts(once: FolderIndex, target: OutputFolder) -> dict[str, int]:
+    """Return how many samples the files which are there give for each shard; none where there are no such files."""
     below = os.path.dirname(once.info)  # not through a link to a folder
     apart = below and not all(fact.is_folder for fact in target.facts([below]).values())
-    info = None if apart else _read(target, once.info)
-    return None if info is None else once.counts(info)
+    return {} if apart else once.counts(_read(target, once.info))
 
 
 def _once_files(
@@ -101,8 +100,6 @@ def _once_files(
         OutputExists: The ones that are there cover other shards that are there.
     """
     files, counts = once.encode(datasets), sample_counts(once, target)
-    if counts is None:
-        return files, False
     refuse_others(once, target, counts.keys() - {shard.name for dataset in datasets for shard in dataset.shards})
     earlier = [found for one in datasets if (found := _as_listed(one, counts)) is not None]
     was = once.encode(earlier)
@@ -133,14 +130,14 @@ def refuse_others(once: FolderIndex, target: OutputFolder, others: Iterable[str]
 
 def has_own_readme(folder: OutputFolder) -> bool:
     """Tell whether there is a `README.md` of ours, which names the shards."""
-    return indexes.is_ours(_read(folder, indexes.README) or b"")
+    return indexes.is_ours(_read(folder, indexes.README))
 
 
-def _read(folder: OutputFolder, path: str) -> bytes | None:
-    try:
+def _read(folder: OutputFolder, path: str) -> bytes:
+    """Return a file of an output; nothing where there is none, or it cannot be read."""
+    with suppress(OSError):
         return folder.read(path)
-    except OSError:
-        return None
+    return b""
 
 
 class StaleIndexes:
@@ -173,7 +170,7 @@ class StaleIndexes:
             if owned and name != pattern.dataset_file and (form := self._form(name)):
                 self._files.setdefault(owned[0], {})[name] = form
         for form, once in indexes.ONCE.items():
-            counts = sample_counts(once, folder) or {}
+            counts = sample_counts(once, folder)
             if ours := {name: count for name, count in counts.items() if pattern.owns(name)}:
                 self._counts[form] = ours
 
@@ -251,7 +248,7 @@ class StaleIndexes:
             self._stale |= self._files.pop(shard)
         self._drop_infos([form for form, counts in self._counts.items() if counts.keys() - wanted])
         there = set(self.folder.names())
-        if indexes.README in there and indexes.is_ours(data := _read(self.folder, indexes.README) or b""):
+        if indexes.README in there and indexes.is_ours(data := _read(self.folder, indexes.README)):
             names = {name for name in there if not self._owns(name)} | wanted
             named = {name for name in indexes.listed(data, names) if self._owns(name)}
             if named and named != wanted:  # other shards of this dataset than there are
@@ -412,7 +409,7 @@ def _is_there(folder: OutputFolder, name: str, data: bytes, *, overwrite: bool) 
     if not overwrite:
         remedy = f"Replace it with {flag('overwrite')}, or {remedy}"
         raise OutputExists(where, "a file there already, with other bytes", remedy=remedy)
-    if name.endswith(DATASET_SUFFIX) and shard_names(_read(folder, name) or b"") is not None:
+    if name.endswith(DATASET_SUFFIX) and shard_names(_read(folder, name)) is not None:
         raise OutputExists(where, "a dataset file", remedy=remedy.capitalize())
     return False
 
@@ -445,7 +442,7 @@ def check_exports(
     names = index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
     for export in wanted.values():
         if export.once is not None:
-            listed = sample_counts(export.once, folder) or ()
+            listed = sample_counts(export.once, folder)
             refuse_others(export.once, folder, [name for name in listed if not any(one.owns(name) for one in patterns)])
             names.append(export.once.info)
     if not overwrite and (found := [*folder.facts(names)]):
@@ -613,7 +610,7 @@ class Exporter:
             if (split := one.made.split) and (name := indexes.split_name(split)) != split:
                 self._note(f"Hugging Face datasets takes no split called {split!r}: {indexes.README} calls it {name}")
         if indexes.README in there:
-            old = _read(self.folder, indexes.README) or b""
+            old = _read(self.folder, indexes.README)
             ours = {shard.name for one in datasets for shard in one.shards}
             others = sorted(indexes.listed(old, there) & there - ours)
             if not indexes.is_ours(old) or others:
@@ -660,7 +657,7 @@ def exports_beside(folder: OutputFolder, old: DatasetFile | None) -> list[str]:
     ours, found = {shard.name for shard in old.shards}, []
     for name, export in indexes.EXPORTS.items():
         if export.once is not None:  # a list of the folder's shards: it may be of others
-            is_there = not ours.isdisjoint(sample_counts(export.once, folder) or ())
+            is_there = not ours.isdisjoint(sample_counts(export.once, folder))
         else:
             name_of_first = indexes.index_name(old.shards[0].name, export)
             is_there = export.encode is not None and bool(folder.facts([name_of_first]))
