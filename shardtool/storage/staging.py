@@ -36,29 +36,20 @@ def spool_remedy() -> str:
     return f"Choose another {option('temp_dir')}, or {option('method', 'gather')}, which needs none."
 
 
-class Spool(NamedTuple):
-    """A spool's path. A plain value that travels to workers.
-
-    Attributes:
-        path: The path of the file.
-        folder: Its folder, as the user gave it.
-    """
-
-    path: str
-    folder: str
-
-
 class SpoolFile:
     """A spool that is open for writing; `close` it.
+
+    Args:
+        path: Where it is.
 
     Raises:
         OutputFailed: It cannot be opened.
     """
 
-    def __init__(self, spool: Spool) -> None:
-        self._folder = spool.folder
+    def __init__(self, path: str) -> None:
+        self._folder = os.path.dirname(path)
         with written(self._folder, _spool_failed):
-            self._fd = os.open(spool.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at a place.
@@ -284,8 +275,8 @@ class Folder:
         with self.stage(name) as file:
             return fill(file), file.finish(mtime_ns)
 
-    def spool(self, name: str, size: int) -> Spool:
-        """Start a temporary file of `size` bytes; `discard_staged` removes it.
+    def spool(self, name: str, size: int) -> str:
+        """Start a temporary file of `size` bytes, and return its path; `discard_staged` removes it.
 
         Raises:
             OutputFailed: The folder cannot be written to, or may not hold a file so large.
@@ -294,7 +285,7 @@ class Folder:
         with written(self.path, _spool_failed):
             os.close(_create(path))
             os.truncate(path, size)
-        return Spool(path, self.path)
+        return path
 
     def publish(self, *staged: DurableFile) -> None:
         """Give staged files their final names, each in place of the file that had it, and make that durable.
@@ -319,7 +310,7 @@ class Folder:
         """Remove what a run has left of the files `names` under temporary names."""
         wanted = {*names}
         with suppress(OutputFailed):  # where nothing can be listed, nothing was staged
-            self.discard(*(one for one, name in self._staged().items() if name in wanted))
+            self.discard(*(os.path.basename(one.token) for one in self.staged() if one.name in wanted))
 
     def discard(self, *names: str) -> None:
         """Remove files where that is possible; a power cut may bring them back."""
@@ -329,16 +320,12 @@ class Folder:
 
     def staged_names(self) -> list[str]:
         """Return the final names of the files that lie here under temporary ones."""
-        return [*dict.fromkeys(self._staged().values())]
+        return [*dict.fromkeys(one.name for one in self.staged())]
 
     def staged(self) -> list[DurableFile]:
         """Return the files that lie here under temporary names, whole or not."""
-        return [DurableFile(name, self.full_path(file)) for file, name in self._staged().items()]
-
-    def _staged(self) -> dict[str, str]:
-        """Return the final name of each file that lies here under a temporary one."""
         found = {name: _STAGED.fullmatch(name) for name in self.names()}
-        return {name: match[1] for name, match in found.items() if match}
+        return [DurableFile(match[1], self.full_path(name)) for name, match in found.items() if match]
 
     def remove(self, names: list[str]) -> None:
         """Remove published files, durably; those that are gone already are no error."""

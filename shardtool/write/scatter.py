@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shardtool.fingerprint import crc32c
 from shardtool.storage.places import PARTS
-from shardtool.storage.staging import Spool, SpoolFile
+from shardtool.storage.staging import SpoolFile
 from shardtool.write.packer import GAP, SourceFailed, arena, buffer, open_span_file, unreadable
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ScatterTask(NamedTuple):
 
     source: SpanFile
     packed: bool
-    spool: Spool
+    spool: str
     offsets: bytes
     sizes: bytes
     targets: bytes

@@ -26,7 +26,7 @@ from shardtool.dataset.shard_file import is_packed
 from shardtool.errors import CorruptShard, OutputFailed, SampleFailed, memory_for
 from shardtool.plan.order import Limits, Runs, running
 from shardtool.storage.places import is_place
-from shardtool.storage.staging import Folder, Spool, local_folder, spool_remedy
+from shardtool.storage.staging import Folder, local_folder, spool_remedy
 from shardtool.values import SPAN, OnError, ReadMethod, SpanFile, counted, parse_size, show_size, show_time, to_text
 from shardtool.verbs.create.earlier import new_sizes
 from shardtool.wording import option
@@ -348,10 +348,10 @@ class _Pass:
             rows = self._rows[first:last]
             self._progress(number, 0, int(self._entries.rows.size[rows].sum()) - self._told[number])
             bad.append(self._bad(rows, result))
-        file = SpanFile(os.fsencode(spool.path), self._size, -1)
+        file = SpanFile(os.fsencode(spool), self._size, -1)
         return _spooled(self._entries, file, np.concatenate(bad), self._offset)
 
-    def _open_spool(self) -> Spool:
+    def _open_spool(self) -> str:
         """Return the spool, if there is space for it and for what is written later."""
         temp, need = self._place.folder, self._size + self._place.besides
         try:
@@ -371,7 +371,7 @@ class _Pass:
         self._told[number] += size
         self._observer.advance(0, size, 0)
 
-    def _make_tasks(self, spool: Spool) -> Iterator[ScatterTask]:
+    def _make_tasks(self, spool: str) -> Iterator[ScatterTask]:
         spans, size, first = self._spans, self._entries.rows.size, 0
         for at, end in self._files:
             source = spans.files[at]
