@@ -184,6 +184,7 @@ _WITHOUT_SIZE = (b"V", b"M", b"N", b"D")  # of GNU tar: volumes, lists of folder
 _FIELDS_OF_ALL = (b"path", b"linkpath", b"size", b"hdrcharset")  # what a global header must not set for each member
 _CHARSETS = (b"ISO-IR 10646 2000 UTF-8", b"BINARY")
 _OCTAL = re.compile(rb" *([0-7]*)[ \0]*")
+_PAX_START = re.compile(rb"([0-9]{1,19}) ([^=]+)=")  # of a record: its length, and its keyword
 _SIZE_DIGITS = 19
 _OCTAL_LIMIT = 8**11 - 1  # of a size field
 _SIZE_LIMIT = 2**62  # so that no place overflows what the system counts with
@@ -468,22 +469,14 @@ def _name(block: bytes) -> bytes:
 def _pax(body: bytes, offset: int, where: str) -> list[tuple[bytes, bytes]]:
     records, at = [], 0
     while at < len(body):
-        blank = body.find(b" ", at, at + 20)
-        length = int(body[at:blank]) if blank > at and body[at:blank].isdigit() else 0
-        record = body[blank + 1 : at + length - 1]
-        keyword, equals, value = record.partition(b"=")
-        if (
-            not length
-            or at + length > len(body)
-            or not equals
-            or not keyword
-            or body[at + length - 1 : at + length] != b"\n"
-        ):
+        found = _PAX_START.match(body, at)
+        end = at + int(found[1]) if found else 0
+        if found is None or not found.end() < end <= len(body) or body[end - 1 : end] != b"\n":
             if not body[at:].strip(b"\0"):
                 break
             raise CorruptShard(where, "a pax header that is none", offset=offset, remedy=REMEDY)
-        records.append((keyword, value))
-        at += length
+        records.append((found[2], body[found.end() : end - 1]))
+        at = end
     return records
 
 

@@ -213,7 +213,7 @@ REMEDY = "Get the shard again, or make it anew from its source."
 _head = Struct("<QI").unpack
 _tail = Struct("<I").unpack
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
-_VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
+_VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types; the bytes of those of a fixed size
 _FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2 of a message, with a length behind them
 HELD_LIMIT = 2**26  # bytes of a record up to which it is held in memory as a whole
 FEATURE_LIMIT = 2**16  # of an Example: 65,535 fields, the most that a sample has, and the key
@@ -484,23 +484,19 @@ def _parts(data: Data, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield (field number, start, end) of each part of a protobuf message that lies at `at` to `end`."""
     while at < end:
         tag, at = read_varint(data, at, end)
-        wire = tag & 7
+        wire, first = tag & 7, at
         if wire == _DELIMITED:
-            size, at = read_varint(data, at, end)
+            size, first = read_varint(data, at, end)
+            at = first + size
         elif wire == _VARINT:
-            first = at
-            _, last = read_varint(data, at, end)
-            yield tag >> 3, first, last
-            at = last
-            continue
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
+            _, at = read_varint(data, at, end)
+        elif wire in _FIXED:
+            at += _FIXED[wire]
         else:
             raise ValueError
-        if at + size > end:
+        if at > end:
             raise ValueError
-        yield tag >> 3, at, at + size
-        at += size
+        yield tag >> 3, first, at
 
 
 # Where a damaged file can be read again: the next record behind the damage, whose length has the right checksum.

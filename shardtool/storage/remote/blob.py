@@ -228,10 +228,9 @@ def _pool_of(_pid: int, scheme: str, proxy: str | None, _environment: tuple[str 
 
     timeout = urllib3.Timeout(connect=_CONNECT_S, read=_SEND_S)
     is_plain = "https" not in (scheme, urlsplit(proxy or "").scheme)
-    context = None if is_plain and not certificates() else tls()  # what the environment names must be some
     options: dict[str, Any] = {"maxsize": MOST_CONNECTIONS, "retries": False, "timeout": timeout}
-    if context is not None:
-        options["ssl_context"] = context
+    # Certificates that the environment names are looked at even where none are needed: they must be some.
+    context = options["ssl_context"] = None if is_plain and not certificates() else tls()
     if proxy is None:
         made = urllib3.PoolManager(**options)
     else:
