@@ -344,14 +344,6 @@ _RESERVED = frozenset(map(bytes.decode, RESERVED))
 _SINGLE = 0x80  # a varint of one byte is below
 
 
-def number_reader(kind: Kind) -> Callable[[bytes], object]:
-    """Return what reads a single number of a TFRecord as its index has it: an int or a float.
-
-    What it returns raises ValueError where there is none.
-    """
-    return _read_int if kind == "int64" else _read_float
-
-
 def _read_int(data: bytes) -> object:
     if len(data) == 1 and data[0] < _SINGLE:
         return data[0]
@@ -364,6 +356,10 @@ def _read_float(data: bytes) -> object:
 
 def _only(numbers: Sequence[object]) -> object:
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+# What reads a single number of a TFRecord as its index has it; it raises ValueError where there is none.
+_READERS: Mapping[Kind, Callable[[bytes], object]] = {"int64": _read_int, "float": _read_float}
 
 
 def values_of_record(record: bytes, start: int, where: str, lists: frozenset[str]) -> Sample:
@@ -582,34 +578,23 @@ def _each(
             yield sample
 
 
-@dataclass
 class ShardRows:
     """Some samples of a shard, to be read.
 
-    Attributes:
-        catalog: What is read.
-        options: How.
-        opened: The shard.
+    Args:
+        fetcher: Who asks for them.
         shard: Its place in the catalog.
         rows: int64 [n]: which samples, in ascending order.
-        metadata: The columns of metadata of the whole shard, where they are wanted.
+
+    Attributes:
+        opened: The shard.
     """
 
-    catalog: Catalog
-    options: ReadOptions
-    opened: OpenShard
-    shard: int
-    rows: Numbers
-    metadata: pa.Table | None = None
-    _keys: list[str] = field(init=False)
-    _layout: Layout = field(init=False)
-    _errors: dict[int, ShardError] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._keys, self._layout = (
-            self.opened.index.keys_of(self.rows),
-            self.opened.layout(self.rows, self.options.fields),
-        )
+    def __init__(self, fetcher: Fetcher, shard: int, rows: Numbers) -> None:
+        self._fetcher, self._options, self._shard, self._rows = fetcher, fetcher.options, shard, rows
+        self.opened = fetcher.opened(shard)
+        self._keys, self._layout = self.opened.index.keys_of(rows), self.opened.layout(rows, self._options.fields)
+        self._errors: dict[int, ShardError] = {}
 
     def samples(self) -> list[Sample | ShardError]:
         """Return the samples, by the least reading that shows what they hold; errors in place of damaged ones.
@@ -623,8 +608,8 @@ class ShardRows:
             self._put_records(samples)
         else:
             self._put_payloads(samples)
-        if self.metadata is not None:
-            taken = self.metadata.take(pa.array(self.rows))
+        if self._options.metadata:
+            taken = self._fetcher.store.metadata(self._shard).take(pa.array(self._rows))
             for name in taken.column_names:
                 for sample, value in zip(samples, python_values(taken.column(name)), strict=True):
                     sample.setdefault(name, value)
@@ -652,15 +637,15 @@ class ShardRows:
 
     def _put_records(self, samples: list[Sample]) -> None:
         """Give samples their fields, by reading their records of TFRecord and parsing them."""
-        if self.options.check:
+        if self._options.check:
             self._read()
-        wanted, index, path = self.options.fields, self.opened.index, self.opened.file.path
-        starts, sizes = index.starts[self.rows].tolist(), index.sizes[self.rows].tolist()
+        wanted, index, path = self._options.fields, self.opened.index, self.opened.file.path
+        starts, sizes = index.starts[self._rows].tolist(), index.sizes[self._rows].tolist()
         for at, record in enumerate(self._each(starts, sizes)):
             try:
                 if isinstance(record, CorruptShard):
                     raise record
-                values = values_of_record(record, starts[at], path, self.catalog.lists)
+                values = values_of_record(record, starts[at], path, self._fetcher.catalog.lists)
             except CorruptShard as error:
                 what = f"{self._keys[at]}: {error.problem}"
                 known = CorruptShard(path, what, offset=error.offset, expected=error.expected, remedy=error.remedy)
@@ -702,9 +687,9 @@ class ShardRows:
                 if isinstance(value, CorruptShard):
                     self._note(at, value.problem, value.expected, value.remedy)
         crcs = layout.crcs
-        if self.options.check and crcs is None:
+        if self._options.check and crcs is None:
             self._check_whole()
-        elif self.options.check and crcs is not None:
+        elif self._options.check and crcs is not None:
             found = np.fromiter(map(crc32c, values), np.uint32, len(values))
             for at in np.flatnonzero(found != crcs).tolist():
                 self._note(at, f"the checksum {found[at]:08x}", f"{crcs[at]:08x}, as its index says")
@@ -726,13 +711,13 @@ class ShardRows:
             CorruptShard: It has another checksum.
             InvalidRequest: None is known.
         """
-        expected, file = int(self.catalog.crcs[self.shard]), self.opened.file
+        expected, file = int(self._fetcher.catalog.crcs[self._shard]), self.opened.file
         if expected < 0:
             raise InvalidRequest(
                 "check", f"no checksums are known of {file.path}",
                 remedy=f"Make sidecars that have them: {call('index', checksum=True)}.",
             )  # fmt: skip
-        found = None if is_packed(file.path) else file.checksum(int(self.catalog.sizes[self.shard]))
+        found = None if is_packed(file.path) else file.checksum(int(self._fetcher.catalog.sizes[self._shard]))
         if found != expected:
             what = "no sidecar to check it with" if found is None else f"the checksum {found:08x}"
             raise CorruptShard(file.path, what, expected=f"{expected:08x}, as its dataset file says", remedy=REMEDY)
@@ -868,7 +853,7 @@ class Fetcher(_SampleReader):
         self._broken: dict[int, CorruptShard] = {}
         self._firsts: list[int] = catalog.firsts.tolist()
         self._sizes: list[int] = catalog.sizes.tolist()
-        self._readers = {name: number_reader(kind) for name, kind in catalog.kinds.items()}
+        self._readers = {name: _READERS[kind] for name, kind in catalog.kinds.items()}
         self.use(options)
 
     def use(self, options: ReadOptions) -> None:
@@ -955,7 +940,7 @@ class Fetcher(_SampleReader):
     def _is_indexed(self, shard: int) -> bool:
         """Tell whether the samples of a shard need no parsing; or cannot be read, which each of them says."""
         with suppress(CorruptShard):
-            return self._opened(shard).readers is not None
+            return self.opened(shard).readers is not None
         return True
 
     def read_late(self, numbers: Numbers) -> Samples:
@@ -976,20 +961,20 @@ class Fetcher(_SampleReader):
         size, spans = 0, []
         for shard, rows, _ in groups:
             with suppress(CorruptShard):  # each sample raises it, when it is asked for
-                starts, ends = self._opened(shard).spans(rows, self._fields)
+                starts, ends = self.opened(shard).spans(rows, self._fields)
                 size += int((ends - starts).sum())
                 spans.append((shard, starts, ends))
         if size < LATE * len(numbers):
             return self.read(numbers)
         for shard, starts, ends in spans:
-            self._opened(shard).file.expect(starts, ends)
+            self.opened(shard).file.expect(starts, ends)
         return self._each(groups, numbers)
 
     def _each(self, groups: Sequence[tuple[int, Numbers, Numbers]], numbers: Numbers) -> Samples:
         """Return samples of shards whose samples need no parsing, each read when it is asked for."""
         if len(numbers) >= len(groups) * _FEW:
             with suppress(CorruptShard):  # each sample raises it
-                parts = [(self._opened(shard), rows) for shard, rows, _ in groups]
+                parts = [(self.opened(shard), rows) for shard, rows, _ in groups]
                 return each_sample(parts, numbers, self._fields, self.one)
         return map(self.one, numbers.tolist())
 
@@ -999,14 +984,14 @@ class Fetcher(_SampleReader):
         row = number - self._firsts[shard]
         if self._plain and shard not in self._broken:
             try:
-                opened = self._near.get(shard) or self._opened(shard)
+                opened = self._near.get(shard) or self.opened(shard)
                 if opened.readers is not None:
                     return opened.one(row, self._fields)
             except (CorruptShard, OSError, EOFError, ValueError, IndexError):
                 pass  # read again, for the error that names all
         return self._part(shard, np.array([row]))[0]
 
-    def _opened(self, shard: int) -> OpenShard:
+    def opened(self, shard: int) -> OpenShard:
         """Return a shard that is being read, kept at hand until a store gives any back."""
         found = self._near.get(shard)
         if found is None:
@@ -1025,12 +1010,12 @@ class Fetcher(_SampleReader):
         error = self._broken.get(shard)
         if error is None:
             try:
-                asked = self._rows(shard, rows)
+                asked = ShardRows(self, shard, rows)
                 found = asked.samples()
                 damaged = any(isinstance(one, ShardError) for one in found)
                 if damaged and self._files.renew(self.catalog.shards[shard], asked.opened.file):
                     self._near.pop(shard, None)  # another thread may have put it there again, as it was before
-                    found = self._rows(shard, rows).samples()
+                    found = ShardRows(self, shard, rows).samples()
             except CorruptShard as damage:
                 error = damage
                 if self.options.on_error == "skip":
@@ -1038,10 +1023,6 @@ class Fetcher(_SampleReader):
             else:
                 return found
         return [error] * len(rows)
-
-    def _rows(self, shard: int, rows: Numbers) -> ShardRows:
-        metadata = self.store.metadata(shard) if self.options.metadata else None
-        return ShardRows(self.catalog, self.options, self._opened(shard), shard, rows, metadata)
 
 
 class MixedReader(_SampleReader):
