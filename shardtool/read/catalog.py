@@ -11,7 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import time
+import zlib
+from bisect import bisect_right
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -27,6 +30,7 @@ from shardtool.dataset.find import StoredDataset, StoredShard, find_dataset, giv
 from shardtool.dataset.shard_index import UNREAD, ShardIndex, ends_of, with_shard
 from shardtool.entries.arrow import python_values, string_array
 from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, without_secrets
+from shardtool.fingerprint import crc32c
 from shardtool.pattern import DATASET_SUFFIX
 from shardtool.select.query import matching
 from shardtool.storage.places import base_name, folder_of, for_each, is_url
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Numbers = NDArray[np.int64]
+    Hashes = NDArray[np.uint64]
 
 
 _THREADS = 4  # that walk shards: more than one where a disk is far away
@@ -402,6 +407,9 @@ def _part(shard: StoredShard) -> ShardIndex:
 _ROOM = 2**25  # bytes of indexes that a process looks at, or keeps where there are no shared blocks
 _MOST_KEPT = 4096  # indexes, each with a few arrays
 _VERIFY = "Run `shardtool verify`."
+_FEW = 16  # keys that are looked for in a shard one by one
+_AT_ONCE = 2**22  # keys that are sorted in memory at a time
+_WORD = 8  # bytes of a hash
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -440,7 +448,12 @@ class Kept(Generic[Key, Value]):
 
 
 class IndexStore(Kept[int, ShardIndex]):
-    """The indexes of a catalog's shards; picklable without them.
+    """The indexes of a catalog's shards, and what they say together; picklable without them.
+
+    A key is looked for in the shard whose first and last key, as the dataset file says, lie around it. That keys ascend
+    in between is only a guess: what is not found there is looked up in an index of all keys, 12 to 16 bytes a sample:
+    their hashes, ascending, and the number of the sample of each. It is built once for all processes when it is first
+    needed, and lies in the catalog's shared blocks behind those of shards, or in memory where there is no room for it.
 
     Args:
         catalog: Whose.
@@ -454,6 +467,7 @@ class IndexStore(Kept[int, ShardIndex]):
         super().__init__(_ROOM, lambda one: _ROOM // _MOST_KEPT if one.is_shared else one.nbytes, given_back)
         self.catalog, self._tables = catalog, Kept[int, pa.Table](_ROOM, lambda one: one.nbytes)
         self._seen, self._looked_at = set[int](), 0  # shared indexes that this process has looked at, and their bytes
+        self._all_keys: tuple[Hashes, NDArray[np.integer]] | None = None
 
     def __reduce__(self) -> tuple[type[IndexStore], tuple[Catalog]]:
         return IndexStore, (self.catalog,)
@@ -494,6 +508,100 @@ class IndexStore(Kept[int, ShardIndex]):
                 found[at] = key
         return found
 
+    @cached_property
+    def _first_keys(self) -> list[str]:
+        """The first key of each shard, where all keys of a shard lie before those of the next; otherwise none."""
+        ranges = self.catalog.key_ranges
+        ascend = all(first <= last for first, last in ranges)
+        ascend = ascend and all(before[1] < after[0] for before, after in pairwise(ranges))
+        return [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
+
+    def numbers(self, keys: Sequence[str]) -> Numbers:
+        """Return the number of the sample of each key, -1 where there is none: int64 [keys].
+
+        Of several samples with one key, it is always the same one.
+
+        Raises:
+            CorruptShard: A shard that had to be looked at has no sound sidecar, and is damaged.
+        """
+        wanted = [key.encode("utf-8", "surrogatepass") for key in keys]  # half of a pair is in no key
+        found = np.full(len(keys), -1, np.int64)
+        if self._all_keys is None and self._first_keys:
+            self._look_in_ranges(keys, wanted, found)
+        left = np.flatnonzero(found < 0)
+        if len(left):
+            found[left] = self._in_index([wanted[at] for at in left.tolist()])
+        return found
+
+    def _look_in_ranges(self, keys: Sequence[str], wanted: list[bytes], found: Numbers) -> None:
+        """Fill in the samples that lie in the shard whose first and last key say so."""
+        by_shard: dict[int, list[int]] = {}
+        for at, key in enumerate(keys):
+            shard = bisect_right(self._first_keys, key) - 1
+            if shard >= 0 and key <= self.catalog.key_ranges[shard][1]:
+                by_shard.setdefault(shard, []).append(at)
+        for shard, places in sorted(by_shard.items()):
+            index, first = self.index(shard), int(self.catalog.firsts[shard])
+            if len(places) <= _FEW:
+                rows = [index.row_of(wanted[at]) for at in places]
+            else:
+                of_key = {key: row for row, key in reversed([*enumerate(index.all_keys())])}
+                rows = [of_key.get(wanted[at], -1) for at in places]
+            found[places] = [row if row < 0 else first + row for row in rows]
+
+    def _in_index(self, keys: list[bytes]) -> Numbers:
+        """Return the number of the first sample of each key, -1 where there is none."""
+        if self._all_keys is None:
+            self._all_keys = self._sorted_keys()
+        known, number = self._all_keys
+        wanted = hashes(keys)
+        at = np.searchsorted(known, wanted)
+        found, left = np.full(len(keys), -1, np.int64), np.arange(len(keys))
+        while len(left):  # once, but for hashes that several keys share
+            left = left[at[left] < len(known)]
+            left = left[known[at[left]] == wanted[left]]
+            numbers = number[at[left]].astype(np.int64)
+            there = zip(self.keys(numbers), left.tolist(), strict=True)
+            fits = np.array([key.encode() == keys[one] for key, one in there], np.bool_)
+            found[left[fits]] = numbers[fits]
+            left = left[~fits]
+            at[left] += 1
+        return found
+
+    def _sorted_keys(self) -> tuple[Hashes, NDArray[np.integer]]:
+        """Return the index of all keys, which the first process that needs it makes."""
+        catalog, count = self.catalog, len(self.catalog)
+        kind = np.dtype(np.uint32 if count < 2**32 else np.int64)
+        size, place = count * (_WORD + kind.itemsize), len(catalog.shards)
+        block: memoryview | bytearray | None = catalog.shared.read(place)
+        if block is None:
+            started = time.monotonic()
+            block = catalog.shared.write(place, size, self._parts_of_keys(kind))
+            if block is None:
+                block = bytearray(size)
+                for at, data in self._parts_of_keys(kind):
+                    block[at : at + len(data)] = data
+            _log.info("an index of %s keys was built in %.1f s", f"{count:,}", time.monotonic() - started)
+        return np.frombuffer(block, np.uint64, count), np.frombuffer(block, kind, count, count * _WORD)
+
+    def _parts_of_keys(self, kind: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
+        """Yield parts of the block, and where they stand: hashes, and numbers, of so many keys at a time."""
+        catalog, count = self.catalog, len(self.catalog)
+        everything = _scratch(count)
+        for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
+            everything[first:last] = hashes(self.index(shard).all_keys())
+        parts, done = -(-count // _AT_ONCE), 0
+        for part in range(parts):
+            low, high = np.uint64(2**64 * part // parts), np.uint64(2**64 * (part + 1) // parts - 1)
+            some = [everything[first : first + _AT_ONCE] for first in range(0, count, _AT_ONCE)]
+            rows = [np.flatnonzero((one >= low) & (one <= high)) + at * _AT_ONCE for at, one in enumerate(some)]
+            where = np.concatenate(rows)
+            found = everything[where]
+            order = np.argsort(found, kind="stable")
+            yield done * _WORD, found[order].tobytes()
+            yield count * _WORD + done * kind.itemsize, where[order].astype(kind).tobytes()
+            done += len(where)
+
     def metadata(self, shard: int) -> pa.Table:
         """Return the metadata of a shard's samples: the columns of all sidecars, null where this one lacks them.
 
@@ -505,6 +613,24 @@ class IndexStore(Kept[int, ShardIndex]):
     @cached_property
     def _schema(self) -> pa.Schema:
         return metadata_schema(self.catalog)
+
+
+def _scratch(count: int) -> Hashes:
+    """Return room for so many hashes: many of them in a temporary file, if there is room for it."""
+    from tempfile import TemporaryFile
+
+    if count > _AT_ONCE and hasattr(os, "posix_fallocate"):
+        with suppress(OSError), TemporaryFile() as file:  # the mapping outlives its descriptor
+            os.posix_fallocate(file.fileno(), 0, count * _WORD)  # or a full disk would be a signal, not an error
+            return np.memmap(file, np.uint64, "r+", shape=(count,))
+    return np.empty(count, np.uint64)
+
+
+def hashes(keys: list[bytes]) -> Hashes:
+    """Return a hash of each key, uint64 [keys], which depends on nothing else: its checksums of two kinds."""
+    high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
+    found: Hashes = high << np.uint64(32) | low
+    return found
 
 
 def read_index(catalog: Catalog, number: int) -> ShardIndex:

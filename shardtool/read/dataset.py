@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import operator
-import os
-import time
-import zlib
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import cached_property
-from itertools import pairwise
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
 from shardtool.entries.entries import Names
 from shardtool.errors import InvalidRequest, ShardError, UnknownKey, current_folder, listing
-from shardtool.fingerprint import crc32c
 from shardtool.read.catalog import column_of, joined, matching_rows, open_catalog, schema_of, table_of
 from shardtool.read.chain import Batch, Chains, Each, Stages, without_dataloaders
 from shardtool.read.fetch import Fetcher, GrowingCache, MixedReader, Reader, ReadOptions, SkippedSamples, TakenShards
@@ -40,8 +31,8 @@ if TYPE_CHECKING:
     from shardtool.read.fetch import ShardCache
 
     Several = Sequence[int] | list[str] | tuple[str, ...] | NDArray[np.generic]
-    Hashes = NDArray[np.uint64]
 
+_KEYS_AT_ONCE = 2**16
 _WHICH = "a number, a key, a slice, several of these, or a mask of all samples"
 
 
@@ -57,7 +48,7 @@ class Dataset(Streamable):
     def __init__(self, fetcher: Fetcher, shares: SplitOptions | None = None) -> None:
         super().__init__(fetcher, SampleView(fetcher.catalog))
         self.stages = Stages(types=fetcher.catalog.types)
-        self._shares, self._finder = shares, KeyFinder(fetcher.store)
+        self._shares = shares
 
     @property
     def skipped(self) -> SkippedSamples:
@@ -112,7 +103,7 @@ class Dataset(Streamable):
     @property
     def keys(self) -> Keys:
         """The keys of all samples, in order: a sequence that is read when it is asked."""
-        return Keys(self._finder, self.source)
+        return Keys(self.fetcher.store, self.source)
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys
@@ -204,12 +195,12 @@ class Dataset(Streamable):
         for one in wanted:
             if not isinstance(one, str):
                 raise InvalidRequest("keys", f"{one!r:.40}", expected="texts, as those in `.keys`")
-        numbers = self._finder.numbers(wanted)
+        numbers = self.fetcher.store.numbers(wanted)
         lacking = numbers < 0 if chosen is None else (numbers < 0) | ~np.isin(numbers, chosen)
         if bad := [wanted[at] for at in np.flatnonzero(lacking).tolist()]:
             what = "no sample of that key" if len(bad) == 1 else f"{len(bad):,} keys of no sample"
             what += "" if chosen is None else " in this view"
-            remedy = _without_ending(self._finder, bad[0])
+            remedy = _without_ending(self.fetcher.store, bad[0])
             expected = "keys such as those in `.keys`"
             raise UnknownKey(listing([*map(repr, bad)]), what, expected=expected, remedy=remedy)
         return numbers
@@ -434,144 +425,11 @@ def _chains(one: Streamable) -> list[tuple[Each, ...]]:
     return [own] * (sum(one.source.datasets) if isinstance(one, Mixture) else 1)
 
 
-# Samples by their keys: a lazy sequence of all keys, and where each lies.
-#
-# A key is looked for in the shard whose first and last key, as the dataset file says, lie around it. That keys ascend
-# in between is only a guess: what is not found there is looked up in an index of all keys, 12 to 16 bytes a sample,
-# which is built once for all processes when it is first needed.
-
-
-_FEW = 16  # keys that are looked for in a shard one by one
-_AT_ONCE = 2**22  # keys that are sorted in memory at a time
-_WORD = 8  # bytes of a hash
-_log = logging.getLogger("shardtool")
-
-
-class KeyFinder:
-    """Finds the samples of a catalog by their keys; picklable without the index of all keys.
-
-    That has the hashes of all keys, ascending, and the number of the sample of each. It lies in the catalog's shared
-    blocks behind those of the shards, and in memory where there is no room for it.
-    """
-
-    def __init__(self, store: IndexStore) -> None:
-        self.store, ranges = store, store.catalog.key_ranges
-        ascend = all(first <= last for first, last in ranges)
-        ascend = ascend and all(before[1] < after[0] for before, after in pairwise(ranges))
-        self._firsts = [first for first, _ in ranges] if ascend and ("", "") not in ranges else []
-        self._index: tuple[Hashes, NDArray[np.integer]] | None = None
-
-    def __reduce__(self) -> tuple[type[KeyFinder], tuple[IndexStore]]:
-        return KeyFinder, (self.store,)
-
-    def numbers(self, keys: Sequence[str]) -> Numbers:
-        """Return the number of the sample of each key, -1 where there is none: int64 [keys].
-
-        Of several samples with one key, it is always the same one.
-
-        Raises:
-            CorruptShard: A shard that had to be looked at has no sound sidecar, and is damaged.
-        """
-        wanted = [key.encode("utf-8", "surrogatepass") for key in keys]  # half of a pair is in no key
-        found = np.full(len(keys), -1, np.int64)
-        if self._index is None and self._firsts:
-            self._look_in_ranges(keys, wanted, found)
-        left = np.flatnonzero(found < 0)
-        if len(left):
-            found[left] = self._in_index([wanted[at] for at in left.tolist()])
-        return found
-
-    def _look_in_ranges(self, keys: Sequence[str], wanted: list[bytes], found: Numbers) -> None:
-        """Fill in the samples that lie in the shard whose first and last key say so."""
-        by_shard: dict[int, list[int]] = {}
-        for at, key in enumerate(keys):
-            shard = bisect_right(self._firsts, key) - 1
-            if shard >= 0 and key <= self.store.catalog.key_ranges[shard][1]:
-                by_shard.setdefault(shard, []).append(at)
-        for shard, places in sorted(by_shard.items()):
-            index, first = self.store.index(shard), int(self.store.catalog.firsts[shard])
-            if len(places) <= _FEW:
-                rows = [index.row_of(wanted[at]) for at in places]
-            else:
-                of_key = {key: row for row, key in reversed([*enumerate(index.all_keys())])}
-                rows = [of_key.get(wanted[at], -1) for at in places]
-            found[places] = [row if row < 0 else first + row for row in rows]
-
-    def _in_index(self, keys: list[bytes]) -> Numbers:
-        """Return the number of the first sample of each key, -1 where there is none."""
-        if self._index is None:
-            self._index = self._read_index()
-        known, number = self._index
-        wanted = hashes(keys)
-        at = np.searchsorted(known, wanted)
-        found, left = np.full(len(keys), -1, np.int64), np.arange(len(keys))
-        while len(left):  # once, but for hashes that several keys share
-            left = left[at[left] < len(known)]
-            left = left[known[at[left]] == wanted[left]]
-            numbers = number[at[left]].astype(np.int64)
-            there = zip(self.store.keys(numbers), left.tolist(), strict=True)
-            fits = np.array([key.encode() == keys[one] for key, one in there], np.bool_)
-            found[left[fits]] = numbers[fits]
-            left = left[~fits]
-            at[left] += 1
-        return found
-
-    def _read_index(self) -> tuple[Hashes, NDArray[np.integer]]:
-        """Return the index of all keys, which the first process that needs it makes."""
-        catalog, count = self.store.catalog, len(self.store.catalog)
-        kind = np.dtype(np.uint32 if count < 2**32 else np.int64)
-        size, place = count * (_WORD + kind.itemsize), len(catalog.shards)
-        block: memoryview | bytearray | None = catalog.shared.read(place)
-        if block is None:
-            started = time.monotonic()
-            block = catalog.shared.write(place, size, self._sorted(kind))
-            if block is None:
-                block = bytearray(size)
-                for at, data in self._sorted(kind):
-                    block[at : at + len(data)] = data
-            _log.info("an index of %s keys was built in %.1f s", f"{count:,}", time.monotonic() - started)
-        return np.frombuffer(block, np.uint64, count), np.frombuffer(block, kind, count, count * _WORD)
-
-    def _sorted(self, kind: np.dtype[np.integer]) -> Iterator[tuple[int, bytes]]:
-        """Yield parts of the block, and where they stand: hashes, and numbers, of so many keys at a time."""
-        catalog, count = self.store.catalog, len(self.store.catalog)
-        everything = _scratch(count)
-        for shard, (first, last) in enumerate(pairwise(catalog.firsts.tolist())):
-            everything[first:last] = hashes(self.store.index(shard).all_keys())
-        parts, done = -(-count // _AT_ONCE), 0
-        for part in range(parts):
-            low, high = np.uint64(2**64 * part // parts), np.uint64(2**64 * (part + 1) // parts - 1)
-            some = [everything[first : first + _AT_ONCE] for first in range(0, count, _AT_ONCE)]
-            rows = [np.flatnonzero((one >= low) & (one <= high)) + at * _AT_ONCE for at, one in enumerate(some)]
-            where = np.concatenate(rows)
-            found = everything[where]
-            order = np.argsort(found, kind="stable")
-            yield done * _WORD, found[order].tobytes()
-            yield count * _WORD + done * kind.itemsize, where[order].astype(kind).tobytes()
-            done += len(where)
-
-
-def _scratch(count: int) -> Hashes:
-    """Return room for so many hashes: many of them in a temporary file, if there is room for it."""
-    if count > _AT_ONCE and hasattr(os, "posix_fallocate"):
-        with suppress(OSError), TemporaryFile() as file:  # the mapping outlives its descriptor
-            os.posix_fallocate(file.fileno(), 0, count * _WORD)  # or a full disk would be a signal, not an error
-            return np.memmap(file, np.uint64, "r+", shape=(count,))
-    return np.empty(count, np.uint64)
-
-
-def hashes(keys: list[bytes]) -> Hashes:
-    """Return a hash of each key, uint64 [keys], which depends on nothing else: its checksums of two kinds."""
-    high, low = (np.fromiter(map(crc, keys), np.uint64, len(keys)) for crc in (crc32c, zlib.crc32))
-    found: Hashes = high << np.uint64(32) | low
-    return found
-
-
 class Keys(Sequence[str]):
     """The keys of samples, in their order; read shard by shard when they are asked for."""
 
-    def __init__(self, finder: KeyFinder, view: SampleView) -> None:
-        self._finder, self._view = finder, view
+    def __init__(self, store: IndexStore, view: SampleView) -> None:
+        self._store, self._view = store, view
 
     def __len__(self) -> int:
         return self._view.length
@@ -590,13 +448,13 @@ class Keys(Sequence[str]):
         return self.of(np.array([at % len(self)]))[0]
 
     def __iter__(self) -> Iterator[str]:
-        for first in range(0, len(self), _AT_ONCE // 64):
-            yield from self.of(np.arange(first, min(len(self), first + _AT_ONCE // 64)))
+        for first in range(0, len(self), _KEYS_AT_ONCE):
+            yield from self.of(np.arange(first, min(len(self), first + _KEYS_AT_ONCE)))
 
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
             return False
-        number, chosen = self._finder.numbers([key])[0], self._view.chosen
+        number, chosen = self._store.numbers([key])[0], self._view.chosen
         return bool(number >= 0 and (chosen is None or np.any(chosen == number)))
 
     def __repr__(self) -> str:
@@ -605,12 +463,12 @@ class Keys(Sequence[str]):
     def of(self, places: Numbers) -> list[str]:
         """Return the keys at places here, in the order of the places."""
         chosen = self._view.chosen
-        return self._finder.store.keys(places if chosen is None else chosen[places])
+        return self._store.keys(places if chosen is None else chosen[places])
 
 
-def _without_ending(finder: KeyFinder, name: str) -> str:
+def _without_ending(store: IndexStore, name: str) -> str:
     """Return what to do about a file's name that was given for a key; nothing where it is none of a sample."""
     folder, slash, file = name.rpartition("/")
     keys = [folder + slash + file[:at] for at, letter in enumerate(file) if letter == "." and at]
-    found = finder.numbers(keys)
+    found = store.numbers(keys)
     return next((f"Take {keys[at]!r}: a key has no ending." for at in np.flatnonzero(found >= 0).tolist()), "")

@@ -13,7 +13,6 @@ import pytest
 
 from shardtool.dataset.dataset_file import read_dataset
 from shardtool.read.catalog import IndexStore, open_catalog
-from shardtool.read.dataset import KeyFinder
 from tests.helpers import ENVIRONMENT, PATIENCE_S
 from tests.read.packed import COUNT, SHARDS, key_of, packed
 
@@ -106,7 +105,7 @@ def test_parts_share_their_indexes(tmp_path: Path) -> None:
     again = pickle.loads(pickle.dumps(both))  # noqa: S301
     there = [dataset.shared.read(place) is not None for dataset, place in map(again.dataset, range(6))]
     assert there == [False, False, True, False, True, False]
-    assert KeyFinder(IndexStore(both)).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
+    assert IndexStore(both).numbers([key_of(15), "no", key_of(2)]).tolist() == [14, -1, 2]
     assert again.shared.read(6) is not None
     assert both.parts[0].fingerprint == open_catalog(tmp_path / "one").fingerprint
     both.shared.let_go()

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import shardtool
 from shardtool import CreateOptions, create
-from shardtool.read import dataset as module
-from shardtool.read.catalog import IndexStore, open_catalog, read_index
-from shardtool.read.dataset import KeyFinder, hashes
+from shardtool.read import catalog as module
+from shardtool.read.catalog import IndexStore, hashes, open_catalog, read_index
 from shardtool.storage import shared
 from tests.read.packed import COUNT, IN_SHARD, SHARDS, key_of, packed
 
@@ -36,10 +35,6 @@ class _Counted(IndexStore):
         self.read.append(shard)
         return super().index(shard)
 
-    def finder(self) -> KeyFinder:
-        """Return what finds keys by these indexes."""
-        return KeyFinder(self)
-
 
 @given(keys=st.lists(st.binary(max_size=40) | st.binary(min_size=250, max_size=300), max_size=10))
 def test_hashes(keys: list[bytes]) -> None:
@@ -54,15 +49,14 @@ def test_hashes(keys: list[bytes]) -> None:
 def test_only_the_shard_that_can_hold_it_is_looked_at(tmp_path: Path) -> None:
     """Where keys ascend, a lookup reads one sidecar, and one for many keys of it; a missing key reads all, once."""
     store = _Counted(packed(tmp_path / "set"))
-    finder = store.finder()
-    assert finder.numbers([KEYS[9]]).tolist() == [9]
+    assert store.numbers([KEYS[9]]).tolist() == [9]
     assert store.read == [9 // IN_SHARD]
-    assert finder.numbers(KEYS[4:8]).tolist() == [4, 5, 6, 7]
+    assert store.numbers(KEYS[4:8]).tolist() == [4, 5, 6, 7]
     assert store.read[1:] == [1]
-    assert finder.numbers(["b/010x", "", "z"]).tolist() == [-1, -1, -1]
+    assert store.numbers(["b/010x", "", "z"]).tolist() == [-1, -1, -1]
     assert {*store.read} == {*range(SHARDS)}
     del store.read[:]
-    assert finder.numbers(["b/010x", "", "z"]).tolist() == [-1, -1, -1]
+    assert store.numbers(["b/010x", "", "z"]).tolist() == [-1, -1, -1]
     assert store.read == []
 
 
@@ -78,9 +72,8 @@ def test_every_key_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shu
     store = IndexStore(open_catalog(pattern))
     keys = [key for at in range(SHARDS) for key in map(bytes.decode, store.index(at).all_keys())]
     assert (keys == KEYS) == (not shuffle)
-    finder = KeyFinder(store)
-    assert finder.numbers([*keys, "no", *keys[::-1]]).tolist() == [*range(COUNT), -1, *range(COUNT)[::-1]]
-    assert [finder.numbers([key]).tolist() for key in keys] == [[at] for at in range(COUNT)]
+    assert store.numbers([*keys, "no", *keys[::-1]]).tolist() == [*range(COUNT), -1, *range(COUNT)[::-1]]
+    assert [store.numbers([key]).tolist() for key in keys] == [[at] for at in range(COUNT)]
 
 
 def test_a_range_that_lies(tmp_path: Path) -> None:
@@ -96,10 +89,9 @@ def test_a_range_that_lies(tmp_path: Path) -> None:
 def test_hashes_that_many_keys_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of equal hashes are distinguished by their bytes."""
     monkeypatch.setattr(module, "hashes", lambda keys: np.zeros(len(keys), np.uint64))
-    monkeypatch.setattr(KeyFinder, "_look_in_ranges", lambda *_: None)
+    monkeypatch.setattr(IndexStore, "_look_in_ranges", lambda *_: None)
     store = IndexStore(open_catalog(packed(tmp_path / "set")))
-    finder = KeyFinder(store)
-    assert finder.numbers([*KEYS, "no"]).tolist() == [*range(COUNT), -1]
+    assert store.numbers([*KEYS, "no"]).tolist() == [*range(COUNT), -1]
 
 
 def test_a_key_of_several_samples(tmp_path: Path) -> None:
