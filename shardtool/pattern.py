@@ -300,22 +300,20 @@ def _from_range(folder: str, name: str, ranges: list[re.Match[str]]) -> ShardPat
     prefix, suffix = name[: match.start()], name[match.end() :]
     if _LEFT_OVER.search(prefix) or _LEFT_OVER.search(suffix):
         raise InvalidRequest(name, "more than a range", expected="one range, in the file name")
-    digits, last = match[1] or match[3], match[2] or match[4]
+    start, last = match[1] or match[3], match[2] or match[4]
     given = [one for one in match.groups() if one]
     if any(len(one) > _NAME_LIMIT or len(one.lstrip("0")) > _MOST_DIGITS for one in given):
         raise InvalidRequest(name, "too long a number", expected=f"at most {_MOST_DIGITS} digits")
-    if not digits and int(match[5] or 1) > _NAME_LIMIT:
-        raise InvalidRequest(name, f"{match[5]} digits a number", expected=f"at most {_NAME_LIMIT}")
-    if digits is None:
-        first, width, count = 0, int(match[5] or 1), None
-    else:
-        first, width = int(digits), len(digits)
-        count = int(last) - first + 1 if last else None
-        if count is not None and count < 1:
-            raise InvalidRequest(name, f"the range ends at {last}, before it starts", expected=OUTPUT_EXAMPLE)
+    if start is None:  # %06d
+        if (width := int(match[5] or 1)) > _NAME_LIMIT:
+            raise InvalidRequest(name, f"{match[5]} digits a number", expected=f"at most {_NAME_LIMIT}")
+        start = f"{0:0{width}d}"
+    first, count = int(start), int(last) - int(start) + 1 if last else None
+    if count is not None and count < 1:
+        raise InvalidRequest(name, f"the range ends at {last}, before it starts", expected=OUTPUT_EXAMPLE)
     _check_ending(name, f"{prefix}0{suffix}")
-    body = f"{digits}..{last or ''}" if digits is not None else f"{0:0{width}d}.."
-    return ShardPattern(folder, prefix, suffix, first, width, count, None, f"{prefix}{{{body}}}{suffix}")
+    text = f"{prefix}{{{start}..{last or ''}}}{suffix}"
+    return ShardPattern(folder, prefix, suffix, first, len(start), count, None, text)
 
 
 def _expand(texts: list[str]) -> list[str]:

@@ -51,12 +51,6 @@ def ipc_stream(table: pa.Table) -> pa.Buffer:
     return sink.getvalue()
 
 
-def of_ipc_stream(data: bytes) -> pa.Table:
-    """Return the table of an Arrow stream."""
-    with pa.ipc.open_stream(data) as stream:
-        return stream.read_all()
-
-
 def python_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return the rows of a table as dicts; times that Python does not know, beyond the year 9999, as text."""
     columns = {name: python_values(table.column(name)) for name in table.column_names}

@@ -23,7 +23,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 JSON = ".json"
 ARROW = (".feather", ".arrow", ".ipc")
 PARQUET = ".parquet"
-_PACKED = (".gz", ".bz2", ".zst")
+PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # by ending, as pyarrow calls it
 
 
 def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
@@ -35,7 +35,7 @@ def is_frame(source: object) -> TypeGuard[pd.DataFrame]:
 def table_ending(path: str) -> str:
     """Return the ending that names a table's format, without that of a compression; empty for no table."""
     lower = places.base_name(path).lower() if places.is_web(path) else path.lower()  # an address may end in a query
-    packed = next((one for one in _PACKED if lower.endswith(one)), "")
+    packed = next((one for one in PACKED if lower.endswith(one)), "")
     ending = os.path.splitext(lower.removesuffix(packed))[1]
     text = (*SEPARATORS, *JSON_LINES, JSON)
     return ending if ending in text or (not packed and ending in (PARQUET, *ARROW)) else ""

@@ -846,7 +846,6 @@ class ArrowTable(_Files):
 
 _MOST_SECONDS = 2**63 // 1000 - 1  # Parquet has no seconds: sidecars hold milliseconds
 _STDIN = "stdin"
-_PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _NESTED = ("list", "dict", "tuple", "ndarray")
 
 
@@ -926,7 +925,7 @@ def _opener(path: str) -> Callable[[], BinaryIO]:
         blob = open_blob(path)
         data = pa.py_buffer(blob.read(0, blob.size))  # a text is read more than once
         packed = next(
-            (kind for ending, kind in _PACKED.items() if places.base_name(path).lower().endswith(ending)), None
+            (kind for ending, kind in kinds.PACKED.items() if places.base_name(path).lower().endswith(ending)), None
         )
         return lambda: pa.input_stream(data, compression=packed)
     return lambda: pa.input_stream(path, compression="detect")

@@ -183,12 +183,14 @@ class TransformPacker(packer.Packer):
 
     def _judged(self, samples: list[ReadSample], where: Condition) -> Iterator[ReadSample]:
         """Yield samples; to those that the condition does not take, why is added."""
-        from shardtool.entries.arrow import of_ipc_stream, with_found
+        import pyarrow as pa
+
+        from shardtool.entries.arrow import with_found
         from shardtool.select.query import matching
 
         found, known = self._work.transform.found, None
         if self._work.known:
-            known = of_ipc_stream(self._work.known).slice(samples[0].place, len(samples))
+            known = pa.ipc.open_stream(self._work.known).read_all().slice(samples[0].place, len(samples))
         table: Any = with_found(known, found, [one.found or (None,) * len(found) for one in samples])
         taken = {*matching(table, where.query, dict(where.classes)).tolist()}
         for at, one in enumerate(samples):
