@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -942,11 +942,8 @@ class Column:
 
     def __init__(self, kind: str) -> None:
         self.type, self.filled, self.counts = kind, 0, ValueCounts[object]()
-        self._smallest: int | float | str | None = None
-        self._largest: int | float | str | None = None
-        self._total = 0.0
-        self._numbers = 0
-        self._counted = False
+        self._ends: list[Any] = []  # the smallest and the largest value of each shard
+        self._total, self._numbers, self._counted = 0.0, 0, False
         self._kinds: set[str] = set()
 
     def add_type(self, kind: str) -> None:
@@ -968,7 +965,7 @@ class Column:
         if is_number:
             self._add_numbers(values)
         elif pt.is_temporal(kind):
-            self._add_bounds(values.cast(pa.string()))
+            self._add_ends(values.cast(pa.string()))
             return
         self._counted = True
         if not pt.is_floating(kind):
@@ -981,25 +978,20 @@ class Column:
             values = values.filter(pc.is_finite(values))
             self.counts.values = None
         if len(values):
-            self._add_bounds(values)
+            self._add_ends(values)
             self._total += float(values.cast(pa.float64()).sum().as_py())
             self._numbers += len(values)
 
-    def _add_bounds(self, values: pa.Array) -> None:
+    def _add_ends(self, values: pa.Array) -> None:
         import pyarrow.compute as pc
 
-        if len(self._kinds) > 1:
-            return  # of a number and a time, none is the smaller
-        bounds = pc.min_max(values)
-        low, high = bounds["min"].as_py(), bounds["max"].as_py()
-        self._smallest = low if self._smallest is None else min(self._smallest, low)
-        self._largest = high if self._largest is None else max(self._largest, high)
+        self._ends += pc.min_max(values).as_py().values()
 
     def summary(self, most: int) -> ColumnSummary:
         """Return what is known so far, with at most this many values."""
         known = self.counts.values if self._counted else None
-        alike = len(self._kinds) == 1
-        low, high = (self._smallest, self._largest) if alike else (None, None)
+        alike = len(self._kinds) == 1  # of a number and a time, none is the smaller
+        low, high = (min(self._ends), max(self._ends)) if alike and self._ends else (None, None)
         mean = self._total / self._numbers if self._numbers and alike else None
         shown = self.counts.most()[:most] if known and len(known) < self.filled else []
         values = tuple(ColumnValue(str(value), count) for value, count in shown)

@@ -366,9 +366,14 @@ def _first_frame(data: bytes, edge: int) -> tuple[bytes, tuple[int, int]]:
             image = image.point(lambda value: cast("float", value) * scale - low * scale).convert("L")
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
         image.thumbnail((edge, edge))
-        out = BytesIO()
-        image.save(out, "WEBP", quality=_QUALITY)
-        return out.getvalue(), image.size
+        return _encoded(image, "WEBP", quality=_QUALITY), image.size
+
+
+def _encoded(image: Picture, form: str, **options: object) -> bytes:
+    """Return the file of a picture."""
+    out = BytesIO()
+    image.save(out, form, **options)
+    return out.getvalue()
 
 
 # Masks: images whose pixels are the numbers of classes. As grey they are all but black.
@@ -415,10 +420,9 @@ def _mask(
     if not colours or not (beside or is_called_mask(name) or _is_dark(image.mode, [*colours])):
         return None
     table = np.array([(*colour, 255 if value else 0) for value, colour in colours.items()], np.uint8)
-    out = BytesIO()
-    Image.fromarray(table[places.reshape(image.height, image.width)]).save(out, "WEBP", lossless=True)
+    coloured = Image.fromarray(table[places.reshape(image.height, image.width)])
     named = tuple((value, "#{:02x}{:02x}{:02x}".format(*colour)) for value, colour in colours.items())
-    return out.getvalue(), image.size, named
+    return _encoded(coloured, "WEBP", lossless=True), image.size, named
 
 
 def _is_dark(mode: str, values: Sequence[int]) -> bool:
@@ -943,9 +947,7 @@ class _Sheet:
 
     def png(self) -> bytes:
         """Return the picture."""
-        out = BytesIO()
-        self._image.save(out, "PNG", optimize=False)
-        return out.getvalue()
+        return _encoded(self._image, "PNG", optimize=False)
 
 
 def _cut(text: str, kept: int) -> str:
