@@ -212,7 +212,7 @@ _ENTRY_KEY, _ENTRY_VALUE = 1, 2  # the fields of an entry of a map
 REMEDY = "Get the shard again, or make it anew from its source."
 _head = Struct("<QI").unpack
 _tail = Struct("<I").unpack
-_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_KINDS: Mapping[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}  # by the field of a Feature that a list is
 _VARINT, _DELIMITED, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types; the bytes of those of a fixed size
 _FIRST, _SECOND = 0x0A, 0x12  # tags of the fields 1 and 2 of a message, with a length behind them
 HELD_LIMIT = 2**26  # bytes of a record up to which it is held in memory as a whole
@@ -446,22 +446,18 @@ def _feature(data: Data, first: int, last: int, start: int) -> Feature:
             name = _name(data, at, end)
         elif tag == _ENTRY_VALUE:
             value = (at, end)
-    kind, inner, count = _BYTES_LIST, (value[1], value[1]), 0
+    number, count, (first, last) = 1, 0, (value[1], value[1])
     for tag, at, end in _parts(data, *value):
-        kind = tag
-        count, inner = _list(data, at, end)
-    whole = count != 1
-    if kind == _BYTES_LIST:
-        return Feature(name, "bytes", start + inner[0], inner[1] - inner[0], count, whole)
-    if kind not in (_FLOAT_LIST, _INT64_LIST):
+        number, (count, (first, last)) = tag, _list(data, at, end)
+    if number not in _KINDS:
         raise ValueError
-    if kind == _FLOAT_LIST:
-        count = count if whole else (inner[1] - inner[0]) // 4
-        return Feature(name, "float", start + inner[0], inner[1] - inner[0], count, whole)
-    if not whole:
-        pieces = range(inner[0], inner[1], BLOCK)  # a list of numbers may take 2 GiB
-        count = sum(count_varints(data[at : min(at + BLOCK, inner[1])]) for at in pieces)
-    return Feature(name, "int64", start + inner[0], inner[1] - inner[0], count, whole)
+    kind, whole = _KINDS[number], count != 1
+    if kind == "float" and not whole:
+        count = (last - first) // 4
+    elif kind == "int64" and not whole:
+        pieces = range(first, last, BLOCK)  # a list of numbers may take 2 GiB
+        count = sum(count_varints(data[at : min(at + BLOCK, last)]) for at in pieces)
+    return Feature(name, kind, start + first, last - first, count, whole)
 
 
 def _name(data: Data, first: int, last: int) -> bytes:
