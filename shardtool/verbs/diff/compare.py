@@ -165,7 +165,7 @@ class Comparison:
     def __init__(self, a: Side, b: Side, left_out: LeftOut, pool: Pool, notes: Notes) -> None:
         self._a, self._b, self._left_out, self._pool, self._notes = a, b, left_out, pool, notes
         ours, theirs = _key_ids(a.entries.keys, b.entries.keys)
-        _, self._of_a, self._of_b = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
+        self._of_a, self._of_b, self._removed, self._added = paired(ours, theirs)
         names = {*map(to_bytes, a.entries.fields), *map(to_bytes, b.entries.fields)}
         self._names = [*map(to_text, sorted(names))]
         self._width = len(self._names) + 1  # the last one stands for all columns
@@ -173,8 +173,7 @@ class Comparison:
     def result(self) -> DiffResult:
         """Return what differs, without the names of the sides."""
         a, b = self._a, self._b
-        removed = np.setdiff1d(np.arange(len(a.entries)), self._of_a, assume_unique=True)
-        added = np.setdiff1d(np.arange(len(b.entries)), self._of_b, assume_unique=True)
+        removed, added = self._removed, self._added
         if self._left_out.added:
             added = added[:0]
         elif self._left_out.keys:

@@ -92,7 +92,11 @@ def _look_and_mend(
     look = partial(_look, dataset, contents=contents)
     subject = look(options, observer, pool)
     if options.repair and subject.findings.counts.total():
-        subject = repair(subject, options, look)
+        mending = _Repair(subject, options)
+        mending.run()
+        if mending.done:
+            subject = look(replace(options, repair=False, map=None), Observer())
+        subject.left, subject.repaired = tuple(mending.left), tuple(mending.done)
     subject.seconds = time.time() - begun
     return subject
 
@@ -516,21 +520,6 @@ def output_again(file: DatasetFile, found: StoredDataset, codes: Collection[str]
 
 
 _KEPT_SUFFIX = ".before-repair"
-
-
-def repair(seen: Subject, options: VerifyOptions, look: Callable[..., Subject]) -> Subject:
-    """Mend what can be mended of a dataset that was looked at, and look again.
-
-    Raises:
-        ShardError: What `verify` raises.
-        OutputFailed: The file system refuses to take what was mended.
-    """
-    mending = _Repair(seen, options)
-    mending.run()
-    if mending.done:
-        seen = look(replace(options, repair=False, map=None), Observer())
-    seen.left, seen.repaired = tuple(mending.left), tuple(mending.done)
-    return seen
 
 
 class _Repair:
