@@ -299,7 +299,7 @@ class Clock:
 # redirect, so that no second look at a name can give another. Of a body, no more is unpacked than is counted.
 
 
-# What a status, or an error of the HTTP library, means for a file.
+# What an error of the HTTP library means for a file.
 
 
 _Kinds = tuple[type[Exception], ...]
@@ -317,12 +317,6 @@ class RefusedAddress(OSError):
 
     def __init__(self) -> None:
         super().__init__("refused: not an address of the public internet")
-
-
-def failure_of_status(status: int, asked: str) -> FetchFailed:
-    """Return the failure that a status other than 200 means; `asked` is its Retry-After."""
-    message = f"the server answered {status} {responses.get(status, '')}".rstrip()
-    return FetchFailed(http_code(status), message, may_pass=status in BUSY, wait_s=retry_after(asked) or 0)
 
 
 def failure_of(error: Exception, timeout_s: float) -> FetchFailed:
@@ -574,14 +568,16 @@ class Client:
     async def _ask(self, url: URL, fetch: _Fetch, turns: Turns) -> URL | bytes:
         """Return what one request gives: a file, or where else to look."""
         async with self._session.get(url, allow_redirects=False) as response:
-            if response.status == _OK:
+            if (status := response.status) == _OK:
                 return await self._body(response, fetch, turns)
             if (response.content_length or _PIECE) < _PIECE:
                 with suppress(aiohttp.ClientError, asyncio.TimeoutError):  # so that the connection can be used again
                     await response.read()
-            if response.status in _REDIRECTS:
+            if status in _REDIRECTS:
                 return _redirected(url, response.headers.get("Location", ""))
-            raise failure_of_status(response.status, response.headers.get("Retry-After", ""))
+            message = f"the server answered {status} {responses.get(status, '')}".rstrip()
+            wait_s = retry_after(response.headers.get("Retry-After", "")) or 0
+            raise FetchFailed(http_code(status), message, may_pass=status in BUSY, wait_s=wait_s)
 
     async def _body(self, response: aiohttp.ClientResponse, fetch: _Fetch, turns: Turns) -> bytes:
         """Return the file that a response holds."""

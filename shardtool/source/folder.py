@@ -600,52 +600,6 @@ class _Member(NamedTuple):
     problem: tuple[SkipCode, str] | None
 
 
-def list_members(
-    file: ShardFile | PackedFile, folder: bytes, rules: ScanRules, *, is_zip: bool, size: int
-) -> tuple[ScanPart, NDArray[np.int64]]:
-    """Return what an archive holds below one of its folders, and where each payload, or a zip's member, starts.
-
-    Args:
-        file: The archive.
-        folder: Empty, or ending in a slash.
-        rules: Which files are taken, and what their names mean.
-        is_zip: Whether it is a zip; otherwise it is a tar.
-        size: Its bytes on disk.
-
-    Raises:
-        CorruptShard: It is damaged, or claims more than there is.
-        InvalidRequest: It holds a file twice.
-    """
-    files, kept, most = NamedFiles(rules), 0, max(_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE * size)
-    skipped = files.part.skipped
-    for member in _zip_members(file) if is_zip else _tar_members(file):
-        kept += _KEPT_A_MEMBER + len(member.name)
-        if kept > most:
-            raise CorruptShard(file.path, "far more members than an archive of its size has")
-        name = member.name
-        while name.startswith(b"./"):
-            name = name[2:]
-        if not name.startswith(folder) or len(name) == len(folder):
-            continue
-        name = name[len(folder) :]
-        if is_unsafe(name) or len(name) > _LONGEST:
-            path = to_text(name[:_LONGEST])
-            skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
-            continue
-        known = len(files.folders)
-        split = files.split(name, member.size)
-        kept += (len(files.folders) - known) * (_KEPT_A_MEMBER + name.rfind(b"/"))
-        if split is None:
-            continue
-        if member.problem is None:
-            files.add(split, member.size, member.offset, 0)
-        elif member.problem != _link() or rules.symlinks != "skip":
-            skipped.append(Skipped(to_text(split[0]), to_text(name), *member.problem))
-    sizes, offsets, _ = files.in_order(file.path)
-    files.part.kinds, files.part.sizes = bytearray([SPAN]) * len(sizes), array("q", sizes.tobytes())
-    return files.part, offsets
-
-
 def is_unsafe(name: bytes) -> bool:
     """Tell whether a name is no path of a file below a folder."""
     return b"\0" in name or any(part in (b"", b".", b"..") for part in name.split(b"/"))
@@ -747,21 +701,57 @@ class ArchiveSource(FolderSource):
         options = self._options
         dots = options.dots or "first"
         rules = ScanRules(options.include, options.exclude, options.hidden, options.symlinks, dots)
-        size, is_zip = self._fact.st_size, self._form == "zip"
         with PackedFile(self._path) if self._packed else ShardFile(self._path) as file:
-            part, offsets = list_members(file, self._folder, rules, is_zip=is_zip, size=size)
+            part, offsets = self._members(file, rules)
         skipped, part.skipped = part.skipped, []
         changed = max(self._fact.st_ctime_ns, self._fact.st_mtime_ns)
         part.mtimes, part.changed = array("q", bytes(8 * len(offsets))), array("q", [changed]) * len(offsets)
         entries, _ = collect(b"", [part])
         observer.listed(len(entries))
+        stamp = self._fact.st_size, self._fact.st_mtime_ns
         file_of, unknown = np.zeros(len(entries), np.uint32), np.broadcast_to(np.int64(-1), len(offsets))
-        files = () if self._packed else (SpanFile(os.fsencode(self._path), size, self._fact.st_mtime_ns, self._form),)
+        files = () if self._packed else (SpanFile(os.fsencode(self._path), *stamp, self._form),)
         spans = FieldSpans(files, file_of, offsets, unknown)
         entries = replace(entries, spans=spans, identity=storage.identity(os.fsencode(self._path)))
         skipped.sort(key=lambda one: (to_bytes(one.path), to_bytes(one.key)))
         notes = [*left_behind_notes([part]), *self._notes(entries.keys.data)]
         return *self._with_keys(without_torn(entries, skipped), tuple(skipped), pattern), notes
+
+    def _members(self, file: ShardFile | PackedFile, rules: ScanRules) -> tuple[ScanPart, NDArray[np.int64]]:
+        """Return what the archive holds below its folder, and where each payload, or a zip's member, starts.
+
+        Raises:
+            CorruptShard: It is damaged, or claims more than there is.
+            InvalidRequest: It holds a file twice.
+        """
+        files, kept, most = NamedFiles(rules), 0, max(_KEPT_ALWAYS, _KEPT_A_PACKED_BYTE * self._fact.st_size)
+        folder, skipped = self._folder, files.part.skipped
+        for member in _zip_members(file) if self._form == "zip" else _tar_members(file):
+            kept += _KEPT_A_MEMBER + len(member.name)
+            if kept > most:
+                raise CorruptShard(file.path, "far more members than an archive of its size has")
+            name = member.name
+            while name.startswith(b"./"):
+                name = name[2:]
+            if not name.startswith(folder) or len(name) == len(folder):
+                continue
+            name = name[len(folder) :]
+            if is_unsafe(name) or len(name) > _LONGEST:
+                path = to_text(name[:_LONGEST])
+                skipped.append(Skipped("", path, "unsafe-name", "a name that no file below a folder can have"))
+                continue
+            known = len(files.folders)
+            split = files.split(name, member.size)
+            kept += (len(files.folders) - known) * (_KEPT_A_MEMBER + name.rfind(b"/"))
+            if split is None:
+                continue
+            if member.problem is None:
+                files.add(split, member.size, member.offset, 0)
+            elif member.problem != _link() or rules.symlinks != "skip":
+                skipped.append(Skipped(to_text(split[0]), to_text(name), *member.problem))
+        sizes, offsets, _ = files.in_order(file.path)
+        files.part.kinds, files.part.sizes = bytearray([SPAN]) * len(sizes), array("q", sizes.tobytes())
+        return files.part, offsets
 
     def _notes(self, keys: bytes) -> list[str]:
         """Note that all files lie in one folder, where folders are asked what they say."""

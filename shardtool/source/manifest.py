@@ -299,13 +299,25 @@ class ManifestSource(Source):
 
     def _count_from_common_folder(self) -> None:
         """Let the user's own paths that leave the current folder count from the one above all."""
-        names = self._roles.paths()
-        if (found := from_common_folder([self._columns[name] for name in names], self._root)) is not None:
-            folder, columns = found
-            self._columns |= dict(zip(names, columns, strict=True))
-            self._root = os.fsencode(os.path.join(folder, ""))
-            where = f"{printable(folder)}, their common folder ({option('root')} names another)"
-            self.notes.append(f"paths count from {where}")
+        found = {name: relative(self._columns[name], self._root) for name in self._roles.paths()}
+        leaving = {name: upward_places(paths) for name, paths in found.items()}
+        if not any(len(leaving[name]) or len(absolute_places(paths)) for name, paths in found.items()):
+            return
+        top = os.path.join(os.path.realpath(os.fsdecode(self._root)), "")
+        real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
+        folders = set[str]()
+        for name, paths in found.items():
+            texts = paths.to_pylist()
+            for at in leaving[name].tolist():
+                folder, file = os.path.split(texts[at])
+                texts[at] = os.path.join(real(folder), file)
+            texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, and empty ones for now
+            folders |= {os.path.dirname(text) for text in texts if text}
+            self._columns[name] = arrow.texts(texts)
+        common = os.path.commonpath(folders)
+        self._root = os.fsencode(os.path.join(common, ""))
+        where = f"{printable(common)}, their common folder ({option('root')} names another)"
+        self.notes.append(f"paths count from {where}")
 
     def _find_keys(self, rows: tables.Rows, endings: Endings | None) -> tuple[Names, Groups | None]:
         """Return the keys and, where rows are files of which several make a sample, which belong together."""
@@ -950,26 +962,6 @@ def upward_places(paths: pa.Array) -> NDArray[np.int64]:
     found = arrow.places(pc.match_substring_regex(paths, _UP))
     shown = paths.take(arrow.number_array(found)).to_pylist()
     return found[[os.path.normpath(path).startswith("..") for path in shown]] if shown else found
-
-
-def from_common_folder(columns: Sequence[pa.Array], root: bytes) -> tuple[str, list[pa.Array]] | None:
-    """Return the folder above all paths of some columns, and these absolute; None where none of them leaves `root`."""
-    columns = [relative(paths, root) for paths in columns]
-    leaving = [upward_places(paths) for paths in columns]
-    if not any(len(up) or len(absolute_places(paths)) for up, paths in zip(leaving, columns, strict=True)):
-        return None
-    top = os.path.join(os.path.realpath(os.fsdecode(root)), "")
-    real = cache(lambda folder: os.path.realpath(os.path.join(top, folder)))
-    folders, found = set[str](), []
-    for paths, up in zip(columns, leaving, strict=True):
-        texts = paths.to_pylist()
-        for at in up.tolist():
-            folder, name = os.path.split(texts[at])
-            texts[at] = os.path.join(real(folder), name)
-        texts = [text and os.path.join(top, text) for text in texts]  # absolute ones stay, empty ones are refused later
-        folders |= {os.path.dirname(text) for text in texts if text}
-        found.append(arrow.texts(texts))
-    return os.path.commonpath(folders), found
 
 
 def from_root(paths: pa.Array, root: bytes) -> pa.Array:

@@ -227,6 +227,18 @@ def test_damaged_json_in_a_shard(source: Path, tmp_path: Path) -> None:
         reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", asked)
 
 
+def test_bad_json_beside_damaged_json(source: Path, tmp_path: Path) -> None:
+    """Beside a JSON field that is damaged, one that is no JSON fails its sample, too."""
+    (source / "a/2.json").write_bytes(b"{bad")
+    create(source, tmp_path / "first-{0..}.tar", _options())
+    shard = tmp_path / "first-0.tar"
+    shard.write_bytes(shard.read_bytes().replace(b'"width": 0,', b'"width": 9,'))
+    asked = ReshardOptions(columns_from=("json",), on_error="skip", workers=1)
+    reshard(tmp_path / "first.json", tmp_path / "o" / "out-{0..}.tar", asked)
+    rows = map(json.loads, (tmp_path / "o" / "out.skipped").read_text().splitlines())
+    assert {row["key"]: row["code"] for row in rows} == {"a/1": "corrupt", "a/2": "bad-json"}
+
+
 def test_values_of_several_kinds_are_text(tmp_path: Path) -> None:
     """A name with numbers here and texts there is a column of text, and far too long ones are none; notes say so."""
     said = ['{"id": 7, "n": 1, "m": null}', '{"id": "x", "n": 0.5, "m": NaN}', '{"id": true, "m": 2}', '{"__": 1}']
