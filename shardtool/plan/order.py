@@ -9,7 +9,6 @@ of any size that is computed place by place: Black and Rogaway, "Ciphers with ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -145,11 +144,10 @@ class Bounds(NamedTuple):
     before: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardsAsked:
+class ShardsAsked(NamedTuple):
     """The number of shards that was asked for, and by what: an option, or the pattern."""
 
-    count: int
+    number: int
     where: str
 
 
@@ -191,7 +189,7 @@ def cut(total: NDArray[np.int64], asked: ShardsAsked | None, limits: Limits, bou
     runs = Runs(total, limits)
     if asked is None:
         return _fewest(runs, bounds)
-    count, samples = asked.count, runs.samples
+    count, samples = asked.number, runs.samples
     if count > samples:
         found, remedy = f"{count:,} shards for {counted(samples, 'sample')}", f"At most {option('shards', samples)}."
         raise InvalidRequest(asked.where, found, expected="at least one sample a shard", remedy=remedy)
@@ -333,7 +331,7 @@ class HashedSamples:
 
     def _check(self, asked: ShardsAsked) -> tuple[int, tuple[str, ...]]:
         """Return the number of shards that is asked for, unless one of them would be over the bounds, or empty."""
-        samples, count, found, expected = counted(len(self._keys), "sample"), asked.count, "", "a sample in each"
+        samples, count, found, expected = counted(len(self._keys), "sample"), asked.number, "", "a sample in each"
         _, counts, sizes = self._loads(min(count, len(self._keys)))
         one = f"in one of {counted(count, 'shard')} by hash"
         if count > len(self._keys):

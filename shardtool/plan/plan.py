@@ -222,8 +222,8 @@ def _asked(pattern: ShardPattern, bounds: Bounds, samples: int) -> ShardsAsked |
         return None
     else:
         asked = ShardsAsked(pattern.count or 0, pattern.text)
-    if asked.count % bounds.multiple_of:
-        problem = f"{asked.where} asks for {counted(asked.count, 'shard')}"
+    if asked.number % bounds.multiple_of:
+        problem = f"{asked.where} asks for {counted(asked.number, 'shard')}"
         raise InvalidRequest(option("shards_multiple_of"), problem, expected=f"a multiple of {bounds.multiple_of:,}")
     return asked
 

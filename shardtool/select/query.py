@@ -18,7 +18,6 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -83,15 +82,17 @@ _TIME_FIELDS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _TextMethod:
+_NO_NAMES: Mapping[str, Kind] = {}
+
+
+class _TextMethod(NamedTuple):
     """A method of `.str`: what it gives, how many arguments it takes, and which others by name."""
 
     gives: Kind
     least: int
     most: int
     kinds: frozenset[Kind] = frozenset({"text"})
-    named: Mapping[str, Kind] = field(default_factory=dict)
+    named: Mapping[str, Kind] = _NO_NAMES
 
 
 _TEXT_METHODS: Mapping[str, _TextMethod] = {
@@ -105,7 +106,6 @@ _TEXT_METHODS: Mapping[str, _TextMethod] = {
     "len": _TextMethod("a number", 0, 0),
 }
 
-_NO_NAMES: Mapping[str, Kind] = {}
 _NO_CLASSES: Classes = {}
 
 _TOKEN = re.compile(r"""'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?P<name>[^`]*)`|(?P<bad>[@#`])|[&|\s]""")

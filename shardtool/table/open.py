@@ -695,11 +695,9 @@ class ParquetTable(_Files):
         self._partitions = [_partition(os.path.relpath(file, path)) for file in files] if files != [path] else [{}]
         with readable(path):
             schemas = [file.schema_arrow for _, file in self._each()]
-            self.classes = classes_of(schemas[0])
-            schema = schemas[0]
-            for more in schemas[1:]:
-                schema = pa.unify_schemas([schema, more], promote_options="permissive")
-        schema = schema.remove_metadata()
+            self.classes, schema = classes_of(schemas[0]), schemas[0].remove_metadata()
+            if len(schemas) > 1:
+                schema = pa.unify_schemas(schemas, promote_options="permissive").remove_metadata()
         for name in sorted({name for one in self._partitions for name in one}):
             schema = schema if name in schema.names else schema.append(pa.field(name, pa.string()))
         self.schema = schema
@@ -975,9 +973,7 @@ def _in_memory(source: object) -> MemoryTable:
     """Return the table that an object is, or gives."""
     name = type(source).__name__
     with readable(name):
-        if isinstance(source, pa.RecordBatchReader):
-            table = source.read_all()
-        elif isinstance(source, pa.Table):
+        if isinstance(source, pa.Table):
             table = source
         elif kinds.is_frame(source):
             table = _from_pandas(name, source)
