@@ -211,11 +211,6 @@ def _check_endpoint(url: str, where: str) -> None:
         raise InvalidRequest(where, found, expected=expected)
 
 
-def endpoint_of_all() -> str:
-    """Return the server that `use_endpoint` names; empty: none."""
-    return os.environ.get(ENDPOINT, "")
-
-
 def use_anonymous(asked: bool = True) -> None:  # noqa: FBT001, FBT002 - what a flag of the command line gives
     """Have no request to a store signed, in this process and in those it starts: public buckets need no keys.
 
@@ -344,7 +339,7 @@ def _made(
         if endpoint:
             options["endpoint"] = endpoint
         made = store.AzureStore(bucket, **options)  # which says what lacks, as the account
-        return made, f"{azure_server(endpoint)}/{bucket}" if anonymous else None
+        return made, f"{_azure_server()}/{bucket}" if anonymous else None
 
 
 def _s3(
@@ -511,18 +506,17 @@ def signed_headers(
 
 
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
-_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_ENDPOINTS = (ENDPOINT, "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _VERSION = "2022-11-02"
 _SLACK = timedelta(minutes=15)  # by which our clock may be ahead
 SIGNED_FOR = timedelta(hours=1)
 _PERMISSIONS = {"GET": "r", "PUT": "cwt"}  # t: with tags
 
 
-def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str | None:
+def signed_with_key(container: str, key: str, method: str) -> str | None:
     """Return the signed address of a blob; None where the environment has neither an account's key nor a token.
 
     Args:
-        endpoint: The server; empty: as the environment has it, or Azure's own.
         container: The container.
         key: The blob's name.
         method: Of HTTP.
@@ -533,14 +527,14 @@ def signed_with_key(endpoint: str, container: str, key: str, method: str) -> str
     account, token, secret = _first(_ACCOUNTS), _first(_AZURE_TOKENS), _first(_AZURE_KEYS)
     if not account or not (token or secret):
         return None
-    base = azure_server(endpoint)
+    base = _azure_server()
     query = token.lstrip("?") if token else _sas(account, secret, container, _PERMISSIONS[method], base)
     return f"{base}/{quote(container)}/{quote(key)}?{query}"
 
 
-def azure_server(endpoint: str) -> str:
+def _azure_server() -> str:
     """Return the address of Azure's server, with the account."""
-    return (endpoint or _first(_ENDPOINTS) or f"https://{_first(_ACCOUNTS)}.blob.core.windows.net").rstrip("/")
+    return (_first(_ENDPOINTS) or f"https://{_first(_ACCOUNTS)}.blob.core.windows.net").rstrip("/")
 
 
 def _sas(account: str, secret: str, container: str, permissions: str, base: str) -> str:
@@ -612,11 +606,7 @@ def signed(address: str, method: str) -> str:
     if is_web(address):
         return address
     at = parse_address(address)
-    if (
-        at.scheme == "az"
-        and not _is_anonymous("az")
-        and (url := signed_with_key(endpoint_of_all(), at.host, at.key, method))
-    ):
+    if at.scheme == "az" and not _is_anonymous("az") and (url := signed_with_key(at.host, at.key, method)):
         return url
     store, plain = store_of(address)
     if plain is not None:

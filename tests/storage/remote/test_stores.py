@@ -9,7 +9,7 @@ import pytest
 
 from shardtool.errors import AccessRefused, InvalidRequest, without_secrets
 from shardtool.storage.remote.address import is_source, join, shown
-from shardtool.storage.remote.stores import as_source, endpoint_of_all, signed, store_of, use_endpoint
+from shardtool.storage.remote.stores import as_source, signed, store_of, use_endpoint
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_good_endpoints(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, addresses of both kinds, ports and paths are taken."""
     monkeypatch.setenv("SHARDTOOL_ENDPOINT", "")
     use_endpoint(endpoint)
-    assert endpoint_of_all() == endpoint
+    assert os.environ["SHARDTOOL_ENDPOINT"] == endpoint
 
 
 def test_half_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
