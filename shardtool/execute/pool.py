@@ -406,7 +406,7 @@ def receive(fd: int) -> Any:
     """Return the next message.
 
     Raises:
-        Closed: The other side is gone.
+        PipeClosed: The other side is gone.
     """
     return pickle.loads(_exactly(fd, int.from_bytes(_exactly(fd, _LENGTH), "little")))  # noqa: S301 - our own process
 

@@ -7,13 +7,15 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shardtool.dataset.find import find_dataset, of_glob
 from shardtool.errors import InvalidRequest, OutputExists, listing, memory_for, printable
 from shardtool.execute import start_pool
 from shardtool.request.options import CreateOptions, OutputOptions, ReshardOptions
 from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.source.open import open_source
+from shardtool.storage.places import is_url
 from shardtool.values import SPAN, Datasets, Dots, SpanFile, show_size
 from shardtool.verbs.create import run as runs
 from shardtool.wording import either, option
@@ -127,7 +129,7 @@ def _open_and_list(run: runs.Run, source: object) -> Source:
         runs.open_outputs(run)
     except OutputExists:
         if run.verb == "reshard" and not run.appends:
-            runs.check_other_place(run, source)
+            _check_other_place(run, source)
         raise
     # Without outputs, a column will name splits.
     patterns = [output.pattern for output in run.outputs] or [runs.output_pattern(run.names)]
@@ -151,6 +153,20 @@ def _open_and_list(run: runs.Run, source: object) -> Source:
         expected = "scatter or auto: they can only be read in sequence"
         raise InvalidRequest(option("method"), "gather, of compressed shards", expected=expected)
     return opened
+
+
+def _check_other_place(run: runs.Run, datasets: Any) -> None:
+    """Refuse to reshard datasets onto themselves: what is there already is not to be replaced, then.
+
+    Raises:
+        OutputExists: The output has a name of a shard of theirs.
+    """
+    pattern = runs.output_pattern(run.names)
+    for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
+        for path in (path for dataset in of_glob(one) for path in find_dataset(dataset).paths):
+            same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
+            if not is_url(path) and same and pattern.owns(os.path.basename(path)):
+                raise OutputExists(path, runs.REPLACED, expected=runs.ELSEWHERE, remedy=runs.UNTOUCHED)
 
 
 @memory_for("listing the source")

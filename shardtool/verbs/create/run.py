@@ -14,12 +14,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardtool.dataset.dataset_file import DatasetFile, ShardEntry, read_dataset, shard_names
-from shardtool.dataset.find import find_dataset, given_datasets, of_glob
+from shardtool.dataset.find import given_datasets
 from shardtool.entries.classes import Classes, joined_classes
-from shardtool.errors import InvalidRequest, OutputExists
+from shardtool.errors import InvalidRequest
 from shardtool.interop.indexes import Export, wanted_exports
 from shardtool.pattern import OUTPUT_EXAMPLE, ShardPattern, check_written, parse_pattern
 from shardtool.publish.foreign_indexes import StaleIndexes
@@ -29,7 +29,7 @@ from shardtool.request.options import CreateOptions, ReshardOptions
 from shardtool.request.run_record import RunRecord
 from shardtool.request.texts import Part, SplitOptions, parse_part
 from shardtool.storage.folders import open_folder
-from shardtool.storage.places import is_url, read_small, real_path
+from shardtool.storage.places import read_small, real_path
 from shardtool.values import Dots, __version__, given_names, to_bytes
 from shardtool.wording import option
 
@@ -331,9 +331,9 @@ def output_pattern(names: Sequence[str], split: str = _MARK) -> ShardPattern:
 # The datasets that a run writes: their names, folders and locks.
 
 
-_REPLACED = "a shard of the source, which the output would replace or remove"
-_ELSEWHERE = "an output in another folder, or under other names"
-_UNTOUCHED = "Nothing was touched. The new dataset can take its place once it is complete."
+REPLACED = "a shard of the source, which the output would replace or remove"
+ELSEWHERE = "an output in another folder, or under other names"
+UNTOUCHED = "Nothing was touched. The new dataset can take its place once it is complete."
 
 
 def open_outputs(run: Run, splits: Sequence[str] | None = None) -> None:
@@ -439,21 +439,7 @@ def check_source_stays(run: Run) -> None:
         for path in sorted(paths):
             folder, name = os.path.split(path)
             if folder in beside and name not in stay and output.pattern.owns(os.fsdecode(name)):
-                raise InvalidRequest(os.fsdecode(path), _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)
-
-
-def check_other_place(run: Run, datasets: Any) -> None:
-    """Refuse to reshard datasets onto themselves: what is there already is not to be replaced, then.
-
-    Raises:
-        OutputExists: The output has a name of a shard of theirs.
-    """
-    pattern = output_pattern(run.names)
-    for one in datasets if isinstance(datasets, list | tuple) else [datasets]:
-        for path in (path for dataset in of_glob(one) for path in find_dataset(dataset).paths):
-            same = os.path.realpath(os.path.dirname(path)) == os.path.realpath(pattern.folder)
-            if not is_url(path) and same and pattern.owns(os.path.basename(path)):
-                raise OutputExists(path, _REPLACED, expected=_ELSEWHERE, remedy=_UNTOUCHED)
+                raise InvalidRequest(os.fsdecode(path), REPLACED, expected=ELSEWHERE, remedy=UNTOUCHED)
 
 
 def open_publishers(run: Run, temporary: tuple[Folder, str] | None, stack: ExitStack) -> None:
