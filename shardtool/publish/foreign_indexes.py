@@ -176,9 +176,8 @@ class StaleIndexes:
 
     def _form(self, name: str) -> str:
         with suppress(OSError):
-            return indexes.form_of(
-                name, *places.read_head(self.folder.full_path(name), indexes.HEAD_SIZE, places.READ_PLAIN)
-            )
+            path = self.folder.full_path(name)
+            return indexes.form_of(name, *places.read_head(path, indexes.HEAD_SIZE, places.READ_PLAIN))
         return ""
 
     def check_none_left(self, there: Collection[str]) -> None:
@@ -299,11 +298,7 @@ def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, 
     if places.is_web(source) or dataset.shards_folder:
         return 0
     try:
-        names, copied, wrong = (
-            {*places.names_in(source, needed=True)} - {places.base_name(dataset_file)},
-            0,
-            list[str](),
-        )
+        names = {*places.names_in(source, needed=True)} - {places.base_name(dataset_file)}
     except AccessRefused:
         notes.add("indexes of other tools were not looked for: the store does not let us list")
         return 0
@@ -418,37 +413,30 @@ _FOLDER_LOCK = ".exported"  # no dataset is called that: for the files of which 
 
 
 def check_exports(
-    pattern: ShardPattern,
-    shards: int,
-    wanted: Mapping[str, Export],
-    patterns: Sequence[ShardPattern],
-    *,
-    overwrite: bool,
+    outputs: Sequence[tuple[ShardPattern, int]], wanted: Mapping[str, Export], *, overwrite: bool
 ) -> None:
-    """Check, before the shards of a pattern are written, that their indexes may be written, too.
+    """Check, before the shards of a run are written, that their indexes may be written, too.
 
     Args:
-        pattern: The pattern of the shards.
-        shards: How many there will be.
+        outputs: The names of the shards of each dataset, and how many there will be.
         wanted: What to make of them.
-        patterns: Those of all datasets of the run.
         overwrite: Whether other files may be replaced.
 
     Raises:
         InvalidRequest: Two files would have the same name.
         OutputExists: There are files of these names that may not be replaced.
     """
-    folder = open_folder(pattern.folder)
-    names = index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
-    for export in wanted.values():
-        if export.once is not None:
-            listed = sample_counts(export.once, folder)
-            refuse_others(export.once, folder, [name for name in listed if not any(one.owns(name) for one in patterns)])
-            names.append(export.once.info)
-    if not overwrite and (found := [*folder.facts(names)]):
-        what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
-        remedy = f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}."
-        raise OutputExists(folder.path or ".", what, remedy=remedy)
+    for pattern, shards in outputs:
+        folder = open_folder(pattern.folder)
+        names = index_names(map(pattern.shard, range(shards)), wanted, pattern.dataset_file)
+        for once in filter(None, (export.once for export in wanted.values())):
+            listed = sample_counts(once, folder)
+            refuse_others(once, folder, [name for name in listed if not any(one.owns(name) for one, _ in outputs)])
+            names.append(once.info)
+        if not overwrite and (found := [*folder.facts(names)]):
+            what = f"{counted(len(found), 'file')} there already: {listing(found, 3)}"
+            remedy = f"Remove them, choose another folder, or {option('if_exists', 'overwrite')}."
+            raise OutputExists(folder.path or ".", what, remedy=remedy)
 
 
 class Exporter:

@@ -241,9 +241,8 @@ class Output:
         """Refuse to go on after a writer that was to replace a dataset: what is there may be of both."""
         if asked.get("replaces") is True:
             problem = f"a writer that was to replace this dataset ({flag('overwrite')}) did not end"
-            raise InvalidRequest(
-                self.destination.dataset_file, problem, remedy=f"Run it again with {flag('overwrite')}."
-            )
+            remedy = f"Run it again with {flag('overwrite')}."
+            raise InvalidRequest(self.destination.dataset_file, problem, remedy=remedy)
 
     def take_back(self, encoder: SampleEncoder, notes: Notes) -> JournalEntry | None:
         """Add the shards that an earlier writer has finished to an output; return what is known of the last one.
@@ -522,9 +521,8 @@ class ShardWriter(SampleWriter):
             raise InvalidRequest(option("parts"), "no part", expected=f"the number of this one: {option('part')}")
         self._pattern = names
         bounded = given.max_size is not None or given.max_count is not None or names.count == 1
-        max_size = (
-            values.parse_size(given.max_size) if given.max_size is not None else None if bounded else DEFAULT_MAX_SIZE
-        )
+        default = None if bounded else DEFAULT_MAX_SIZE
+        max_size = default if given.max_size is None else values.parse_size(given.max_size)
         largest, trailer = open_folder(names.folder).largest or NO_LIMIT, TRAILER_SIZE[names.format]
         if max_size is not None and max_size > largest:
             expected = f"at most {values.show_size(largest)}, as one request of a store takes"
@@ -544,9 +542,8 @@ class ShardWriter(SampleWriter):
             raise
 
     def __reduce__(self) -> str:
-        raise InvalidRequest(
-            "ShardWriter", "it cannot be sent to another process", remedy=f"Make one there, with {option('part')}."
-        )
+        remedy = f"Make one there, with {option('part')}."
+        raise InvalidRequest("ShardWriter", "it cannot be sent to another process", remedy=remedy)
 
     @property
     def samples(self) -> int:
@@ -685,9 +682,8 @@ class ShardWriter(SampleWriter):
         if self._pattern.format == "tar" and self._encoder.dotted_key:
             options["dots"] = "last"
         self._say()
-        output.finish(
-            self._encoder, {"options": options, **({"part": self._tag.removeprefix("part")} if self._tag else {})}
-        )
+        part = {"part": self._tag.removeprefix("part")} if self._tag else {}
+        output.finish(self._encoder, {"options": options, **part})
 
     def _release(self) -> None:
         self._output.close()
@@ -901,11 +897,10 @@ class _Merge:
         if found:
             staged = [self._folder.stage_whole(self._pattern.skipped_file, rows)] if rows else []
             self._folder.publish(*staged, self._folder.stage_whole(self._pattern.dataset_file, dataset.encode()))
-        owns = [tagged_pattern(self._pattern, tag) for tag in self.parts]
-        stood_for = [
-            (own.dataset_file, own.skipped_file, own.base + EMPTY_SUFFIX, journal_name(own.base)) for own in owns
-        ]
-        self._folder.remove([*self._folder.facts(name for names in stood_for for name in names)])
+        replaced = list[str]()
+        for own in (tagged_pattern(self._pattern, tag) for tag in self.parts):
+            replaced += [own.dataset_file, own.skipped_file, own.base + EMPTY_SUFFIX, journal_name(own.base)]
+        self._folder.remove([*self._folder.facts(replaced)])
         return dataset
 
     def _find_old(self) -> DatasetFile | None:
@@ -920,9 +915,8 @@ class _Merge:
         """Tell whether an earlier merge has listed a part."""
         listed = [name for name in part.shards if values.output_text(name) in self._listed]
         if listed and len(listed) < len(part.shards):
-            found = (
-                f"{part.tag}: {values.counted(len(part.shards), 'shard')}, of which {len(listed):,} were merged before"
-            )
+            merged = f"{len(listed):,} were merged before"
+            found = f"{part.tag}: {values.counted(len(part.shards), 'shard')}, of which {merged}"
             raise InvalidRequest(self._pattern.text, found, expected="a part that is whole before it is merged")
         return bool(listed) or (part.tag in self._before and not part.shards)
 

@@ -207,9 +207,7 @@ class Cache:
             self._shards.close()
         size = min(parse_size(_NEW_SHARD), max(self.max_bytes // 50, 1)) if max_size is None else parse_size(max_size)
         grown = CacheWriterOptions(part, format, size, NO_LIMIT if max_count is None else max_count)
-        return CacheWriter(
-            self._space, grown, partial(self._note, "wait"), lambda evicted: self._counter.add(evicted=evicted)
-        )
+        return CacheWriter(self._space, grown, partial(self._note, "wait"), self._counter)
 
     def refresh(self, max_bytes: int | str | None = None) -> CacheShards:
         """Return the paths of the shards that samplers have finished by now, the oldest first.
@@ -327,7 +325,7 @@ class CacheWriter(SampleWriter):
         space: The cache's space.
         grown: What to write.
         on_wait: Gets a note when the writer has waited for long.
-        on_evict: Gets how many shards were evicted for a new one.
+        counter: Counts the shards that are evicted for new ones.
 
     Raises:
         InvalidRequest: The cache can never hold a shard.
@@ -335,7 +333,7 @@ class CacheWriter(SampleWriter):
     """
 
     def __init__(
-        self, space: Space, grown: CacheWriterOptions, on_wait: Callable[[str], None], on_evict: Callable[[int], None]
+        self, space: Space, grown: CacheWriterOptions, on_wait: Callable[[str], None], counter: Counter
     ) -> None:
         if not _PART.fullmatch(str(grown.part)):
             expected = "a number, or 1 to 20 letters, digits and underscores"
@@ -348,7 +346,7 @@ class CacheWriter(SampleWriter):
             raise InvalidRequest(option("max_size"), found, expected="room for a shard at least")
         room = min(grown.max_size - TRAILER_SIZE[grown.format], SAMPLE_LIMIT[grown.format])
         super().__init__(grown.format, None, room, grown.max_count)
-        self._space, self._grown, self._on_wait, self._on_evict = space, grown, on_wait, on_evict
+        self._space, self._grown, self._on_wait, self._counter = space, grown, on_wait, counter
         self._folder = Folder(os.path.join(space.folder, WRITTEN))
         self._name = f"grown-part_{grown.part}_{token_hex(4)}"
         self.shards = self.samples = 0
@@ -407,7 +405,7 @@ class CacheWriter(SampleWriter):
             with self._space.locked():
                 evicted = self._space.give(self._taken, self._grown.max_size)
             if evicted is not None:
-                self._on_evict(evicted)
+                self._counter.add(evicted=evicted)
                 break
             if not said and time.monotonic() - start_s > _LONG_S:
                 said = True
@@ -556,9 +554,8 @@ class NotCopiedError(Exception):
 
 
 def _stuck(original: Original) -> NotCopiedError:
-    return NotCopiedError(
-        "stuck", f"the process that copies {original.path} goes on no more; it is read at its own place"
-    )
+    found = f"the process that copies {original.path} goes on no more"
+    return NotCopiedError("stuck", f"{found}; it is read at its own place")
 
 
 def leased_copy(space: Space, original: Original) -> Lock | None:

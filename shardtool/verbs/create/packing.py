@@ -287,14 +287,13 @@ def _check_exports(run: Run) -> None:
         return
     from shardtool.publish.foreign_indexes import check_exports
 
-    splits, patterns = zip(*((output.split, output.pattern) for output in run.outputs), strict=True)
+    splits = [output.split for output in run.outputs]
     if any(export.readme for export in run.exports.values()):
         check_splits(splits)
     if "timm" in run.exports:
         check_timm_splits(splits)
-    for output in run.outputs:
-        shards, overwrite = output.destination.first + output.plan.shards, run.options.if_exists != "error"
-        check_exports(output.pattern, shards, run.exports, patterns, overwrite=overwrite)
+    outputs = [(output.pattern, output.destination.first + output.plan.shards) for output in run.outputs]
+    check_exports(outputs, run.exports, overwrite=run.options.if_exists != "error")
 
 
 def _check_metadata(output: Output) -> None:
