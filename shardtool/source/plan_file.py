@@ -255,7 +255,13 @@ def write_plan(
     with target_file(path) as file:
         target = pa.PythonFile(file, "w")
         try:
-            _write(target, entries, divides, f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}")
+            said = {_FACTS: f"{_VERSION} crc32c:{crc32c(facts.encode()):08x} {facts}"}
+            with pq.ParquetWriter(  # with plain pages: then their bytes say what they take in memory
+                target, schema_of(entries, divides).with_metadata(said), compression="zstd", compression_level=1,
+                use_dictionary=False, write_statistics=False, write_page_checksum=True,
+            ) as writer:  # fmt: skip
+                for table in tables(entries, divides):
+                    writer.write_table(table)
             with file.written() as written, _bounded(written):  # what is written can be read
                 return file.tell()
         except ValueError as error:
@@ -272,16 +278,6 @@ def check_plan_target(path: str, *, overwrite: bool) -> None:
     check_name(path, "plan.parquet")
     cure = option("if_exists", "overwrite")
     check_target(path, overwrite=overwrite, begins=MAGIC, holds=_FACTS.encode(), cure=cure)
-
-
-def _write(target: pa.NativeFile, entries: Entries, divides: pa.ChunkedArray | None, facts: str) -> None:
-    """Write samples, a row group for some, with plain pages: then their bytes say what they take in memory."""
-    with pq.ParquetWriter(
-        target, schema_of(entries, divides).with_metadata({_FACTS: facts}), compression="zstd", compression_level=1,
-        use_dictionary=False, write_statistics=False, write_page_checksum=True,
-    ) as writer:  # fmt: skip
-        for table in tables(entries, divides):
-            writer.write_table(table)
 
 
 @memory_for("reading the plan")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from shardtool.dataset.dataset_file import DatasetFile, agreed_types, numbers_in
+from shardtool.dataset.dataset_file import agreed_types, numbers_in
 from shardtool.dataset.find import StoredDataset, check_finished, find_dataset, listed_by, of_glob
 from shardtool.dataset.shard_file import SurveyTask, is_packed, survey
 from shardtool.entries import arrow
@@ -649,12 +649,9 @@ def _unlike_columns(
 def joined_digest(datasets: Sequence[StoredDataset]) -> int | None:
     """Return the sum of the datasets' fingerprints; None where one is not known to be that of what was listed."""
     files = [dataset.file for dataset in datasets if dataset.file is not None and not dataset.file.part_of]
-    if len(files) < len(datasets) or any(map(_from_other_texts, files)):
-        return None
-    return sum_fingerprints(file.fingerprint for file in files)
-
-
-def _from_other_texts(file: DatasetFile) -> bool:
-    """Tell whether a fingerprint may be that of texts which a TFRecord's numbers do not give back."""
-    kinds = {*numbers_in(file.features).values()}
-    return "float" in kinds or bool(kinds and any("map" in run.options for run in (file.made, *file.made.appended)))
+    for file in files:
+        kinds = {*numbers_in(file.features).values()}
+        may_map = any("map" in run.options for run in (file.made, *file.made.appended))
+        if "float" in kinds or (kinds and may_map):  # it may be that of texts which numbers do not give back
+            return None
+    return sum_fingerprints(file.fingerprint for file in files) if len(files) == len(datasets) else None
