@@ -15,13 +15,14 @@ import posixpath
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardtool.dataset.payload import is_told_by_name
 from shardtool.entries.classes import EXPECTED, SHOWN, Classes, is_text
-from shardtool.errors import CorruptShard, InvalidRequest, printable, reason
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import FORMATS, SKIPPED_SUFFIX, format_of, is_shard_name, parse_pattern, sidecar_name, text_of
 from shardtool.request.run_record import RunRecord
@@ -38,6 +39,7 @@ FORMAT_VERSION = 1
 _MARKS = (b'  "shardtool": {\n    "format_version": ', b'  "checksum": "crc32c:')  # one flipped bit spares one
 _HEAD = b'{\n  "__kind__": "wids-shard-index'
 _APPENDS = b'\n    "appends": ['
+_SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _URL = re.compile(rb'"url": "([^"\\\\]*)"')
 _PATTERN = re.compile(rb'^    "pattern": (".*")', re.MULTILINE)
 _CHECKSUM = '  "checksum": "crc32c:'
@@ -233,16 +235,44 @@ def listed_urls(data: bytes) -> list[Any] | None:
         return None
 
 
-def pattern_text(data: bytes) -> str:
-    """Return the pattern that a dataset file records, as far as it can be read; else an empty text."""
-    found = _PATTERN.search(data)
-    try:
-        return str(json.loads(found[1])) if found else ""
-    except ValueError:
-        return ""
+def listed_shards(data: bytes, path: str) -> tuple[list[str], bool]:
+    """Return the shards that a dataset file, or an index of wids, lists, and whether it is a dataset file of ours.
+
+    They are named as the file system names them, and lie beside it or below it; that they are there is not known.
+
+    Args:
+        data: Its bytes.
+        path: Where it is, for messages.
+
+    Raises:
+        CorruptShard: It is neither, or names what lies elsewhere.
+    """
+    own, names = True, shard_names(data)
+    if names is None:  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
+        own, names = False, listed_urls(data)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise _no_dataset_file(path, data, "one of shardtool, or an index of wids")
+    if bad := [name for name in names if not _is_beside(name, "://" if own else ":")]:
+        found = f"names that are no shards beside it: {listing([printable(name) for name in bad])}"
+        raise CorruptShard(path, found, expected="names of files", remedy="Nothing was read from there.")
+    return [local_name(name) for name in names], own
 
 
-def no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
+def _is_beside(name: str, of_url: str) -> bool:
+    """Tell whether a name is that of a shard beside the dataset file, or below it."""
+    inside = ".." not in name.split("/") and of_url not in name
+    return inside and bool(_SHARD_NAME.fullmatch(name)) and printable(name) == name
+
+
+def listed_beside(data: bytes) -> tuple[list[str], str]:
+    """Return the shards in the folder of a dataset file that it lists, and its pattern, as far as it can be read."""
+    found, pattern = _PATTERN.search(data), ""
+    with suppress(ValueError):
+        pattern = str(json.loads(found[1])) if found else ""
+    return [local_name(name) for name in shard_names(data) or () if is_plain_name(name)], pattern
+
+
+def _no_dataset_file(name: str, data: bytes, expected: str = "one of shardtool") -> CorruptShard:
     """Return what is wrong with a file that cannot be read as a dataset file: it is damaged, or none."""
     if any(mark in data for mark in _MARKS) or (data.startswith(_HEAD) and not data.rstrip().endswith(b"}")):
         return CorruptShard(name, "a damaged dataset file", remedy=made_again())
@@ -281,7 +311,7 @@ def read_dataset(data: bytes, name: str) -> DatasetFile:
         rewritten = "a dataset file that another program wrote anew, so that its bytes cannot be checked"
         if _is_rewritten(data):
             raise CorruptShard(name, rewritten)
-        raise no_dataset_file(name, data)
+        raise _no_dataset_file(name, data)
     body = data[:-_CHECKSUM_SIZE]
     if data[len(body) :] != b'%08x"\n}\n' % crc32c(body) or not body.endswith(_CHECKSUM.encode()):
         raise CorruptShard(name, "its checksum is not that of its bytes", remedy=made_again())

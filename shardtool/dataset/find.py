@@ -22,23 +22,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardtool import pattern as patterns
-from shardtool.dataset.dataset_file import (
-    DatasetFile,
-    ShardEntry,
-    is_plain_name,
-    listed_urls,
-    no_dataset_file,
-    pattern_text,
-    read_dataset,
-    shard_names,
-    sound_dataset,
-)
+from shardtool.dataset.dataset_file import listed_beside, listed_shards, read_dataset, shard_names, sound_dataset
 from shardtool.dataset.shard_file import FETCH, SurveyTask, looks_like, shard_kind, survey
 from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, listing, printable, reason
 from shardtool.pattern import DATASET_SUFFIX, ShardPattern, is_shard_name, parse_pattern, read_name
 from shardtool.storage import places
 from shardtool.storage.places import base_name, folder_of, for_each, is_file, is_folder, is_url, is_web, join, names_in
-from shardtool.values import SPLIT_NAMES, Dots, Given, counted, given_names, output_text, to_bytes
+from shardtool.values import SPLIT_NAMES, Dots, Given, counted, given_names, output_text
 from shardtool.wording import create_again, either
 
 if TYPE_CHECKING:
@@ -46,6 +36,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from shardtool.dataset.dataset_file import DatasetFile, ShardEntry
     from shardtool.dataset.shard_file import Survey
     from shardtool.dataset.shard_index import ShardFact, ShardIndex
     from shardtool.request.run_record import RunRecord
@@ -54,7 +45,6 @@ Value = TypeVar("Value")
 
 _NUMBER = re.compile(r"(\d+)", re.ASCII)  # other digits, such as superscripts, are letters to `int`
 _WORD = re.compile(r"[a-z]+")
-_SHARD_NAME = re.compile(r"(?:[^/\0]+/)*[^/\0]+")
 _MOST_MISSING = 1000  # names
 _LOOKED_AT = 8  # files of a series: some may be empty
 _MARKS = "{<%"  # of a range in a pattern
@@ -522,26 +512,11 @@ def _of_dataset_file(path: str) -> StoredDataset:
         begun = join(folder_of(begun), patterns.replacing_name(base_name(begun)))
         remedy = "`shardtool remove`, as it was run before, ends what it began." if is_file(begun) else ""
         raise InvalidRequest(path, reason(error), expected=EXPECTED, remedy=remedy) from None
-    names = listed = shard_names(data)
-    urls = names is None  # what wids lists may lie anywhere; a dataset file of ours names files, colons or not
-    if names is None:
-        names = listed_urls(data)
-    if names is None or not all(isinstance(name, str) for name in names):
-        raise no_dataset_file(path, data, "one of shardtool, or an index of wids")
+    names, own = listed_shards(data, path)
     folder = folder_of(path)
-    if bad := [name for name in names if not _is_beside(name, ":" if urls else "://")]:
-        found = f"names that are no shards beside it: {listing([printable(name) for name in bad])}"
-        raise CorruptShard(path, found, expected="names of files", remedy="Nothing was read from there.")
-    names = [os.fsdecode(to_bytes(name)) for name in names]
     if not is_url(path):  # no links in stores
         check_below(path, {os.path.dirname(name) for name in names})
-    return _stored([join(folder, name) for name in names], path, folder, own=listed is not None, whole=True)
-
-
-def _is_beside(name: str, of_url: str) -> bool:
-    """Tell whether a name is that of a shard beside the dataset file, or below it."""
-    inside = ".." not in name.split("/") and of_url not in name
-    return inside and bool(_SHARD_NAME.fullmatch(name)) and printable(name) == name
+    return _stored([join(folder, name) for name in names], path, folder, own=own, whole=True)
 
 
 def check_below(path: str, folders: set[str]) -> None:
@@ -616,8 +591,8 @@ def _dataset_file_of(
             continue  # it is said of what is not there, too, where we may not list
         if data is None:
             continue
-        listed = [os.fsdecode(to_bytes(one)) for one in shard_names(data) or () if is_plain_name(one)]
-        found = path, meant(listed), pattern_text(data)
+        listed, recorded = listed_beside(data)
+        found = path, meant(listed), recorded
         if found[1] and there.issubset(listed):
             return found
         if name in usual and (there.intersection(listed) or not listed):
