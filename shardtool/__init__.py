@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # isort: off
     )
     from shardtool.read.dataset import (
         Dataset as Dataset,
+        Stream as Stream,
         mix as mix,
         open as open,  # noqa: A004 - `shardtool.open`
     )
-    from shardtool.read.stream import Stream as Stream
     from shardtool.request.options import (
         CopyOptions as CopyOptions,
         CreateOptions as CreateOptions,
@@ -81,8 +81,7 @@ _NAMES = {  # by module
         "AccessRefused", "CorruptShard", "InvalidRequest", "OutputExists", "OutputFailed", "SampleFailed",
         "ShardError", "StoreFailed", "UnknownKey", "WorkerDied",
     ),
-    "read.dataset": ("Dataset", "mix", "open"),
-    "read.stream": ("Stream",),
+    "read.dataset": ("Dataset", "Stream", "mix", "open"),
     "request.options": (
         "CopyOptions", "CreateOptions", "DiffOptions", "DoctorOptions", "ExportOptions", "ExtractOptions",
         "IndexOptions", "InspectOptions", "RemoveOptions", "ReshardOptions", "VerifyOptions",

@@ -21,8 +21,8 @@ from shardtool.dataset.find import StoredDataset, given_datasets, open_dataset
 from shardtool.dataset.shard_file import SurveyTask, shard_kind, survey, walked_text
 from shardtool.dataset.shard_index import walked_index
 from shardtool.errors import InvalidRequest, listing
+from shardtool.read.dataset import Stream
 from shardtool.read.order import OrderOptions, order_of
-from shardtool.read.stream import Stream
 from shardtool.request.settings import check_least
 from shardtool.values import Given, Kind
 

@@ -24,9 +24,8 @@ import torch.utils.data
 from shardtool.errors import InvalidRequest, PlainError, SampleFailed, ShardError, listing
 from shardtool.read.bundles import Batches
 from shardtool.read.chain import Batch, Decode, Decoder, Map, Stages, own_decoders, refuse_dataloaders
-from shardtool.read.dataset import Dataset, Mixture
+from shardtool.read.dataset import Dataset, Mixture, Stream, Streamable, no_number
 from shardtool.read.fetch import SkippedSamples
-from shardtool.read.stream import Stream, Streamable, no_number
 from shardtool.request.settings import check_least
 from shardtool.storage.shared import SharedBlocks
 from shardtool.values import counted

@@ -4,7 +4,7 @@ Crops of images, as decoders for a loader, are here, too.
 
 Three kinds of threads take part in a pass of a loader, and none outlives it:
 
-- The source's own reads shards ahead (`read/stream.py`).
+- The source's own reads shards ahead (`read/dataset.py`).
 - One feeds: it takes the samples of a batch from the source, and hands them to the decoders in small chunks.
 - The decoders call the function with each sample, and put what it returns into its row of the batch (`BatchRows`).
   The thread that puts the last row of a batch collates it.
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from shardtool.read.dataset import Stream, StreamPosition
     from shardtool.read.fetch import SkippedSamples
-    from shardtool.read.stream import Stream, StreamPosition
 
     Samples = list[Any]
     State = dict[str, object]

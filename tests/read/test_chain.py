@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from shardtool.read.dataset import Dataset
-    from shardtool.read.stream import Stream
+    from shardtool.read.dataset import Dataset, Stream
     from tests.read.made_data import Made
 
 _SAMPLES = 30

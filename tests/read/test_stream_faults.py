@@ -21,8 +21,8 @@ from tests.read.made_data import SAMPLES, Made, make
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from shardtool.read.dataset import Stream
     from shardtool.read.order import Ends
-    from shardtool.read.stream import Stream
 
 
 @pytest.fixture(scope="module")
