@@ -163,9 +163,8 @@ def find_function(name: str) -> Callable[[dict[str, object]], Any]:
     if found is None:
         raise InvalidRequest(option("map"), f"no module {module!r}", remedy="Run where Python can import it.")
     if not callable(found):
-        raise InvalidRequest(
-            option("map"), f"{name!r} is a {type(found).__name__}", expected="a function of one sample"
-        )
+        wrong = f"{name!r} is a {type(found).__name__}"
+        raise InvalidRequest(option("map"), wrong, expected="a function of one sample")
     return found
 
 

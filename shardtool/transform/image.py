@@ -502,10 +502,8 @@ def _check_output(picture: _Picture, canvas: tuple[int, int], kind: str, max_pix
     if picture.kind != "JPEG" and getattr(picture.image, "is_animated", False):
         raise BadImage("animated-image", f"several frames or pages ({picture.kind}), of which a change would keep one")
     if picture.deep and kind not in _LOSSY:
-        raise BadImage(
-            "image-depth",
-            "16 bits a colour, of which Pillow reads 8; encode it as jpg or webp if 8 will do, or leave the field out",
-        )
+        found = "16 bits a colour, of which Pillow reads 8"
+        raise BadImage("image-depth", f"{found}; encode it as jpg or webp if 8 will do, or leave the field out")
 
 
 def _draft_goal(picture: _Picture, frame: _Frame) -> tuple[int, int] | None:

@@ -315,9 +315,8 @@ def _check_metadata(output: Output) -> None:
         paths = samples.paths if plan.entries.source_paths else b""
         crcs = shake_128(b"").digest(2 * len(samples.content.codes))  # as hard to compress as others
         index = shard_index.index_of(plan.format, samples.content, plan.metadata(worst), crcs, (), paths)
-        shard_index.encode(
-            index, shard_index.ShardFact(output_text(output.shard_name(worst)), int(plan.sizes[worst]), 0, "")
-        )
+        name, size = output_text(output.shard_name(worst)), int(plan.sizes[worst])
+        shard_index.encode(index, shard_index.ShardFact(name, size, 0, ""))
 
 
 # What samples will take once they are changed: some are changed to find out, and the rest is estimated.
@@ -413,6 +412,7 @@ class Packing:
             values = values._replace(types=values.numbers)
         self.totals = output.totals = Totals(values)
         self.totals.skipped += self.plan.skipped if part is None or part.number == 1 else ()
+        self._first = output_text(output.shard_name(0))
         self._round, self._base = self.plan, self.destination.first  # this round's plan, and its first shard's number
         self._shards = output.own_shards  # of this round
         self._numbers: dict[str, int] = {}  # of published shards
@@ -557,9 +557,8 @@ class Packing:
         """Return the error of a run that packed nothing: no list is left beside a dataset, so it says why."""
         if not failures(self.totals.skipped) and not self.output.dropped:
             return none_taken(self.run.options.where, self.output.split, self._cure_of_split())
-        problem = (
-            f"none of {len(self.plan):,} samples could be packed: {reasons(self.totals.skipped, self.output.dropped)}"
-        )
+        why = reasons(self.totals.skipped, self.output.dropped)
+        problem = f"none of {len(self.plan):,} samples could be packed: {why}"
         remedy = "Nothing of this run is left: run it again once that has changed."
         if any(one.code == "refused-address" for one in self.totals.skipped):
             remedy = f"{flag('allow_private')} asks addresses that are not public, too. Nothing of this run is left."
@@ -696,10 +695,6 @@ class Packing:
         self.totals.schema = shard_index.types_of(shard_index.with_shard(table.schema))
         fact = fact._replace(first=self._first, shards=self._planned(planned.shard, fact.made.consumed))
         return fact, shard_index.encode_table(table, fact)
-
-    @property
-    def _first(self) -> str:
-        return output_text(self.output.shard_name(0))
 
     def _planned(self, shard: int, consumed: int) -> int:
         """Return how many shards this run is to make, as far as it is known when a shard is written.

@@ -115,9 +115,8 @@ def choose_method(plans: list[Plan], *, workers: int, packed: bool, asked: ReadM
     lie = _SpanPlaces(entries)
     size = sum(int(lie.sizes[_which(plan)].sum()) for plan in plans)
     if packed:
-        return ReadStrategy(
-            "scatter", f"two passes over {show_size(size)}: compressed shards can only be read in sequence"
-        )
+        note = f"two passes over {show_size(size)}: compressed shards can only be read in sequence"
+        return ReadStrategy("scatter", note)
     if all(_in_order(plan, lie) for plan in plans):
         return ReadStrategy("order")
     if asked != "auto":
