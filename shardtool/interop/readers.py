@@ -213,9 +213,8 @@ def _long_names(entries: Entries) -> list[NameProblem]:
     long = [key + b"." + field for key, field in zip(names, fields, strict=True) if len(key) + len(field) >= NAME_LIMIT]
     if not long:
         return []
-    found = [
-        NameProblem("long-name", "wids cuts names at 100 bytes", "name over 100 bytes", len(long), printable(long[0]))
-    ]
+    what, example = "name over 100 bytes", printable(long[0])
+    found = [NameProblem("long-name", "wids cuts names at 100 bytes", what, len(long), example)]
     if pax := [name for name in long if split_prefix(name) is None]:
         readers = f"DALI loses the field of a name in a pax header, without an index ({exporting('dali-webdataset')})"
         found.append(NameProblem("pax-name", readers, "name in a pax header", len(pax), printable(pax[0])))
@@ -243,9 +242,8 @@ def _text_labels(entries: Entries) -> list[NameProblem]:
         if bad:
             readers = f"webdataset's decoder takes the field {name} for a whole number, and fails at text"
             readers += f" ({option('classes', (name,))} numbers it)"
-            found.append(
-                NameProblem("text-label", readers, f"text in {name}", bad, printable(first)[:80], mendable=False)
-            )
+            what, example = f"text in {name}", printable(first)[:80]
+            found.append(NameProblem("text-label", readers, what, bad, example, mendable=False))
     return found
 
 

@@ -119,9 +119,7 @@ def _goals(sources: Sequence[CopySource], where: str) -> list[str]:
         for name in (source.name, *(pair.sidecar.name for pair in source.pairs))
     )
     if twice := sorted({name for (_, name), count in names.items() if count > 1}):
-        found = (
-            f"several datasets have files of one name: {errors.listing([errors.printable(name) for name in twice], 3)}"
-        )
+        found = f"several datasets have files of one name: {errors.listing([*map(errors.printable, twice)], 3)}"
         raise errors.InvalidRequest(where, found, expected="one folder for each", remedy="Copy them one by one.")
     for source, place in zip(sources, goals, strict=True):
         if places.same_place(source.folder, place):
@@ -357,9 +355,8 @@ def _to_copy(goal: CopyDestination, options: CopyOptions, notes: Notes) -> list[
     if mended:
         what = "not what the dataset file there says, and copied again"
         notes.add(f"{errors.listing(sorted(mended), 3)} at the destination: {what}")
-    return sorted(
-        (one for one in states if not (one.shard_right and one.sidecar_right)), key=lambda one: bool(one.wrong)
-    )
+    todo = [one for one in states if not (one.shard_right and one.sidecar_right)]
+    return sorted(todo, key=lambda one: bool(one.wrong))
 
 
 def _rival(goal: CopyDestination) -> str:
@@ -369,9 +366,8 @@ def _rival(goal: CopyDestination) -> str:
         return "the dataset file of shards in another folder"
     ours = {*map(_content, goal.source.file.shards)}
     others = [one.name for one in goal.old.shards if _content(one) not in ours]
-    return (
-        f"a dataset with {counted(len(others), 'shard')} that the source does not have so: {errors.listing(others, 3)}"
-    )
+    shown = errors.listing(others, 3)
+    return f"a dataset with {counted(len(others), 'shard')} that the source does not have so: {shown}"
 
 
 def _content(entry: ShardEntry) -> tuple[object, ...]:
@@ -514,9 +510,8 @@ class _Carrier:
             observer.advance(state.samples, 0, 1)
             observer.shard(state.shard.name, "copied", state.samples, state.size)
         if self._refusal:
-            self._notes.add_new(
-                f"the store makes no copies itself ({self._refusal}): the bytes came through this machine"
-            )
+            how = "the bytes came through this machine"
+            self._notes.add_new(f"the store makes no copies itself ({self._refusal}): {how}")
         self._finish(waiting)
 
     def _withdraw(self) -> None:

@@ -112,17 +112,14 @@ def _end_begun(given: Any, notes: Notes) -> bool:
     paths = given_names("the dataset", given, EXPECTED)
     folders = [path if is_folder(path) else folder_of(path) for path in paths if not is_url(path)]
     plan = re.compile(re.escape(replacing_name("\0")).replace("\0", "(.+)"), re.DOTALL)
-    begun = [
-        (folder, match[1])
-        for folder in map(local_folder, dict.fromkeys(folders))
-        for name in folder.names()
-        if (match := plan.fullmatch(name))
-    ]
-    for folder, base in begun:
-        with folder.lock(base, finishes=True):
-            _finish(folder, base)
-        notes.add(f"{base}{DATASET_SUFFIX}: a removal that did not end is done")
-    return bool(begun)
+    found = False
+    for folder in map(local_folder, dict.fromkeys(folders)):
+        for match in filter(None, map(plan.fullmatch, folder.names())):
+            with folder.lock(match[1], finishes=True):
+                _finish(folder, match[1])
+            notes.add(f"{match[1]}{DATASET_SUFFIX}: a removal that did not end is done")
+            found = True
+    return found
 
 
 def _finish(folder: Folder, base: str) -> None:
@@ -197,9 +194,8 @@ def _opened(folder: Folder, base: str) -> Removal:
     own = {*names, *map(sidecar_name, names), base + DATASET_SUFFIX, file.skipped_file}
     for name in sorted(own):
         if os.path.islink(link := folder.full_path(name)):
-            raise OutputExists(
-                link, "a symbolic link, to a file that would keep the samples", expected="the file itself"
-            )
+            found = "a symbolic link, to a file that would keep the samples"
+            raise OutputExists(link, found, expected="the file itself")
     others = [name for name in there if pattern.owns(name) and name not in own]
     others += [name for name in there if name.startswith(f".{base}.before-repair")]
     if others:
@@ -341,9 +337,8 @@ class Removal:
             return result
         file = self._replace(plan, entries.take(doomed), pool, notes)
         if empty:
-            notes.add(
-                f"{listing([*empty], _SHOWN)}: no sample any more; the file stays, so that shards keep their numbers"
-            )
+            stays = "no sample any more; the file stays, so that shards keep their numbers"
+            notes.add(f"{listing([*empty], _SHOWN)}: {stays}")
         notes.add(*self.beside.removal_notes(self.path))
         return replace(result, fingerprint=file.fingerprint)
 

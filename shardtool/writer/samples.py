@@ -362,7 +362,7 @@ class SampleEncoder:
         """
         if type(sample) is not dict and not isinstance(sample, Mapping):
             found = f"a value of the type {type(sample).__name__}"
-            raise _refused("a sample", found, "bad-value", expected="a dict of its key and its fields")
+            raise _refused("a sample", found, expected="a dict of its key and its fields")
         names = tuple(sample)
         layout = self._layouts.get(names)
         if layout is None:
@@ -410,9 +410,8 @@ class SampleEncoder:
             problem = "" if not isinstance(name, str) else values.field_problem(name.encode("utf-8", "surrogatepass"))
             if not isinstance(name, str) or BAD_FIELD.search(name) or problem:
                 found = f"no name for a field{f': {problem}' if problem else ''}"
-                raise _refused(
-                    f"field {name!r}", found, "unsafe-name", expected="an ending, such as jpg, cls or seg.png"
-                )
+                expected = "an ending, such as jpg, cls or seg.png"
+                raise _refused(f"field {name!r}", found, "unsafe-name", expected=expected)
         fields = sorted([(name, name.encode()) for name in names if name != KEY], key=lambda one: one[1])
         if not fields:
             raise _refused("a sample", "no field", "no-field", expected="one at least, beside its key")
@@ -421,7 +420,7 @@ class SampleEncoder:
             raise _refused("a sample", found, "field-clash", expected="one field of a name in a sample, in any case")
         if len({*self.kinds, *names}) > values.FIELD_LIMIT:
             found = f"more than {values.FIELD_LIMIT:,} different fields"
-            raise _refused("a sample", found, "bad-value", expected="a few")
+            raise _refused("a sample", found, expected="a few")
         return Layout(tuple(fields), next((name for name, _ in fields if "." in name), ""))
 
     def _key(self, given: object, layout: Layout) -> tuple[bytes, bool]:
@@ -449,9 +448,8 @@ class SampleEncoder:
         fields = layout.dotted or self.dotted_field
         if dotted and self._dots == "first":
             found, expected = "a dot in the last part of the key", "keys that end at the first dot"
-            raise _refused(
-                f"key {key!r}", found, "unsafe-name", expected=expected, remedy=f"Choose {option('dots', 'last')}."
-            )
+            remedy = f"Choose {option('dots', 'last')}."
+            raise _refused(f"key {key!r}", found, "unsafe-name", expected=expected, remedy=remedy)
         if fields and (dotted or self.dotted_key or self._dots == "last"):
             found = f"fields with dots ({fields!r})"
             if self._dots != "last":
@@ -473,7 +471,7 @@ class SampleEncoder:
                 try:
                     data, kind = encode_value(value, name)
                 except BadValue as bad:
-                    raise _refused(_place(key, name), bad.found, "bad-value", expected=bad.expected) from None
+                    raise _refused(_place(key, name), bad.found, expected=bad.expected) from None
                 inline = bool(kind)
                 any_inline = any_inline or inline
             known = kinds.get(name, kind)
@@ -496,21 +494,21 @@ class SampleEncoder:
         shown = {None: "no number", "int64": "a whole number", "float": "a float"}
         remedy = "Write floats from the first sample on." if (number, known) == ("float", "int64") else ""
         found, expected = f"{shown[number]}: {printable(data[:40])}", f"{shown[known]}, as in the samples before"
-        raise _refused(_place(key, name), found, "bad-value", expected=expected, remedy=remedy)
+        raise _refused(_place(key, name), found, expected=expected, remedy=remedy)
 
     def _stored_number(self, key: bytes, name: str, text: bytes, number: values.Number) -> bytes:
         try:
             return tfrecord.encode_number(text, number)
         except (ValueError, OverflowError):
             expected = f"a number that TFRecord's {number} can hold"
-            raise _refused(_place(key, name), printable(text), "bad-value", expected=expected) from None
+            raise _refused(_place(key, name), printable(text), expected=expected) from None
 
 
 def _place(key: bytes, field: str) -> str:
     return f"{printable(key)}, field {field!r}"
 
 
-def _refused(where: str, found: str, code: SkipCode, *, expected: str, remedy: str = "") -> SampleRefused:
+def _refused(where: str, found: str, code: SkipCode = "bad-value", *, expected: str, remedy: str = "") -> SampleRefused:
     return SampleRefused(InvalidRequest(where, found, expected=expected, remedy=remedy), code)
 
 
@@ -679,15 +677,13 @@ class Columns:
             SampleRefused: They do not.
         """
         if not isinstance(row, Mapping):
-            raise _refused(
-                where, f"metadata of the type {type(row).__name__}", "bad-value", expected="a dict of columns"
-            )
+            raise _refused(where, f"metadata of the type {type(row).__name__}", expected="a dict of columns")
         found, self._found = dict[str, object](), {}
         for name, value in row.items():
             plain = value.item() if isinstance(value, np.generic) else value
             if not isinstance(name, str) or not name.strip() or name.startswith("__"):
                 expected = "a name that does not start with two underscores, which are the sidecar's own"
-                raise _refused(where, f"metadata called {name!r}", "bad-value", expected=expected)
+                raise _refused(where, f"metadata called {name!r}", expected=expected)
             found[name] = plain
             if plain is None:
                 continue
@@ -697,12 +693,12 @@ class Columns:
                 shown = f"a value of the type {type(value).__name__}" if family != "numbers" else f"the number {plain}"
                 before = f"{known}, as in the samples before" if known and family != known else ""
                 expected = before or "what a column can hold"
-                raise _refused(where, f"metadata {name!r}: {shown}", "bad-value", expected=expected)
+                raise _refused(where, f"metadata {name!r}: {shown}", expected=expected)
             if isinstance(plain, _TYPED):
                 self._found[name] = self._joined(name, plain, where)
             elif (form := _form(plain)) and self._forms.get(name, form) != form:
                 problem = f"metadata {name!r}: {plain}, in a column of {self._forms[name]}"
-                raise _refused(where, problem, "bad-value", expected="floats, or whole numbers over 2^53, but not both")
+                raise _refused(where, problem, expected="floats, or whole numbers over 2^53, but not both")
         return found
 
     def _joined(self, name: str, value: object, where: str) -> pa.DataType:
@@ -710,9 +706,7 @@ class Columns:
         try:
             found = pa.infer_type([value])
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise _refused(
-                where, f"metadata {name!r}: {error}", "bad-value", expected="what a column can hold"
-            ) from None
+            raise _refused(where, f"metadata {name!r}: {error}", expected="what a column can hold") from None
         known = self._types.get(name, found)
         if known == found or (isinstance(value, datetime) and bool(known.tz) == bool(found.tz)):
             return known  # of several time zones, a column has the first
@@ -720,7 +714,7 @@ class Columns:
             return _unified(pa.schema([(name, known)]), pa.schema([(name, found)]))[0].type
         except pa.ArrowTypeError:
             expected = f"{known}, as in the samples before"
-            raise _refused(where, f"metadata {name!r}: {found}", "bad-value", expected=expected) from None
+            raise _refused(where, f"metadata {name!r}: {found}", expected=expected) from None
 
     def accept(self, row: Row) -> None:
         """Settle what the columns of a sample hold that will be written."""

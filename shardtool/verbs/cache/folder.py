@@ -342,9 +342,8 @@ class Space(NamedTuple):
             raise InvalidRequest(folder, "a file", expected="a folder, or none yet")
         for name, fact in Folder(folder).facts(FOLDERS).items():
             if not fact.is_folder:
-                raise InvalidRequest(
-                    os.path.join(folder, name), "a link or a file", expected="a folder of the cache, or none"
-                )
+                where, expected = os.path.join(folder, name), "a folder of the cache, or none"
+                raise InvalidRequest(where, "a link or a file", expected=expected)
         path = os.path.join(folder, MARK)
         if not os.path.lexists(path):
             return False
@@ -518,6 +517,5 @@ class Space(NamedTuple):
 
 
 def _without_locks(folder: str, found: str) -> InvalidRequest:
-    return InvalidRequest(
-        folder, found, expected="a file system with locks, which leases need", remedy="Take a folder on a local disk."
-    )
+    expected, remedy = "a file system with locks, which leases need", "Take a folder on a local disk."
+    return InvalidRequest(folder, found, expected=expected, remedy=remedy)
