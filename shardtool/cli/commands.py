@@ -9,14 +9,14 @@ import os
 import re
 from contextlib import closing
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
 from shardtool.cli.help import Option, Verb, brief
-from shardtool.cli.output import LOG, in_files, show, show_bytes, show_json
+from shardtool.cli.output import LOG, in_files, show, show_bytes, show_json, while_read
 from shardtool.cli.terminal import Terminal
 from shardtool.errors import InvalidRequest, ShardError, printable
 from shardtool.interop.indexes import EXPORTS
@@ -521,15 +521,15 @@ def _and_last(names: tuple[str, ...], missing: str) -> tuple[list[str], str]:
 
 def _together(names: Sequence[str]) -> list[str | list[str]]:
     """Return datasets, shards of one folder that follow each other being one: a shell has expanded a pattern."""
-    found: list[str | list[str]] = []
-    folder = None
-    for name in names:
+
+    def folder(name: str) -> str | None:
         is_shard = is_shard_name(os.path.basename(name)) and not _MARKS.search(name)
-        last, folder = folder, os.path.dirname(name) if is_shard else None
-        if isinstance(shards := found[-1] if found else None, list) and folder is not None and folder == last:
-            shards.append(name)
-        else:
-            found.append(name if folder is None else [name])
+        return os.path.dirname(name) if is_shard else None
+
+    found: list[str | list[str]] = []
+    for above, group in groupby(names, folder):
+        together = [*group]
+        found += together if above is None else [together]
     return found
 
 
@@ -937,7 +937,6 @@ def _write_table(opened: list[StoredDataset], path: str, options: _Looking, how:
 
 def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) -> None:
     """Print keys as they are read: the first ones of a large dataset at once, until the reader stops."""
-    from shardtool.cli.text import show_each
     from shardtool.verbs.inspect.samples import keys
 
     found = keys(opened, where)
@@ -945,12 +944,13 @@ def _print_keys(opened: list[StoredDataset], where: str | None, how: Running) ->
         show_json({"keys": list(found)})
     else:
         chunks = iter(lambda: list(islice(found, _MANY)), [])
-        show_each("\n".join(map(printable, chunk)) for chunk in chunks)
+        for chunk in while_read(chunks):
+            show("\n".join(map(printable, chunk)))
 
 
 def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running) -> None:
     """Print samples, and write their fields where that was asked for, one after the other."""
-    from shardtool.cli.text import sample_line, sample_text, show_each, width
+    from shardtool.cli.text import sample_line, sample_text, width
     from shardtool.verbs.inspect.samples import extract, find_sample, first_samples, view
 
     brief, folder = not options.samples, options.extract
@@ -971,7 +971,8 @@ def _print_samples(opened: list[StoredDataset], options: _Looking, how: Running)
         found = [(seen.to_json(), {"files": [*map(output_text, files)]}) for seen, files in shown()]
         show_json({"samples": [sample if folder is None else sample | files for sample, files in found]})
     else:
-        show_each(texts())
+        for text in while_read(texts()):
+            show(text)
 
 
 @verb("PLACE", DoctorOptions, without=("retry_for",))
@@ -1082,9 +1083,7 @@ def help_(context: click.Context, names: tuple[str, ...]) -> None:
         meant = " or ".join(f"`shardtool help {name} {names[0]}`" for name in having[:3])
         message = f"No such verb {names[0]!r}. Did you mean {meant}?"
         raise click.UsageError(message, context)
-    _, command, _ = above.command.resolve_command(above, [names[0]])
-    if not isinstance(command, click.Command):
-        return
+    command = cast("click.Command", above.command.resolve_command(above, [names[0]])[1])
     with click.Context(command, info_name=names[0], parent=above) as asked:
         show(about(command, asked, *names[1:]) if isinstance(command, Verb) and names[1:] else command.get_help(asked))
 

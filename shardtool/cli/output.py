@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, TypeVar, cast
 
 import click
 
@@ -21,6 +21,8 @@ from shardtool.errors import InvalidRequest, OutputFailed, printable, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+Part = TypeVar("Part")
 
 
 def show(text: str) -> None:
@@ -59,11 +61,17 @@ def show_bytes(blocks: Iterable[bytes]) -> None:
     """
     if sys.stdout is None or sys.stdout.isatty():
         raise InvalidRequest("stdout", "a terminal", expected="a file or a program", remedy="Add > FILE.")
-    reader = sys.stdout
-    for block in blocks:
+    for block in while_read(blocks):
         with _stdout():
-            reader.buffer.write(block)
-            reader.flush()
+            sys.stdout.buffer.write(block)
+            sys.stdout.flush()
+
+
+def while_read(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield what is printed part by part, until the reader stops (`| head`)."""
+    reader = sys.stdout
+    for part in parts:
+        yield part
         if sys.stdout is not reader:
             return
 

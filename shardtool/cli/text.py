@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import textwrap
 import unicodedata
 from dataclasses import replace
@@ -12,7 +11,7 @@ from itertools import islice
 from shlex import join, quote
 from typing import TYPE_CHECKING
 
-from shardtool.cli.output import encodable, json_text, show
+from shardtool.cli.output import encodable, json_text
 from shardtool.errors import ShardError, listing, printable, without_secrets
 from shardtool.request.run_record import RunRecord, command_line
 from shardtool.storage.places import is_url, is_web
@@ -20,7 +19,7 @@ from shardtool.values import counted, output_text, show_size
 from shardtool.wording import typed_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from xml.etree.ElementTree import Element
 
     from shardtool.request.results import (
@@ -55,19 +54,6 @@ def width() -> int:
     import shutil  # bz2, lzma: for what is shown at the end
 
     return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((_WIDTH, 24)).columns))
-
-
-def show_each(texts: Iterable[str]) -> None:
-    """Print texts as they come, until the reader stops (`| head`).
-
-    Raises:
-        OutputFailed: stdout cannot be written.
-    """
-    reader = sys.stdout
-    for text in texts:
-        show(text)
-        if sys.stdout is not reader:
-            return
 
 
 def cells(text: str) -> int:
