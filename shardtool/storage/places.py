@@ -642,9 +642,11 @@ class _ObjectFile(io.RawIOBase):
         return self._at
 
     def readinto(self, into: Buffer, /) -> int:
-        got = self._blob.read_into(memoryview(into).cast("B"), self._at)
-        self._at += got
-        return got
+        view = memoryview(into).cast("B")
+        data = self._blob.read(self._at, len(view))
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def is_place(path: bytes) -> bool:

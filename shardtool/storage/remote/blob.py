@@ -528,19 +528,15 @@ class Blob:
         pieces = list(self._pieces(offset, min(self.size, offset + length), _WHOLE))
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def pieces(self, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes from `offset` on, some MB at a time at most, by one request where nothing fails.
-
-        Args:
-            offset: Where to start.
-            length: How many bytes at most; None: all.
+    def pieces(self) -> Iterator[bytes]:
+        """Yield all bytes, some MB at a time at most, by one request where nothing fails.
 
         Raises:
             OSError: It is another one by now, or it is gone.
             AccessRefused: We may not read it any more.
             StoreFailed: The server fails time and again, or knows no ranges.
         """
-        yield from self._pieces(offset, self.size if length is None else min(self.size, offset + length), PIECE)
+        return self._pieces(0, self.size, PIECE)
 
     def _pieces(self, offset: int, end: int, most: int) -> Iterator[bytes]:
         """Yield the bytes of a range, `most` at a time."""
@@ -569,20 +565,6 @@ class Blob:
             yield piece
         if self.md5 is not None:
             _compare(self.address, self.md5, md5)
-
-    def read_into(self, view: memoryview, offset: int) -> int:
-        """Fill `view` from `offset` on; return how much there was.
-
-        Raises:
-            OSError: It is another one by now, or it is gone.
-            AccessRefused: We may not read it any more.
-            StoreFailed: The server fails time and again, or knows no ranges.
-        """
-        done = 0
-        for piece in self.pieces(offset, len(view)):
-            view[done : done + len(piece)] = piece
-            done += len(piece)
-        return done
 
     def _look(self) -> tuple[int, str, bool]:
         """Return the size, the version, and whether ranges can be had: by its first byte, for HEAD may be forbidden."""
