@@ -93,7 +93,7 @@ class Names:
 
     def gather(self, which: NDArray[np.int64]) -> bytes:
         """Return the names `which`, in that order, a NUL after each."""
-        if len(which) > _FEW and which[-1] - which[0] == len(which) - 1 and (np.diff(which) == 1).all():  # as they lie
+        if len(which) and which[-1] - which[0] == len(which) - 1 and (np.diff(which) == 1).all():  # as they lie
             return self.span(int(which[0]), int(which[-1]) + 1)
         if len(self) >= _MANY and len(which) > _FEW:
             return self._gather_many(which)
