@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from numbers import Integral
 from os import PathLike
@@ -27,7 +28,7 @@ from shardtool.request.settings import check_least
 from shardtool.values import Given, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -161,8 +162,17 @@ def keras_sequence(
         raise InvalidRequest("the dataset", f"{dataset!r:.80}", expected="what shardtool.open returned")
     check_least("batch_size", batch_size)
     order = OrderOptions("full" if shuffle else False, seed, epoch)
-    kind = type("BatchSequence", (BatchSequence, _needing("keras").utils.PyDataset), {})
-    return kind(dataset, batch_size, order, workers)
+    return _of_keras()(dataset, batch_size, order, workers)
+
+
+@cache
+def _of_keras() -> type[Any]:
+    """Return the class of sequences, which needs Keras: imported when it is first wanted."""
+    return type("BatchSequence", (BatchSequence, _needing("keras").utils.PyDataset), {})
+
+
+def _blank() -> Any:
+    return object.__new__(_of_keras())
 
 
 def _needing(module: str) -> Any:
@@ -189,6 +199,9 @@ class BatchSequence:
         super().__init__(workers=workers)  # type: ignore[call-arg] # of Keras's class
         self._samples, self._batch_size, self._options = samples, batch_size, first
         self._counts_each_end = self._begun = not hasattr(super(), "on_epoch_begin")
+
+    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()], dict[str, object]]:
+        return _blank, (), vars(self)
 
     def __len__(self) -> int:
         """Return how many batches an epoch has; the last one may be smaller."""

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import multiprocessing
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -184,6 +186,17 @@ def test_batches_of_a_sequence(photos: Packed) -> None:
     assert [*plain[0]["__key__"]] == [*photos.samples]
     with pytest.raises(IndexError, match="batch 1 of 1"):
         plain[1]
+
+
+def test_a_sequence_goes_to_another_process(photos: Packed) -> None:
+    """Keras pickles a sequence for processes that it spawns: there it gives the same batches, of the same epoch."""
+    sequence = keras_sequence(shardtool.open(photos.folder), 40, workers=2)
+    sequence.set_epoch(3)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        batches = pool.apply(_batches, (sequence,))
+    assert [[*batch["__key__"]] for batch in batches] == [[*batch["__key__"]] for batch in _batches(sequence)]
+    again = pickle.loads(pickle.dumps(sequence))  # noqa: S301 - made here
+    assert (type(again), again.workers, len(again)) == (type(sequence), 2, 3)
 
 
 def test_values_of_a_batch() -> None:
