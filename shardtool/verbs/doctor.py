@@ -295,17 +295,14 @@ def _is_matched(place: str, version: str) -> str:
 
 def _look_at_folder(path: str, seen: _Seen) -> None:
     open_folder(path)  # which refuses what is meant for an address
-    is_there, above = os.path.lexists(path), places.folder_of(path.rstrip("/")) or "."
-    folder, name = Folder(path if is_there else above), _name()
-
-    def there() -> str:
-        if not os.path.lexists(folder.path):
-            remedy = "See how it is spelled, or make the folder above it."
-            raise OutputFailed(path, f"not there, nor is {above}", remedy=remedy)
-        places.list_folder(folder.path)
-        return "there" if is_there else f"not there yet; {above} is"
-
-    seen.need("folder", there)
+    here, above = path, places.folder_of(path.rstrip("/"))
+    while here and not os.path.lexists(here):
+        here = places.folder_of(here.rstrip("/"))
+    folder, name = Folder(here or "."), _name()
+    said = "there" if here == path else f"not there yet; {folder.path} is"
+    if here not in (path, above):  # a new folder, or one that is misspelled
+        said = f"not there yet, nor is {above}; they would be made in {folder.path}"
+    seen.need("folder", partial(places.list_folder, folder.path), lambda _: said)
     seen.look("space", folder.free_bytes, lambda free: f"{show_size(free)} free")
     if not seen.writes:
         return

@@ -23,7 +23,7 @@ import pytest
 import shardtool
 from shardtool.storage.remote import address
 from shardtool.storage.remote.retry import POLICY
-from tests.helpers import REPO, tool, typed
+from tests.helpers import REPO, tool, typed, write_tree
 from tests.servers.between import forwarding, tls
 from tests.servers.faults import Fault
 
@@ -444,12 +444,15 @@ def test_folder(tmp_path: Path) -> None:
     assert [*_wrong(str(tmp_path / "a b" / "below"))] == ["folder"]
 
 
-def test_a_name_that_is_misspelled(tmp_path: Path) -> None:
-    """A folder that is not there, in one that is not there either, is no place that was meant."""
-    found = _wrong(str(tmp_path / "typo" / "below"))["folder"]
-    assert found.found == f"not there, nor is {tmp_path}/typo"
-    assert found.cure == "See how it is spelled, or make the folder above it."
-    assert [*tmp_path.iterdir()] == []
+def test_folders_that_would_be_made(tmp_path: Path) -> None:
+    """Where `create` makes several levels of folders, nothing is wrong; what is said shows a misspelled name."""
+    source = write_tree(tmp_path / "source", {"a.txt": b"a"})
+    place = tmp_path / "typo" / "below" / "it"
+    found = {one.name: one for one in shardtool.doctor(place).checks}
+    assert {one.state for one in found.values()} == {"ok"}
+    assert found["folder"].found == f"not there yet, nor is {place.parent}; they would be made in {tmp_path}"
+    assert [*tmp_path.iterdir()] == [source]
+    assert shardtool.create(source, place / "out-{000000..}.tar").shards == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not os.path.isdir("/proc/self"), reason="a folder that takes nothing")
