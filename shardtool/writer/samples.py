@@ -830,6 +830,9 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         except SampleRefused as refused:
             self._refuse(sample, refused)
             return
+        except Exception:
+            with memory_for("a sample"):
+                raise
         self._state = _BUSY  # until then, nothing of it is written
         try:
             if self._takes(encoded):

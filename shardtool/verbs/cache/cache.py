@@ -395,7 +395,10 @@ class CacheWriter(SampleWriter):
         return True
 
     def _add(self, sample: Sample, row: Mapping[str, object]) -> None:
-        super()._add(sample, row)
+        try:
+            super()._add(sample, row)
+        except InvalidRequest as error:  # the shard before, whose metadata cannot stand together, is lost: go on
+            raise SampleRefused(error, "bad-value") from None
         self.samples += 1
 
     def _next_shard(self, _: Sample) -> OpenShard:

@@ -11,6 +11,7 @@ import pytest
 
 import shardtool
 from shardtool import Cache, InvalidRequest, OutputFailed, ShardError
+from shardtool.errors import OutOfMemory
 from shardtool.verbs.cache import cache as caching
 from tests.verbs.cache.conftest import made_shards
 from tests.verbs.cache.helpers import KILLING, python, read_all
@@ -239,6 +240,29 @@ def test_samples_that_cannot_be_written(tmp_path: Path) -> None:
             grow(writer, [1])
         grow(writer, [3])
     assert numbers_in(cache.refresh()) == [1, 3]
+
+
+def test_metadata_that_no_sidecar_holds(tmp_path: Path) -> None:
+    """A shard whose metadata cannot stand together is lost, as a sample that is refused is: the writer goes on."""
+    cache = Cache(tmp_path / "cache", "1MB")
+    with cache.writer(max_count=2, max_size=SIZE) as writer:
+        for number, value in [(1, [2**63]), (2, [-1])]:
+            writer.write({"__key__": f"{number}", "bin": b"%04d" % number * 250}, {"c": value})
+        with pytest.raises(InvalidRequest, match="no column can hold"):
+            grow(writer, [3])
+        grow(writer, [4, 5, 6])
+        with pytest.raises(OutOfMemory, match="a sample"):
+            writer.write({"__key__": "7", "bin": _TooLarge()})
+        grow(writer, [8])
+    assert numbers_in(cache.refresh()) == [4, 5, 6, 8]
+    assert writer.samples == 6
+
+
+class _TooLarge:
+    """A value for which there is no memory."""
+
+    def __array__(self, *_: object) -> None:
+        raise MemoryError
 
 
 _KILLED = (
