@@ -411,7 +411,7 @@ class Batch:
                 yield collate(some, self.lists)
 
 
-def collate(samples: list[object], lists: Lists = ()) -> object:
+def collate(samples: list[Any], lists: Lists = ()) -> object:
     """Return samples as one batch.
 
     Dicts become a dict of batched fields, tuples a tuple. A field becomes an array [samples, ...] where its values are
@@ -426,11 +426,18 @@ def collate(samples: list[object], lists: Lists = ()) -> object:
         InvalidRequest: There is no such field.
         SampleFailed: A sample lacks a field of another, or has another form.
     """
-    each = [parts_of(sample) for sample in samples]
-    check_alike([(parts.get("__key__"), form, parts) for form, parts in each], lists)
-    form, first = each[0]
-    fields = {name: [parts[name] for _, parts in each] for name in first}
-    return whole_of(form, {name: values if name in lists else _joined(values) for name, values in fields.items()})
+    form, first = parts_of(samples[0])
+    alike = len({*map(type, samples)}) == 1 and (form is object or len({*map(len, samples)}) == 1)
+    if not alike or (form is dict and any(one.keys() != first.keys() for one in samples)):
+        check_alike([(parts.get("__key__"), form, parts) for form, parts in map(parts_of, samples)], lists)
+    elif form is not object:
+        check_lists(lists, first)
+    if form is dict:
+        columns = [[sample[name] for sample in samples] for name in first]
+    else:
+        columns = [[*values] for values in zip(*samples, strict=True)] if form is tuple else [samples]
+    fields = zip(first, columns, strict=True)
+    return whole_of(form, {name: values if name in lists else _joined(values) for name, values in fields})
 
 
 def parts_of(sample: object) -> tuple[type, Mapping[object, object]]:

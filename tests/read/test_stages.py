@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections import OrderedDict
 from functools import partial
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -309,6 +310,24 @@ def test_collate(values: list[object], expected: np.ndarray[Any, Any] | None) ->
         else:
             assert found.dtype == expected.dtype
             assert np.array_equal(found, expected)
+
+
+class _Pair(NamedTuple):
+    a: int
+    b: int
+
+
+def test_collate_samples_of_kindred_types() -> None:
+    """Dicts and tuples of any type make batches together, and fields may be in another order."""
+    dicts = [{"a": 1, "b": 2}, OrderedDict(b=4, a=3)]
+    batch = collate(dicts)
+    assert isinstance(batch, dict)
+    assert {name: values.tolist() for name, values in batch.items()} == {"a": [1, 3], "b": [2, 4]}
+    pair = collate([(1, 2), _Pair(3, 4)], lists=(1,))
+    assert isinstance(pair, tuple)
+    assert [[*values] for values in pair] == [[1, 3], [2, 4]]
+    with pytest.raises(InvalidRequest, match="c"):
+        collate(dicts, lists=("c",))
 
 
 def test_batches_of_values() -> None:
