@@ -13,12 +13,20 @@ import os
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from shardtool.errors import CorruptShard, InvalidRequest, OutputFailed, machine_reads, printable, reason
+from shardtool.errors import (
+    CorruptShard,
+    InvalidRequest,
+    OutputFailed,
+    machine_reads,
+    printable,
+    raise_if_machines,
+    reason,
+)
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.format import tar, tfrecord
 from shardtool.pattern import KNOWN, NameFacts, part_of, read_name
@@ -83,17 +91,15 @@ class ShardFile:
         return self._window[:length]
 
     def _read(self, offset: int, length: int) -> bytes:
-        with self._reads(offset):
+        try:  # a context manager would take as long as the reading
             return self._file.read(offset, min(length, max(0, self.size - offset)))
-
-    @contextmanager
-    def _reads(self, offset: int) -> Iterator[None]:
-        """Tell what the disk says of a place as what is wrong with the shard, unless the machine is to blame."""
-        try:
-            with machine_reads(self.path):
-                yield
         except OSError as error:
-            raise CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=offset) from None
+            raise self._failed(offset, error) from None
+
+    def _failed(self, offset: int, error: OSError) -> CorruptShard:
+        """Return what the disk says of a place as what is wrong with the shard, unless the machine is to blame."""
+        raise_if_machines(error, self.path)
+        return CorruptShard(self.path, f"cannot be read: {reason(error)}", offset=offset)
 
 
 class SummedFile(ShardFile):
@@ -146,8 +152,10 @@ class SummedFile(ShardFile):
     def _fill(self, at: int) -> int:
         """Read the next block to a place in the window; return its bytes. At 0 it is all that the window holds."""
         block = self._view[at : at + min(_WINDOW, max(0, self.size - self._end))]
-        with self._reads(self._end):
+        try:
             got = self._stream.readinto(block) if len(block) else 0
+        except OSError as error:
+            raise self._failed(self._end, error) from None
         self._crc = crc32c(block[:got], self._crc)
         if not at:
             self._start = self._end

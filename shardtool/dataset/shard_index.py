@@ -33,7 +33,7 @@ from shardtool.dataset.shard_file import Survey, walked_text
 from shardtool.entries.arrow import coded_strings, number_array, numbers, string_array, strings
 from shardtool.entries.entries import Names
 from shardtool.entries.sizes import Payloads, heads_and_tails
-from shardtool.errors import CorruptShard, InvalidRequest, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, listing, printable, raise_if_machines
 from shardtool.fingerprint import content_digest, crc32c
 from shardtool.pattern import sidecar_name
 from shardtool.skipped import pack_rows, unpack_rows
@@ -868,12 +868,14 @@ def read_schema(path: str) -> pa.Schema:
 
     Raises:
         CorruptShard: It is no sidecar.
+        StoreFailed: The machine, a store or a server fails.
     """
     try:
         return pq.read_schema(pa.BufferReader(_read_end(path))).remove_metadata()
     except MemoryError:
         raise  # of pyarrow, it is an ArrowException, too
     except (OSError, pa.ArrowException) as error:
+        raise_if_machines(error, path)
         raise CorruptShard(path, f"no sidecar: {error}", remedy=made_again()) from None
 
 

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
 import crc32c
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from shardtool import CorruptShard, CreateOptions, create
-from shardtool.dataset.shard_index import read_facts, read_sidecar
+from shardtool.dataset.shard_index import read_facts, read_schema, read_sidecar
+from shardtool.errors import StoreFailed
 from tests import tfrecords
 from tests.helpers import members, shards, write_tree
 
@@ -174,3 +178,25 @@ def test_what_is_no_sidecar(damage: str, packed: Path, tmp_path: Path) -> None:
     if damage != "newer":  # what to do is right for whatever made it
         assert all(words in caught.value.remedy for words in ("if_exists='resume'", "shardtool index"))
         assert "create" not in caught.value.remedy
+
+
+@pytest.mark.parametrize("columns", [0, 1, 200])
+def test_the_schema_of_a_sidecar(columns: int, tmp_path: Path) -> None:
+    """The columns of a sidecar are read from its footer, however long that is."""
+    more = {f"column-{at:04}-{'x' * 100}": [at, None] for at in range(columns)}
+    table = pa.table({"key": ["a", "b"], "txt": ["x", "y"] if columns else ["", ""], **more})
+    create(table, f"{tmp_path}/out-{{0..}}.tar", CreateOptions(values=("txt=txt",), workers=1))
+    path = tmp_path / "out-0.index"
+    assert read_schema(str(path)) == pq.read_schema(path).remove_metadata()
+    assert len(read_schema(str(path))) >= 5 + columns
+
+
+def test_a_schema_that_the_machine_does_not_read(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk fails, that is said, and not that there is no sidecar."""
+
+    def fails(*_: int) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pread", fails)
+    with pytest.raises(StoreFailed, match=r"\.index: cannot be read"):
+        read_schema(str(shards(packed)[0].with_suffix(".index")))
