@@ -326,8 +326,10 @@ class Entries:
 
     def path(self, row: int) -> bytes:
         """Return the path of a row, as messages and outputs have it: relative to `root`, or what is shown of a URL."""
-        (path,) = self.paths(np.array([row]))
-        return shown_bytes(path) if self.rows.kind[row] == URL else path
+        if self.rows.paths is not None:
+            path = self.rows.paths.span(row, row + 1)[:-1]
+            return shown_bytes(path) if self.rows.kind[row] == URL else path
+        return self.keys[int(self.owners(row))] + b"." + to_bytes(self.fields[int(self.rows.code[row])])
 
     def paths(self, rows: NDArray[np.int64]) -> list[bytes]:
         """Return the paths of `rows`, one at least, as they are read."""

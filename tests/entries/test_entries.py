@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
 from shardtool.errors import Bug
 from shardtool.values import SpanFile
 from tests.made import changed, flat_entries, made_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_what_is_the_same_for_all_takes_no_memory() -> None:
@@ -29,6 +35,22 @@ def test_what_is_the_same_for_all_takes_no_memory() -> None:
     ):
         assert (column.strides, column.tolist()) == ((0,), values)
     assert len(entries.take(np.zeros(0, np.int64)).rows.changed_ns) == 0
+
+
+def test_a_path_costs_the_same_among_many_fields() -> None:
+    """A plan of a million links asks for as many paths, one by one: none looks at all of 65,536 fields."""
+
+    class Fields(tuple[str, ...]):
+        """Names that are only asked for by their places."""
+
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("all fields were looked at for one path")
+
+    entries = flat_entries([b"a", b"b/c"], [1, 2], ("jpg", "txt"), code=[1, 0, 1])
+    found = replace(entries, fields=Fields(entries.fields))
+    assert [found.path(row) for row in range(3)] == entries.paths(np.arange(3)) == [b"a.txt", b"b/c.jpg", b"b/c.txt"]
 
 
 def test_samples_that_lie_in_no_shards() -> None:
