@@ -450,7 +450,7 @@ def _put(where: str, data: bytes) -> None:
     def once() -> None:
         if (
             stored_md5({"ETag": put(where, data, lasting=True)}) != md5
-            and read_whole(where, lambda _size: None)[0] != data
+            and read_whole(where, lambda size: size == len(data))[0] != data
         ):
             raise retry.PassingFailure("the store has other bytes than were sent")
 

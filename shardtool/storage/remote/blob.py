@@ -672,7 +672,7 @@ def read_whole(address: str, wanted: Callable[[int], object]) -> tuple[bytes, Ob
             fact = ObjectFact(length, version_number(answer.headers.get("ETag", "")))
             if wanted(length) is False:
                 return b"", fact
-            data = b"".join(body_of(answer, address, length, _WHOLE))
+            data = b"".join(body_of(answer, address, length, length))
         if (md5 := object_md5(address, answer.headers)) is not None:
             _compare(address, md5, hashlib.md5(data, usedforsecurity=False))
         return data, fact

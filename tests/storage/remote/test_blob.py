@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,6 +75,20 @@ def test_small_files_are_one_request(object_at: str, proxy: FaultyProxy) -> None
     assert places.plain_size(f"{object_at}x") is None
     with pytest.raises(FileNotFoundError):
         places.read_tail(f"{object_at}x", 10)
+
+
+def test_a_large_object_is_held_once_beside_what_it_fills(object_at: str, proxy: FaultyProxy) -> None:
+    """What is read of an object as a whole is never put together from pieces, which would take its memory again."""
+    size, into = 40_000_000, memoryview(bytearray(40_000_000))
+    at = object_at.replace("a%20b%23.bin", "large")
+    with (proxy.server.local(object_at.rpartition("/")[0]) / "large").open("wb") as file:
+        file.truncate(size)
+    tracemalloc.start()
+    try:
+        assert places.read_file(at.encode(), into, 0)[0] == size
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_size_that_comes_late_is_held_to_its_limit(object_at: str, proxy: FaultyProxy) -> None:
