@@ -385,6 +385,8 @@ _SILENT = "RequestTimeout"  # of S3, with the status 400: we were silent for too
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 WRONG_PLACE = "Is it the region, or the endpoint, of the bucket?"
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_ELSEWHERE = ("", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
+              "IllegalLocationConstraintException", "PermanentRedirect")  # fmt: skip
 _CODE = re.compile(rb"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")  # the latter is obstore's
 _STATUS = re.compile(r"(?:status(?: code)?|\(code):? (\d{3})|\b(\d{3}) [A-Z][a-z]+")  # in what obstore says
 _REGION = re.compile(rb"<Region>([a-z0-9-]{1,40})</Region>")
@@ -577,8 +579,9 @@ def _failure(
         return AccessRefused(where, f"{found}: not allowed, or not there", expected=expected, remedy=remedy)
     if status in BUSY or code == _SILENT:
         return busy(status, headers)
-    in_store = parse_address(address).scheme in STORES  # whose requests are signed for one server
-    remedy = _wrong_place(address, body, headers.get("x-amz-bucket-region", "")) if in_store else ""
+    elsewhere = code in _ELSEWHERE or str(status).startswith("3")  # a request to a store is signed for one server
+    elsewhere &= parse_address(address).scheme in STORES
+    remedy = _wrong_place(address, body, headers.get("x-amz-bucket-region", "")) if elsewhere else ""
     remedy = _PROXIES if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED else remedy
     return StoreFailed(where, found, expected="200 or 206", remedy=remedy)
 

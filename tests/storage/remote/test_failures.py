@@ -55,6 +55,12 @@ def test_what_obstore_says(said: str, kind: type[Exception]) -> None:
         raise GenericError(said)
 
 
+@pytest.mark.parametrize("code", ["EntityTooLarge", "InvalidStorageClass", "NotImplemented"])
+def test_no_wrong_cure(code: str) -> None:
+    """What a store calls something else is no matter of the region, or of the endpoint."""
+    assert str(_said(400, code)) == f"s3://bucket/key: the server answers 400 {code}; expected 200 or 206"
+
+
 @pytest.mark.parametrize(("at", "name"), [("b", "Set AWS_REGION"), ("source=@b", "Set SHARDTOOL_SOURCE_AWS_REGION")])
 def test_a_bucket_of_another_region(at: str, name: str) -> None:
     """The cure names the variable that says it: a source has its own."""
