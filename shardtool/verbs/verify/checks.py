@@ -74,7 +74,7 @@ class ShardExamination:
 
     Attributes:
         survey: What lies in it; None where it cannot be opened. Once it was checked, it is without columns.
-        fields: How many samples have each field.
+        fields: How many samples have each field; none once they were added up: names may be many.
         odd: How many members are no part of a sample.
         hashes: The hash of each key, 16 bytes.
         contents: What each sample holds, where that was asked for: 8 bytes, of the CRC-32C and length of its largest
@@ -314,6 +314,7 @@ class Subject:
         dataset: The dataset, with what its dataset file says; None there where it has none, or it is damaged.
         cases: Its shards.
         findings: What is wrong.
+        fields: How many samples have each field, of the shards that were read.
         repaired: What was mended, in words.
         left: What could not be mended, or compared, and why; it is told last.
         seconds: How long all of that took.
@@ -322,6 +323,7 @@ class Subject:
     dataset: StoredDataset
     cases: tuple[ShardCase, ...]
     findings: Findings
+    fields: Counter[str] = field(default_factory=Counter)
     repaired: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -627,7 +629,7 @@ def check_together(subject: Subject, surveys: Mapping[int, Survey]) -> None:
     elif any(case.survey is None or case.survey.error is not None for case in subject.cases):
         unchecked.append("totals and the fingerprint: some shards cannot be read to their end")
     elif subject.is_all and len(subject.cases) == len(file.shards):
-        fields = sum((one.fields for _, one in subject.read), Counter[str]())
+        fields = subject.fields
         digests = [one.survey.digest if one.survey else None for _, one in subject.read]
         for one in sorted({*file.fields, *fields}, key=str):
             if file.fields.get(one) != fields.get(one):

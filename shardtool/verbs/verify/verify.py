@@ -206,6 +206,8 @@ def _examine_all(
         case = subject.cases[number]
         case.examined = examined
         _check_case(subject.findings, number, case)
+        subject.fields.update(examined.fields)
+        examined.fields = Counter()
         if found is not None:
             examined.survey = short = Survey(found.path, found.format, found.size)  # without its columns
             short.crc, short.digest, short.error = found.crc, found.digest, found.error

@@ -5,6 +5,7 @@ import gzip
 import io
 import resource
 import tarfile
+import tracemalloc
 import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -203,3 +204,18 @@ def test_any_damage(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     path = tmp_path_factory.mktemp("any") / name
     path.write_bytes(gzip.compress(raw) if packed else raw)
     assert set(_report(path).counts) <= set(KINDS)
+
+
+def test_names_of_fields_are_kept_once(tmp_path: Path) -> None:
+    """What verify holds does not grow by the names of fields that each shard has again."""
+    names = [b"%01000d" % number for number in range(100)]
+    record = b"".join(tfrecords.feature(name, tfrecords.BYTES, tfrecords.part(b"x")) for name in names)
+    took = []
+    for shards in (2, 2, 16):  # the first time, modules are loaded
+        for at in range(shards):
+            (tmp_path / f"x-{at}.tfrecord").write_bytes(tfrecords.frame(tfrecords.part(record)))
+        tracemalloc.start()
+        assert verify(tmp_path, VerifyOptions(workers=1)).sound
+        took.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert took[2] - took[1] < 14 * 50_000  # a shard's names take 100,000
