@@ -429,8 +429,8 @@ def collate(samples: list[Any], lists: Lists = ()) -> object:
     form, first = parts_of(samples[0])
     alike = len({*map(type, samples)}) == 1 and (form is object or len({*map(len, samples)}) == 1)
     if not alike or (form is dict and any(one.keys() != first.keys() for one in samples)):
-        check_alike([(parts.get("__key__"), form, parts) for form, parts in map(parts_of, samples)], lists)
-    elif form is not object:
+        check_alike([(parts.get("__key__"), form, parts) for form, parts in map(parts_of, samples)])
+    if form is not object:
         check_lists(lists, first)
     if form is dict:
         columns = [[sample[name] for sample in samples] for name in first]
@@ -454,11 +454,10 @@ def whole_of(form: type, parts: dict[object, object]) -> object:
     return tuple(parts.values()) if form is tuple else parts[0]
 
 
-def check_alike(samples: Sequence[tuple[object, type, Collection[object]]], lists: Lists) -> None:
+def check_alike(samples: Sequence[tuple[object, type, Collection[object]]]) -> None:
     """Refuse samples that make no batch, by the key, the form and the fields of each.
 
     Raises:
-        InvalidRequest: One of `lists` is no field.
         SampleFailed: A sample lacks a field of another, or has another form.
     """
     first, form, fields = samples[0]
@@ -471,8 +470,6 @@ def check_alike(samples: Sequence[tuple[object, type, Collection[object]]], list
             remedy = f"select({name!r}, ..., missing='none') before gives None, missing='skip' leaves such samples out."
             what = f"no field {name}, as others of its batch have"
             raise SampleFailed(_named(first if name in found else key), what, remedy=remedy)
-    if form is not object:
-        check_lists(lists, fields)
 
 
 def check_lists(lists: Lists, fields: Iterable[object]) -> None:

@@ -35,7 +35,7 @@ from torch.nn.functional import interpolate
 from shardtool.errors import InvalidRequest
 from shardtool.execute.pool import cores
 from shardtool.read.bundles import Batches
-from shardtool.read.chain import Batch, DecodedField, Lists, Stages, any_rng, check_alike, parts_of, whole_of
+from shardtool.read.chain import Batch, DecodedField, Stages, any_rng, check_alike, check_lists, parts_of, whole_of
 from shardtool.request.settings import check_least
 from shardtool.torch.datasets import Streaming, stream_state
 from shardtool.transform.image import JpegHead, as_rgb, cut_jpeg, decoded_jpeg, pixels, read_jpeg_head
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from shardtool.read.chain import Lists
     from shardtool.read.dataset import Stream, StreamPosition
     from shardtool.read.fetch import SkippedSamples
 
@@ -241,8 +242,9 @@ class BatchRows:
         there = [(row, *form) for row, form in enumerate(self._forms) if form is not None]
         if not there:
             return None
-        check_alike([(keys[row], kind, names) for row, kind, names in there], self._lists)
+        check_alike([(keys[row], kind, names) for row, kind, names in there])
         _, kind, names = there[0]
+        check_lists(self._lists, names)
         kept = [row for row, *_ in there]
         return whole_of(kind, {name: self._fields[name].batch(kept) for name in names})
 

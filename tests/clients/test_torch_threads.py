@@ -15,9 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
-from shardtool import SampleFailed
+from shardtool import InvalidRequest, SampleFailed
 from shardtool.read.chain import Stages
-from shardtool.torch.loading import LEFT_OUT, BatchRows, Loader
+from shardtool.torch.loading import LEFT_OUT, BatchRows, Loader, collate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -245,3 +245,10 @@ def test_samples_of_other_fields() -> None:
     assert [*_filled({"b": 1, "a": 2}, {"a": 3, "b": 4})] == ["b", "a"]
     with pytest.raises(SampleFailed, match=r"^sample k1: not of the same form"):
         _filled({"a": 1}, (1,))
+
+
+@pytest.mark.parametrize("samples", [[1, 2], [(1,), (2,)], [{"a": 1}, {"a": 2}]])
+def test_a_list_of_no_field(samples: list[Any]) -> None:
+    """A name among the lists that no field has is refused, whatever the samples are."""
+    with pytest.raises(InvalidRequest, match="typo"):
+        collate(samples, lists=("typo",))
