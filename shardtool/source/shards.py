@@ -164,7 +164,7 @@ def _listed(
         )
         for at in walks
     ]
-    pool.check([task.path for task in tasks])
+    pool.check([shard.path for shard in shards])  # also where there is no walk: numbers are read there
     for number, found_there in pool.map(survey, tasks):
         at = walks[number]
         parts[at] = shard_columns.walked(parts[at], found_there, has_index=at in with_index)

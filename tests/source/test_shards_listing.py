@@ -71,6 +71,23 @@ class Here(Pool):
         yield from _crossed(done[::-1])
 
 
+class Asked(Here):
+    """A pool that works only once its machines were asked about files, and knows about which."""
+
+    asked: tuple[str | bytes, ...] = ()
+
+    def check(self, paths: Sequence[str | bytes] = (), *, output: str | None = None, function: str = "") -> None:
+        assert (output, function) == (None, "")
+        self.asked += tuple(paths)
+
+    def map(
+        self, function: Callable[..., Any], tasks: Iterable[object], progress: Callable[..., None] | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        found = [*super().map(function, tasks, progress)]
+        assert self.asked or not found
+        yield from found
+
+
 def _crossed(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))  # noqa: S301 - it was ours a moment ago
 
@@ -1066,6 +1083,13 @@ def test_members_are_those_of_the_source(ours: dict[str, Path]) -> None:
     found = {f"{key}.{name}": data for key, fields in contents(listed(ours["tar"])) for name, data in fields}
     assert found == dict(members(*(path for path in shards(ours["tar"].parent) if path.suffix == ".tar")))
     assert all((ours["tar"].parent / sidecar_name(path.name)).exists() for path in shards(ours["tar"].parent))
+
+
+def test_machines_are_asked_before_they_read(ours: dict[str, Path]) -> None:
+    """Machines are asked for the shards before any reads numbers there: one that lacks them is told from damage."""
+    pool = Asked()
+    list_datasets([str(ours["tfrecord"])], pool, Observer(), to_format="tar")
+    assert {*pool.asked} == {str(path) for path in shards(ours["tfrecord"].parent) if path.suffix == ".tfrecord"}
 
 
 def test_a_real_pool(ours: dict[str, Path], tmp_path: Path) -> None:
