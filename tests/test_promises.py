@@ -30,7 +30,7 @@ from shardtool.format.tar import _LONG_LIMIT as TAR_READ_LONG_LIMIT
 from shardtool.format.tfrecord import _NAMES_LIMIT as TFRECORD_READ_NAMES_LIMIT
 from shardtool.format.zip_read import _MOST_A_BYTE as ZIP_READ_MOST_A_BYTE
 from shardtool.format.zip_read import _SLACK as ZIP_READ_SLACK
-from shardtool.publish.foreign_indexes import LIST_LIMIT as BESIDE_LIST_LIMIT
+from shardtool.interop.indexes import LIST_LIMIT as BESIDE_LIST_LIMIT
 from shardtool.read.fetch import _MOST_OPEN as FETCH_MOST_OPEN
 from shardtool.request.options import MOST_WORKERS
 from shardtool.source.folder import _KEPT_A_PACKED_BYTE as ARCHIVE_KEPT_A_PACKED_BYTE

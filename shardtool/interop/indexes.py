@@ -24,10 +24,10 @@ from hashlib import sha1, sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardtool.errors import CorruptShard, InvalidRequest, machine_reads, printable, reason
+from shardtool.errors import AccessRefused, CorruptShard, InvalidRequest, machine_reads, printable, reason
 from shardtool.fingerprint import crc32c
 from shardtool.pattern import OPEN_CLIP_FILE, SIDECAR_SUFFIX, TIMM_FILE, format_of, is_packed_name, sidecar_name
-from shardtool.storage.places import open_file
+from shardtool.storage.places import is_file, open_file, read_small
 from shardtool.values import BLOCK, local_name
 from shardtool.wording import either, exporting, flag
 
@@ -588,6 +588,7 @@ EXPORTS = {
 }  # fmt: skip
 ONCE = {name: export.once for name, export in EXPORTS.items() if export.once is not None}
 HEAD_SIZE = 64  # bytes from the start of a file that show its form
+LIST_LIMIT = 2**28  # bytes of a file that lists a folder's shards
 _SUFFIXES = sorted({export.suffix for export in EXPORTS.values() if export.suffix}, key=len, reverse=True)
 
 
@@ -639,6 +640,14 @@ def form_of(name: str, head: bytes, size: int) -> str:
         if kind.suffix and name.endswith(kind.suffix) and kind.form(head, size):
             return export
     return ""
+
+
+def read_list(path: str) -> bytes:
+    """Return a whole file; nothing where there is none, or it cannot be read, which a store may say of none, too."""
+    try:
+        return read_small(path, LIST_LIMIT) if is_file(path) else b""
+    except (OSError, AccessRefused):
+        return b""
 
 
 def difference(export: str, data: bytes, shard: IndexedShard) -> str:

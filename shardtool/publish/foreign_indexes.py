@@ -279,9 +279,6 @@ class StaleIndexes:
 # What has the name of an index at the destination already stays. On the web nothing is listed, and so none is found.
 
 
-LIST_LIMIT = 2**28  # bytes of a file that lists a folder's shards
-
-
 def copy_indexes(dataset_file: str, dataset: DatasetFile, folder: OutputFolder, notes: Notes) -> int:
     """Copy the index files that lead into a shard, where they are right; return how many were.
 
@@ -345,23 +342,15 @@ def copy_lists(datasets: Sequence[DatasetFile], source: str, folder: OutputFolde
         return
     shards, paths = {shard.name: shard.samples for dataset in datasets for shard in dataset.shards}, list[str]()
     for once in indexes.ONCE.values():
-        counts = once.counts(read_list(places.join(source, once.info)))
+        counts = once.counts(indexes.read_list(places.join(source, once.info)))
         if counts and counts == {name: shards[name] for name in counts if name in shards}:
             with suppress(InvalidRequest):
                 paths += once.encode(datasets)
-    data = read_list(places.join(source, indexes.README))
+    data = indexes.read_list(places.join(source, indexes.README))
     if indexes.is_ours(data) and indexes.listed(data, [*map(output_text, places.names_in(source))]) == {*shards}:
         paths.append(indexes.README)
     for path in paths:
-        _put(folder, path, read_list(places.join(source, path)))
-
-
-def read_list(path: str) -> bytes:
-    """Return a whole file; nothing where there is none, or it cannot be read, which a store may say of none, too."""
-    try:
-        return places.read_small(path, LIST_LIMIT) if places.is_file(path) else b""
-    except (OSError, AccessRefused):
-        return b""
+        _put(folder, path, indexes.read_list(places.join(source, path)))
 
 
 def _put(folder: OutputFolder, path: str, data: bytes) -> bool:

@@ -13,7 +13,6 @@ from shardtool.dataset.shard_file import Survey, SurveyTask, survey, walked_text
 from shardtool.errors import AccessRefused, ShardError, StoreFailed, listing, printable
 from shardtool.interop import indexes
 from shardtool.pattern import is_shard_name
-from shardtool.publish.foreign_indexes import read_index, read_list
 from shardtool.storage.places import base_name, folder_of, folders_in, is_file, is_url, join, names_in, read_head
 from shardtool.values import counted, output_text
 from shardtool.verbs.verify.findings import Finding
@@ -111,7 +110,7 @@ def _check_folder(subject: Subject) -> None:
     """Find what `load_dataset(folder)` takes for the data, if that is not the shards."""
     names, folder = names_in(subject.folder), subject.folder
     if indexes.README in names:
-        data = read_list(join(folder, indexes.README))
+        data = indexes.read_list(join(folder, indexes.README))
         if indexes.is_ours(data):
             return
         if b"data_files" in data:
@@ -168,6 +167,7 @@ def compare_beside(task: tuple[SurveyTask, Sequence[str]]) -> tuple[list[Finding
     if not forms:
         return [], unknown
     from shardtool.dataset.shard_index import walked_index
+    from shardtool.publish.foreign_indexes import read_index
 
     try:
         found = survey(shard_task)
@@ -195,7 +195,7 @@ def _check_counts(subject: Subject, file: DatasetFile, reader: str, once: Folder
     below = folder_of(once.info)
     if below and not is_url(folder) and below not in folders_in(folder):
         return  # not through a link to a folder
-    counts = once.counts(read_list(join(folder, once.info)))
+    counts = once.counts(indexes.read_list(join(folder, once.info)))
     shards = {shard.name: shard.samples for shard in file.shards if shard.samples}
     if not counts.keys() & shards.keys():
         return
@@ -214,7 +214,7 @@ def _check_counts(subject: Subject, file: DatasetFile, reader: str, once: Folder
 
 def _of_readme(subject: Subject, file: DatasetFile, names: set[str]) -> Iterator[Finding]:
     """Yield what is wrong with a `README.md` of ours that names shards of this dataset."""
-    data = read_list(join(subject.folder, indexes.README))
+    data = indexes.read_list(join(subject.folder, indexes.README))
     if not indexes.is_ours(data):
         return
     there, shards = {*map(output_text, names)}, {shard.name for shard in file.shards}
