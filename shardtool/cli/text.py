@@ -97,14 +97,13 @@ def summary_text(summary: Summary, room: int) -> str:
         total = f"{counted(len(summary.datasets), 'dataset')}: {_facts(summary)}"
         return "\n\n".join([*(summary_text(one, room) for one in summary.datasets), total])
     sections = [
-        _fields(summary),
-        _images(summary),
+        _head(summary, room),
+        _shards(summary),
+        *([fit(line, room) for line in lines] for lines in (_fields(summary), _images(summary))),
         *(_label(name, label, room) for name, label in summary.labels.items()),
-        _splits(summary),
-        _columns(summary),
+        *([fit(line, room) for line in lines] for lines in (_splits(summary), _columns(summary))),
     ]
-    fitting = [[fit(line, room) for line in section] for section in sections]
-    return "\n\n".join("\n".join(section) for section in (_head(summary, room), _shards(summary), *fitting) if section)
+    return "\n\n".join("\n".join(section) for section in sections if section)
 
 
 def _facts(summary: Summary) -> str:
@@ -209,7 +208,7 @@ def _images(summary: Summary) -> list[str]:
 
 def _label(name: str, label: LabelSummary, room: int) -> list[str]:
     sampled = f"{label.samples:,} looked at, " if label.sampled else ""
-    lines = [f"{label.source} {name}: {sampled}{counted(label.distinct, 'value')}"]
+    lines = [fit(f"{label.source} {name}: {sampled}{counted(label.distinct, 'value')}", room)]
     shown = label.values[:_LABELS]
     names = [
         fit(one.name if one.number is None or one.name == str(one.number) else f"{one.name} ({one.number})", _NAME)

@@ -26,7 +26,6 @@ _ALLOWED = {
     # Standard streams are pointed at the null device.
     "cli/__init__.py": {"os.open"},
     # What a command gives, and prints, is kept in a temporary file, which goes with the run.
-    "cli/commands.py": {"open"},
     "cli/output.py": {"open"},
     "cli/terminal.py": {"open"},
 }

@@ -412,6 +412,13 @@ def test_options_that_make_no_sense_together_are_refused(photos: Path, options: 
     assert typed("inspect", photos, *options).code == 2
 
 
+def test_shares_of_labels_are_told_in_a_narrow_terminal(tmp_path: Path) -> None:
+    """However long the names of labels are, what is counted stands behind them."""
+    files = [(f"{at}.cls", b"n" * 50 + b"%d" % (at % 3)) for at in range(12)]
+    lines = summary_text(inspect(tar_of(tmp_path / "x.tar", files)), 40).splitlines()
+    assert sum("4   33.3%  " in line for line in lines) == 3
+
+
 @pytest.mark.parametrize("ending", ["tar"], indirect=True)  # the mechanism does not know the format
 def test_text_fits_the_terminal(tabled: Path) -> None:
     """But for what must be copied whole (the fingerprint) no line is wider than the terminal."""
