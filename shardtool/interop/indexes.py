@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 # The hashes that other tools want of a shard and of every payload in it: one pass over its bytes, in a worker.
 
 
+_SHA256_SIZE = 32
+
+
 class DigestTask(NamedTuple):
     """A shard to be hashed.
 
@@ -71,13 +74,17 @@ class Digests(NamedTuple):
         crc: CRC-32C of the file.
         git: What git calls the file: the SHA-1 of a blob, in hex.
         sha256: Of the file, in hex.
-        payloads: SHA-256 of each payload, in hex, in the order of the task.
+        payloads: SHA-256 of each payload, 32 bytes, in the order of the task: of a million, as texts they took 120 MB.
     """
 
     crc: int
     git: str
     sha256: str
-    payloads: list[str]
+    payloads: bytes
+
+    def payload(self, number: int) -> str:
+        """Return the SHA-256 of a payload, in hex."""
+        return self.payloads[number * _SHA256_SIZE : (number + 1) * _SHA256_SIZE].hex()
 
 
 def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
@@ -89,7 +96,7 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
     starts, stops = (array("q", part).tolist() for part in (task.starts, task.stops))
     crc = at = end = 0
     git, whole, part = sha1(b"blob %d\0" % task.size, usedforsecurity=False), sha256(), sha256()
-    payloads = []
+    payloads = bytearray()
     view = memoryview(bytearray(BLOCK))
     try:
         with machine_reads(task.path), open_file(task.path) as file, file.stream() as stream:
@@ -102,15 +109,15 @@ def digest(task: DigestTask, report: Callable[[int, int], None]) -> Digests:
                     part.update(block[max(starts[at] - first, 0) : stops[at] - first])
                     if stops[at] > end:
                         break
-                    payloads.append(part.hexdigest())
+                    payloads += part.digest()
                     part, at = sha256(), at + 1
                 report(0, got)
     except OSError as error:
         raise CorruptShard(task.path, reason(error), expected="the shard") from None
     if end != task.size:
         raise CorruptShard(task.path, f"{end:,} bytes", expected=f"{task.size:,}, as the dataset file says")
-    payloads += [part.hexdigest()] * (len(starts) - at)  # empty ones at the very end
-    return Digests(crc, git.hexdigest(), whole.hexdigest(), payloads)
+    payloads += part.digest() * (len(starts) - at)  # empty ones at the very end
+    return Digests(crc, git.hexdigest(), whole.hexdigest(), bytes(payloads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +476,7 @@ def hub_index(shard: IndexedShard) -> bytes:
     if digests is None:
         raise TypeError("a shard that was not hashed")
     files = {
-        name: {"offset": offset, "size": length, "sha256": digests.payloads[at]}
+        name: {"offset": offset, "size": length, "sha256": digests.payload(at)}
         for at, (name, offset, length) in enumerate(_members(shard))
     }
     document = {"filesize": shard.size, "hash": digests.git, "hash_lfs": digests.sha256, "files": files}
@@ -494,7 +501,7 @@ def _hub_difference(data: bytes, shard: IndexedShard) -> str:
         return ""
     same = document.get("hash", digests.git) == digests.git
     same = same and document.get("hash_lfs", digests.sha256) == digests.sha256
-    hashes = [(files[name].get("sha256"), digests.payloads[at]) for at, name in enumerate(wanted)]
+    hashes = [(files[name].get("sha256"), digests.payload(at)) for at, name in enumerate(wanted)]
     same = same and all(one in (None, other) for one, other in hashes)
     return "" if same else "the hashes of other bytes"
 

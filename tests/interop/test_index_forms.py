@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from shardtool import ShardWriter
+from shardtool.dataset.find import find_dataset
 from shardtool.dataset.shard_index import ShardFact, ShardIndex
-from shardtool.interop.indexes import EXPORTS, HEAD_SIZE, Digests, IndexedShard, difference, form_of, index_name
+from shardtool.interop.indexes import (
+    EXPORTS,
+    HEAD_SIZE,
+    Digests,
+    DigestTask,
+    IndexedShard,
+    difference,
+    digest,
+    form_of,
+    index_name,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _index(name: str, offset: int) -> ShardIndex:
@@ -25,10 +43,22 @@ def test_the_index_of_each_export_is_known_again(export: str) -> None:
     """What an export makes of a shard has the form of its index, and differs from that of other offsets."""
     made = EXPORTS[export]
     name = f"x-0.{made.shard_format}"
-    shard = IndexedShard(_index(name, 0), Digests(0, "0" * 40, "0" * 64, ["0" * 64] * 2))
+    shard = IndexedShard(_index(name, 0), Digests(0, "0" * 40, "0" * 64, bytes(64)))
     assert made.encode is not None
     data = made.encode(shard)
     form = form_of(index_name(shard.name, made), data[:HEAD_SIZE], len(data))
     assert EXPORTS[form].encode is made.encode
     assert difference(export, data, shard) == ""
     assert difference(export, data, replace(shard, index=_index(name, 1024)))
+
+
+def test_what_is_known_of_a_million_payloads_is_small(tmp_path: Path) -> None:
+    """What a worker hands back of a shard is the 32 bytes of each hash, and hardly more."""
+    with ShardWriter(tmp_path / "x-{0..}.tar") as writer:
+        for at in range(1000):
+            writer.write({"__key__": f"{at}", "txt": f"{at}"})
+    [shard] = find_dataset(tmp_path).shards
+    index, path = shard.index(), tmp_path / "x-0.tar"
+    found = digest(DigestTask.of(str(path), path.stat().st_size, index), lambda _samples, _size: None)
+    assert [found.payload(at) for at in range(1000)] == [sha256(b"%d" % at).hexdigest() for at in range(1000)]
+    assert len(pickle.dumps(found)) < 33_000
