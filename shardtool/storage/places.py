@@ -524,7 +524,7 @@ class RemoteFile(AbstractContextManager["RemoteFile"]):
 
     def stream(self) -> io.BufferedReader:
         """Return it as a file of Python's that is read from its start on, and that must be closed, too."""
-        return io.BufferedReader(Ahead(self._blob))
+        return io.BufferedReader(Ahead(self._blob), self.window)
 
     def expect_random(self) -> None:
         """Do nothing: of a span that follows no other, little more is read than is asked for."""
