@@ -654,6 +654,7 @@ _ARROW = (
 )  # fmt: skip
 _TYPED = (list, tuple, dict, datetime)  # a value of them may not go with another of its family
 _EXACT = 2**53  # whole numbers up to which a float can hold each
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair: UTF-8 holds only both
 
 
 class Columns:
@@ -684,6 +685,9 @@ class Columns:
             if not isinstance(name, str) or not name.strip() or name.startswith("__"):
                 expected = "a name that does not start with two underscores, which are the sidecar's own"
                 raise _refused(where, f"metadata called {name!r}", expected=expected)
+            if _HALF.search(name) or (type(plain) is str and _HALF.search(plain)):
+                problem = f"metadata {name!r}: half of a surrogate pair"
+                raise _refused(where, problem, expected="text that UTF-8 can hold")
             found[name] = plain
             if plain is None:
                 continue
@@ -704,8 +708,8 @@ class Columns:
     def _joined(self, name: str, value: object, where: str) -> pa.DataType:
         """Return the type of a column that has a value, too."""
         try:
-            found = pa.infer_type([value])
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            found = pa.array([value]).type  # made, since text deep in it may be none that UTF-8 holds
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
             raise _refused(where, f"metadata {name!r}: {error}", expected="what a column can hold") from None
         known = self._types.get(name, found)
         if known == found or (isinstance(value, datetime) and bool(known.tz) == bool(found.tz)):

@@ -176,6 +176,8 @@ _NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
         ("x", None, {1: 2}, "expected text"),
         ({"a": 1}, {}, {1: 2}, "dict key of type str"),
         (1, 2, [3], "of the type list"),
+        ("x", "\U0001f600", "a\ud83d", "half of a surrogate pair; expected text that UTF-8 can hold"),
+        (["x"], ["\u00e9"], ["\ud83d"], "surrogates not allowed"),
     ],
 )
 def test_metadata_that_no_column_holds(
@@ -193,6 +195,8 @@ def test_metadata_that_no_column_holds(
             writer.write({"__key__": "c", "n": 1}, {"m": wrong})
         with pytest.raises(InvalidRequest, match="c: metadata of the type list; expected a dict"):
             writer.write({"__key__": "c", "n": 1}, [1])  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=r"c: metadata 'm.ud83d': half of a surrogate pair"):
+            writer.write({"__key__": "c", "n": 1}, {"m\ud83d": 1})
         writer.write({"__key__": "c", "n": 1}, {"m": first})
     assert verify(tmp_path / "out.json").findings == ()
 
