@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import threading
+from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -246,7 +247,7 @@ def test_metadata_that_no_sidecar_holds(tmp_path: Path) -> None:
     """A shard whose metadata cannot stand together is lost, as a sample that is refused is: the writer goes on."""
     cache = Cache(tmp_path / "cache", "1MB")
     with cache.writer(max_count=2, max_size=SIZE) as writer:
-        for number, value in [(1, [2**63]), (2, [-1])]:
+        for number, value in [(1, Decimal("1e60")), (2, Decimal("1e-60"))]:  # more digits than a column has
             writer.write({"__key__": f"{number}", "bin": b"%04d" % number * 250}, {"c": value})
         with pytest.raises(InvalidRequest, match="no column can hold"):
             grow(writer, [3])
