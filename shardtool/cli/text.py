@@ -660,7 +660,11 @@ def _total(report: Report) -> list[str]:
         f"{report.seconds:.1f} s{rate if report.samples else ''}"
     )
     looked += f"; checked: {', '.join(report.checked)}" if report.checked else ""
-    return [looked, "sound" if report.sound else f"not sound: {counted(sum(report.counts.values()), 'finding')}"]
+    verdict = "sound" if report.sound else f"not sound: {counted(sum(report.counts.values()), 'finding')}"
+    if report.sound and report.uncompared:
+        fields = printable(listing([*report.uncompared]))
+        verdict += f", except that these fields were not compared with the source: {fields}"
+    return [looked, verdict]
 
 
 def _junit(report: Report) -> str:

@@ -668,6 +668,10 @@ class VerifyOptions(WorkerOptions):
         None, "Function of yours that made the samples, which `repair` calls again. It is code that you must trust.",
         form="function", metavar="MODULE:FUNCTION", needs={**_COMPARES, "repair": "nothing to make again"},
     )  # fmt: skip
+    join: object = setting(
+        None, "Table of `join` when the dataset was created.", form="path", metavar="TABLE",
+        shown="a file of the recorded name: here, in the source, or next to the source or the dataset", needs=_COMPARES,
+    )  # fmt: skip
     root: Folder | None = setting(
         None, "Folder that paths of a manifest count from.", form="path",
         metavar="FOLDER", shown="the manifest's", needs=_COMPARES,
@@ -755,7 +759,8 @@ class InspectOptions(Settings):
 class DiffOptions(WorkerOptions):
     """The options of `diff`; but for those of workers, they are about a source that a dataset is compared with."""
 
-    root: Folder | None = like(VerifyOptions, "root", section="source", common=True, needs={})
+    join: object = like(VerifyOptions, "join", section="source", common=True, needs={})
+    root: Folder | None = like(VerifyOptions, "root", common=True, needs={})
     allow_outside: bool = like(VerifyOptions, "allow_outside", common=True, needs={})
     symlinks: Symlinks | None = like(VerifyOptions, "symlinks", common=True, needs={})
 

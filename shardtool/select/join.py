@@ -337,6 +337,8 @@ def set_fields(
     classes: Sequence[str],
     known: Classes | None = None,
     names: Mapping[str, list[str]] = MappingProxyType({}),
+    *,
+    may_lack: bool = False,
 ) -> tuple[Entries, tuple[str, ...]]:
     """Return the samples with values of metadata as fields, in place of fields of these names, and notes.
 
@@ -349,6 +351,7 @@ def set_fields(
         classes: Those of the fields whose values are numbered, in the order of their bytes.
         known: The numbers that classes have already.
         names: Of columns of class numbers, or of lists of these: the names of classes.
+        may_lack: Whether a sample without a value lacks the field; otherwise that is an error.
 
     Raises:
         InvalidRequest: A column that is not there, or holds what cannot be a field.
@@ -359,13 +362,19 @@ def set_fields(
     for name, column in fields:
         had = _samples_with(entries, name)
         labels = (known or Classes("", {}, grows=True)) if name in classes else None
-        made.append(_field(entries, (name, column), had, labels, names.get(column)))
+        made.append(_field(entries, (name, column), had, labels, names.get(column), may_lack=may_lack))
         notes += _notes_of(made[-1], column, int(np.count_nonzero(had)))
     return with_fields(entries, made), tuple(notes)
 
 
 def _field(
-    entries: Entries, pair: tuple[str, str], had: NDArray[np.bool_], known: Classes | None, called: list[str] | None
+    entries: Entries,
+    pair: tuple[str, str],
+    had: NDArray[np.bool_],
+    known: Classes | None,
+    called: list[str] | None,
+    *,
+    may_lack: bool,
 ) -> Field:
     """Return the field that a column is.
 
@@ -375,6 +384,7 @@ def _field(
         had: Which samples have a field of its name.
         known: The numbers that classes have already, where the values are labels; None: they are not.
         called: The names of classes, where the values are their numbers.
+        may_lack: Whether a sample without a value lacks the field.
     """
     (name, column), label = pair, known is not None
     values = _metadata(entries, name, column, label=label)
@@ -388,7 +398,10 @@ def _field(
     expected = "a value for each sample" + ("" if alike else f" that has no field {name!r}")
     query = f"{column if column.isidentifier() and not iskeyword(column) else f'`{column}`'}.notna()"
     found, remedy = f"column {column!r}: no value (null or NaN)", f'{option("where")} "{query}" leaves them out.'
-    _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
+    if not may_lack or len(missing) == len(values):
+        _refuse(entries, missing if alike else missing[~had[missing]], found, expected, remedy)
+    elif len(missing):
+        values = values.fill_null(values.drop_null()[0])  # the samples that lack the field ignore it
     labels = called
     if label and called is None:
         values, labels = numbered(values, name, known)

@@ -125,10 +125,13 @@ class Source(ABC):
         may_skip_names: Whether `--on-error skip` leaves samples out whose names no shard can hold.
         by_key: Whether samples, once they are listed, stand in the order of their keys, not in that of a column or of
             shards, and are sorted again when their keys change.
+        may_lack_values: Whether a sample without a value for a field of `values` lacks the field; otherwise that is an
+            error. A comparison reports the field.
     """
 
     may_skip_names: bool = False
     by_key: bool = True
+    may_lack_values: bool = False
 
     @abstractmethod
     def list_samples(self, pool: Pool, observer: Observer) -> Listing:

@@ -82,7 +82,7 @@ class FolderSource(Source):
             below = self._below_folders(listed.skipped)
             entries = label_from_folder(listed.entries, known, depth=depth, skipped=below)
             listed = replace(listed, entries=entries, notes=(*listed.notes, *split_note(entries)))
-        listed = sampled(chosen(listed, options), options)
+        listed = sampled(chosen(listed, options, may_lack_values=self.may_lack_values), options)
         if options.on_error == "skip" and not options.portable:
             from shardtool.select.names import skip_unsafe_names
 

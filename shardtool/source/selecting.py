@@ -84,7 +84,7 @@ def _with_labels(
     return replace(entries, metadata=arrow.with_columns(columns, moved)), gone
 
 
-def chosen(listed: Listing, options: SelectingOptions) -> Listing:
+def chosen(listed: Listing, options: SelectingOptions, *, may_lack_values: bool = False) -> Listing:
     """Return the samples that `where` takes, with the columns of the table of `join` and the fields of `values`.
 
     Raises:
@@ -117,7 +117,7 @@ def chosen(listed: Listing, options: SelectingOptions) -> Listing:
     asked = (*options.classes, *(("cls",) if getattr(options, "label_from_folder", False) else ()))
     for name, numbers in numbers_kept(columns, names, values, asked, known):
         entries = replace(entries, metadata=arrow.with_column(entries.metadata, name, numbers))
-    entries, notes = set_fields(entries, values, options.classes, known, names)
+    entries, notes = set_fields(entries, values, options.classes, known, names, may_lack=may_lack_values)
     return replace(listed, entries=entries, notes=(*listed.notes, *notes))
 
 

@@ -341,7 +341,7 @@ class ShardSource(Source):
         listed = with_fields(listed, options, pool, to_format)
         for given in options.add:
             listed = self._with_beside(listed, given, pool, observer)
-        listed = chosen(listed, options)
+        listed = chosen(listed, options, may_lack_values=self.may_lack_values)
         if not len(listed.entries):
             return listed
         # An Example may hold nothing but its key.

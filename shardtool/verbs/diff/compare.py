@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,15 @@ from shardtool.source.base import inline_sums, source_sums
 from shardtool.source.shards import list_datasets
 from shardtool.table.columns import places_among
 from shardtool.values import SPAN, URL, counted, show_size, to_bytes, to_text
-from shardtool.verbs.verify.source import SourceAgain, field_ids, has_others, paired, recorded_run
+from shardtool.verbs.verify.source import (
+    SourceAgain,
+    field_ids,
+    has_others,
+    paired,
+    recorded_run,
+    source_words,
+    table_folders,
+)
 from shardtool.wording import option
 
 if TYPE_CHECKING:
@@ -63,7 +72,7 @@ class LeftOut(NamedTuple):
     """What is not compared, of a dataset and its source.
 
     Attributes:
-        fields: Fields that were made of a table, which is not at hand.
+        fields: Fields that were made of a table that is not available.
         payloads: Whether fields are left out, since they were changed on the way.
         added: Whether samples that only the source has are left out.
         keys: Keys that samples have which were left out of the dataset for a reason.
@@ -111,22 +120,24 @@ def with_source(
         if one.file is None or not one.file.made.is_split_with(files[0].made):
             expected = "all splits of one run, or one dataset"
             raise InvalidRequest(one.where, "not made by the run of the others", expected=expected)
-    run = recorded_run(files[0] if files else None, options)
+    folders = table_folders(given, [one.folder for one in datasets])
+    run = recorded_run(files[0] if files else None, options, folders)
     if run.map:
         found = f"{option('map')} {run.map} made the samples, and is not run again"
         raise InvalidRequest(datasets[0].where, found, expected="samples as they are in their source")
     patterns = [(recorded_pattern(one.file) if one.file else None, one.folder) for one in datasets]
     outputs = [replace(pattern, folder=folder) for pattern, folder in patterns if pattern is not None]
-    try:
+    made = f"{datasets[0].where} was made by {run.verb} {files[0].made.source}; " if files else ""
+    words = partial(source_words, given, f"{made}B is that source as it is now, or another dataset.")
+    with words():
         again = SourceAgain(run, datasets, given, outputs)
-    except InvalidRequest as error:  # of options that nobody has typed
-        made = f"{datasets[0].where} was made by {run.verb} {files[0].made.source}; " if files else ""
-        error.remedy = f"{made}B is that source as it is now, or another dataset."
-        raise
     stored = _of_datasets(datasets, pool, notes, as_stored=True)
     mine = _without_appended(stored, datasets, notes)
-    listed, split = again.list_samples(pool, notes.observer)
-    lost = again.lost_splits()
+    with words():
+        listed, split = again.list_samples(pool, notes.observer)
+    run, lost = again.run, again.lost_splits()
+    if run.without_table is not None:
+        notes.add(f"compared with {option('join')} {run.table}")
     notes.add(*(f"not compared: {text}" for text in (*run.unchecked(), *filter(None, [lost]))))
     if run.changes:
         notes.add(f"not compared: fields, which {option('resize')} or {option('encode')} changed")

@@ -19,6 +19,7 @@ from shardtool.request.settings import Notes, Observer, by_names
 from shardtool.storage.places import is_url
 from shardtool.table.kinds import archive_in, is_table
 from shardtool.values import Given, given_names, output_text
+from shardtool.wording import option
 
 if TYPE_CHECKING:
     from shardtool.request.results import DiffResult
@@ -46,6 +47,8 @@ def diff(a: Given, b: object, options: DiffOptions, observer: Observer) -> DiffR
 
         datasets = [open_dataset(one) for one in given_datasets(a)]
         others = _datasets(b)
+        if others is not None and options.join is not None:
+            raise InvalidRequest(option("join"), f"{_name(b)} is a dataset", expected="the source of the other dataset")
         if others is None:
             sides, left_out = with_source(datasets, b, options, pool, notes)
         else:

@@ -179,12 +179,14 @@ class Findings:
         counts: How often each code was found.
         checked: What was looked at, in words.
         unchecked: What was not, and why.
+        uncompared: The fields that were not compared with the source.
     """
 
     listed: list[tuple[int, Finding]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     checked: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    uncompared: list[str] = field(default_factory=list)
     _alike: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, number: int, *findings: Finding) -> None:
@@ -238,6 +240,7 @@ class Report:
         read: With `sample`, how many shards were read, and their bytes; None: all.
         datasets: Where several were verified, the report of each; all else is then of all of them.
         quick: Whether no shard was read.
+        uncompared: With `source`, the fields that were not compared with it.
     """
 
     dataset: str
@@ -254,6 +257,7 @@ class Report:
     read: tuple[int, int] | None = None
     datasets: tuple[Report, ...] = ()
     quick: bool = False
+    uncompared: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -269,6 +273,7 @@ class Report:
         return {
             "dataset": printable(self.dataset),
             "sound": self.sound,
+            **({"uncompared": [*map(printable, self.uncompared)]} if self.uncompared else {}),
             **({"quick": True} if self.quick else {}),
             **found,
             "totals": {"shards": self.shards, "samples": self.samples, "size": self.size},

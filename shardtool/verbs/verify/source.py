@@ -2,12 +2,14 @@
 
 The source is listed as the verb that made the dataset lists it, with those options that the dataset file recorded and
 that only choose. What names code or a place is not used: with `--map`, whose function could make any sample, nothing
-is compared; and what came of a table of `--join` is not. Order and sharding do not matter.
+is compared. The user names the table of `--join`, or `find_table` finds it; without a table, its fields are not
+compared. Order and sharding do not matter.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +21,7 @@ from shardtool.dataset.find import StoredDataset, find_dataset, of_glob, other_s
 from shardtool.dataset.shard_file import Survey, walked_text
 from shardtool.dataset.shard_index import ends_of
 from shardtool.entries.entries import Names
-from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable
+from shardtool.errors import CorruptShard, InvalidRequest, ShardError, listing, printable, without_secrets
 from shardtool.pattern import ShardPattern, parse_pattern
 from shardtool.publish.records import skipped_rows
 from shardtool.request.options import OF_SOURCE, CreateOptions, DiffOptions, ReshardOptions, VerifyOptions
@@ -30,7 +32,7 @@ from shardtool.source.base import inline_sums, source_sums
 from shardtool.source.folder import FolderSource
 from shardtool.source.open import open_source
 from shardtool.source.selecting import each_once
-from shardtool.storage.places import join
+from shardtool.storage.places import folder_of, is_url, join
 from shardtool.table.columns import places_among
 from shardtool.values import INLINE, URL, counted, to_bytes
 from shardtool.verbs.verify.findings import Finding
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from shardtool.entries.entries import Entries
     from shardtool.execute.pool import Pool
     from shardtool.request.settings import Observer
-    from shardtool.source.base import Listing
+    from shardtool.source.base import Listing, Source
     from shardtool.verbs.verify.checks import Subject
 
     Rows = NDArray[np.int64]
@@ -53,7 +55,28 @@ if TYPE_CHECKING:
 
 _Name = TypeVar("_Name", str, bytes)
 
-_OF_SOURCES = ("root", "allow_outside", "symlinks", "map")  # what `verify` has, too, about a source
+_OF_SOURCES = ("root", "allow_outside", "symlinks", "map", "join")  # what `verify` has, too, about a source
+
+
+@contextmanager
+def source_words(source: object, remedy: str) -> Iterator[None]:
+    """Name, in errors of a source, only options that the user can type here, and what to do here.
+
+    Args:
+        source: What the user gave as the source.
+        remedy: What to do, unless the error names an option about a source.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        if any(error.where == option(name) for name in TAKEN_AGAIN):
+            error.found = f"the dataset was created with {error.where}: {error.found}"
+            error.where = (
+                without_secrets(printable(os.fspath(source))) if isinstance(source, str | os.PathLike) else "the source"
+            )
+        if not any(option(name) in error.remedy for name in _OF_SOURCES):
+            error.remedy = remedy
+        raise
 
 
 class Comparison:
@@ -70,11 +93,12 @@ class Comparison:
 
     def __init__(self, subject: Subject, options: VerifyOptions, observer: Observer) -> None:
         self.subject, self.observer = subject, observer
-        made = recorded_run(subject.file, options)
+        made = recorded_run(subject.file, options, table_folders(options.source, [subject.folder]))
         outputs = [parse_pattern([join(subject.folder, case.name) for case in subject.cases])]
         if subject.file is not None and (pattern := recorded_pattern(subject.file)) is not None:  # the name of all
             outputs.append(replace(pattern, folder=outputs[0].folder))
-        with self._words_of_verify():
+        self._words = partial(source_words, options.source, f"{self._made_from}.")
+        with self._words():
             self.again = SourceAgain(made, [subject.dataset], options.source, outputs)
         self.made, self._given, self.findings = made, options.source, subject.findings
 
@@ -83,14 +107,21 @@ class Comparison:
         made, unchecked = self.made, self.findings.unchecked
         if made.map:
             unchecked.append(f"the source: {option('map')} made the samples, and is not run again")
+            self._not_compared(all_surveys)
             return
-        with self._words_of_verify():
+        with self._words():
             listed, _ = self.again.list_samples(pool, self.observer)
-        entries = listed.entries
+        self.made = made = self.again.run
         if made.choosing and any(one.code == "duplicate" for one in listed.skipped):
             unchecked.append(f"the source: keys that several samples have, and {made.of_table}")
+            self._not_compared(all_surveys)
             return
         unchecked += made.unchecked()
+        self._compare(listed.entries, all_surveys, pool)
+
+    def _compare(self, entries: Entries, all_surveys: Surveys, pool: Pool) -> None:
+        """Compare the samples of shards with those of the source."""
+        made, unchecked = self.made, self.findings.unchecked
         surveys = self._first_shards(all_surveys)
         if made.added:
             unchecked.append(f"fields that the source does not have: {option('add')} put them beside")
@@ -101,10 +132,14 @@ class Comparison:
         appended = places_among(_keys(others), entries.keys)
         if np.any(appended >= 0) and not np.any(place >= 0):
             unchecked.append("the source: it is what samples were appended from, which is not compared")
+            self._not_compared(all_surveys)
             return
         if not np.any(place >= 0):
             self._check_no_dataset()
         self.findings.checked.append("the source")
+        if made.without_table is not None:
+            self.findings.checked.append(f"with {option('join')} {printable(made.table)}")
+        self.findings.uncompared += made.made_fields
         if lost := self.again.lost_splits():
             unchecked.append(lost)
         elif not made.choosing and (self.subject.file is None or self.subject.is_all):
@@ -112,19 +147,13 @@ class Comparison:
         self._extra(surveys, place)
         if made.changes:
             unchecked.append(f"payloads against the source: {option('resize')} or {option('encode')} changed them")
+            self._not_compared(surveys)
             return
         self._compare_fields(entries, surveys, place, pool)
 
-    @contextmanager
-    def _words_of_verify(self) -> Iterator[None]:
-        """Advise what `verify` has, where an error of a source advises what `create` or `reshard` has."""
-        try:
-            yield
-        except InvalidRequest as error:
-            if any(option(name) in error.remedy for name in _OF_SOURCES):
-                raise
-            error.remedy = f"{self._made_from}."
-            raise
+    def _not_compared(self, surveys: Surveys) -> None:
+        """Record that no field of some shards was compared with the source."""
+        self.findings.uncompared += sorted({walked_text(name) for one in surveys.values() for name in one.names})
 
     def _check_no_dataset(self) -> None:
         """Refuse a folder that holds a dataset, and no sample of this one.
@@ -185,7 +214,9 @@ class Comparison:
         """Compare the fields of samples that both have: their names, lengths and checksums."""
         shards, fields = [*surveys.values()], [*map(to_bytes, entries.fields)]
         names = [name for one in shards for name in one.names]
-        passed = {*map(to_bytes, self.made.made_fields), *({*names}.difference(fields) if self.made.added else ())}
+        added = {*names}.difference(fields) if self.made.added else set[bytes]()
+        self.findings.uncompared += sorted(map(walked_text, added))
+        passed = {*map(to_bytes, self.made.made_fields), *added}
         known = {name: -1 if name in passed else at for at, name in enumerate(dict.fromkeys([*fields, *names]))}
         theirs = field_ids(np.arange(len(entries)), entries.counts(), entries.rows.code, fields, known)
         firsts = np.repeat(ends_of([len(one.names) for one in shards])[:-1], [len(one.codes) for one in shards])
@@ -214,6 +245,7 @@ class Comparison:
         fetched = entries.rows.kind[source] == URL  # what is there by now says nothing of what was there
         if fetched.any():
             self.findings.unchecked.append(f"{counted(int(fetched.sum()), 'file')} of URLs against the web")
+            self.findings.uncompared += [entries.fields[code] for code in np.unique(entries.rows.code[source[fetched]])]
         differ = (lengths[mine] != sizes) & ~fetched
         read = np.flatnonzero(~differ & ~fetched & (entries.rows.kind[source] != INLINE))
         sums[read] = source_sums(self.again.source, entries, source[read], pool)
@@ -321,13 +353,16 @@ class RecordedRun(NamedTuple):
 
     Attributes:
         verb: `create`, `reshard` or `index`; empty: not recorded.
-        options: Without those that say what is to be made of a table that is not at hand.
-        table: The name of that table: what `--join` took; empty where it took none.
-        made_fields: The fields that may have been made of it.
+        options: The options; if the table of `--join` is not available, without the options about this table.
+        table: The path of the table that was found, or the recorded name of a table that is not available. Empty: the
+            run used no table, or the user names it.
+        made_fields: The fields that may have been made of a table that is not available.
         choosing: The options, as the command line has them, by which it, or what the source was when samples were
             added, may have decided what samples there are.
         map: The function that made the samples, as text, which is never imported; empty where there was none.
         added: Whether fields of other datasets were put beside those of the source.
+        without_table: The same run without the table; None: no table was found, or the user names it.
+        no_table: Why the table that was found is not available; empty: none was found.
     """
 
     verb: str
@@ -337,6 +372,8 @@ class RecordedRun(NamedTuple):
     choosing: tuple[str, ...] = ()
     map: str = ""
     added: bool = False
+    without_table: RecordedRun | None = None
+    no_table: str = ""
 
     @property
     def changes(self) -> bool:
@@ -346,29 +383,83 @@ class RecordedRun(NamedTuple):
 
     @property
     def of_table(self) -> str:
-        """What may have been done by a table that is not at hand, or with a source that has grown."""
-        by = f"by {option('join')} {self.table}, which is not at hand" if self.table else "of fewer that were there"
+        """What may have been done by a table that is not available, or with a source that has grown."""
+        by = f"by {option('join')} {self._lost_table}" if self.table else "of fewer that were there"
         return f"{' and '.join(self.choosing)} may have chosen them {by}"
 
+    @property
+    def _lost_table(self) -> str:
+        lost = self.no_table or f"which was not found (name it with {option('join', 'PATH')})"
+        return f"{self.table}, {lost}"
+
     def unchecked(self) -> Iterator[str]:
-        """Yield what cannot be compared with the source, because the table is not at hand."""
+        """Yield what cannot be compared with the source, because the table is not available."""
         if self.made_fields:
             what = f"{'field' if len(self.made_fields) == 1 else 'fields'} {listing([*self.made_fields])}"
-            yield f"{what} against the source: made with {option('join')} {self.table}, which is not at hand"
+            yield f"{what} against the source: made with {option('join')} {self._lost_table}"
         if self.choosing:
             yield f"samples that only the source has: {self.of_table}"
 
 
-def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -> RecordedRun:
+def recorded_run(
+    file: DatasetFile | None, given: VerifyOptions | DiffOptions, folders: Iterable[str] = ()
+) -> RecordedRun:
     """Return how a dataset was made, or, if samples were appended to it, how its first ones were made.
 
     Args:
         file: The dataset file; None where there is none.
         given: What the user says of the source.
+        folders: The folders to search for the table of `--join`, if the user does not name it.
 
     Raises:
         InvalidRequest: The dataset file records something that is no option, or that the user is to give.
     """
+    name = file.made.options.get("join", "") if file else ""
+    if given.join is not None:
+        if name == "":
+            found = "the dataset was created without a table"
+            raise InvalidRequest(option("join"), found, expected="a dataset that was created with one")
+        return _run_with(file, given, given.join)
+    without = _run_with(file, given)
+    path = find_table(name, folders)
+    return _run_with(file, given, path)._replace(table=path, without_table=without) if path else without
+
+
+def table_folders(source: object, datasets: Iterable[str]) -> list[str]:
+    """Return the local folders to search for a joined table: the working directory, then those the user named.
+
+    Args:
+        source: The source. Of a folder, this includes its parent; of a file, it is the folder of the file.
+        datasets: The folders of the datasets.
+    """
+    folders = [os.curdir]
+    for one in source if isinstance(source, list | tuple) else [source]:
+        path = os.fspath(one) if isinstance(one, str | os.PathLike) else None
+        if not isinstance(path, str) or is_url(path):
+            continue
+        is_folder = os.path.isdir(path)
+        folders += [path, os.path.join(path, os.pardir)] if is_folder else [folder_of(path)]
+    local = (one for one in (*folders, *datasets) if not is_url(one))
+    return [*dict.fromkeys(os.path.normpath(one) for one in local)]
+
+
+def find_table(name: object, folders: Iterable[str]) -> str:
+    """Return the path of the first regular file of that name in the folders; empty: there is none.
+
+    The name comes from a dataset file and is untrusted. It must be a plain file name, and links are not followed, so
+    only files in these folders are read.
+    """
+    if not isinstance(name, str) or name != os.path.basename(name):
+        return ""
+    for folder in folders:
+        path = os.path.join(folder, name)  # also in the working directory: a file "-" is not standard input
+        with suppress(OSError, ValueError):
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                return path
+    return ""
+
+
+def _run_with(file: DatasetFile | None, given: VerifyOptions | DiffOptions, table: object = None) -> RecordedRun:
     verb, recorded = (file.made.verb, {**file.made.options}) if file else ("", {})
     function, added = recorded.pop("map", ""), recorded.pop("add", None)
     if type(function) is not str:
@@ -377,7 +468,12 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -
         if name := next((name for name in OF_SOURCE if getattr(given, name, None)), ""):
             raise InvalidRequest(option(name), "the dataset was made by reshard", expected="a dataset of create's")
         recorded.pop("dots", None)  # found in the source, not asked for
-    found, told = _without_table(recorded, ReshardOptions if verb == "reshard" else CreateOptions)
+    kind = ReshardOptions if verb == "reshard" else CreateOptions
+    if table is None:
+        found, told = _without_table(recorded, kind)
+    else:
+        del recorded["join"]
+        found, told = {**_options(recorded, kind), "join": table}, {}
     if file is not None and file.appends and not has_others(file) and not told:  # each update chose anew
         told = {"choosing": tuple(option(name) for name in ("head", "per_class") if found.pop(name, None) is not None)}
         found.pop("of", None)
@@ -387,7 +483,7 @@ def recorded_run(file: DatasetFile | None, given: VerifyOptions | DiffOptions) -
 
 
 def _without_table(recorded: dict[str, Any], kind: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return recorded options without those that say what is to be made of a table that is not at hand.
+    """Return recorded options without those about a table that is not available.
 
     Returns:
         Those options, and what a `RecordedRun` says of the table.
@@ -458,6 +554,7 @@ class SourceAgain:
 
     Attributes:
         source: The source.
+        run: The run; without the table, if the table that was found cannot be joined.
 
     Raises:
         InvalidRequest: There is no such source.
@@ -466,7 +563,7 @@ class SourceAgain:
     def __init__(
         self, run: RecordedRun, datasets: Sequence[StoredDataset], given: Any, outputs: Sequence[ShardPattern]
     ) -> None:
-        self._run, self._datasets = run, datasets
+        self.run, self._datasets = run, datasets
         if isinstance(run.options, ReshardOptions):
             for one in given if isinstance(given, (list, tuple)) else [given]:
                 if not isinstance(one, (str, os.PathLike, list, tuple)):
@@ -474,15 +571,21 @@ class SourceAgain:
                     raise InvalidRequest(option("source"), found, expected="what it was made from: datasets")
                 for dataset in of_glob(one):
                     find_dataset(dataset)  # before shards are read, where there is none
-        self.source = open_source(given, replace(run.options, on_error="skip"), outputs)
+        self._given, self._outputs = given, outputs
+        self.source = self._open(run)
         self._stay = self._splits_that_stay()
+
+    def _open(self, run: RecordedRun) -> Source:
+        source = open_source(self._given, replace(run.options, on_error="skip"), self._outputs)
+        source.may_lack_values = True
+        return source
 
     def _splits_that_stay(self) -> list[StoredDataset]:
         """Return all splits, where samples stay in theirs: a larger source would be divided in another way.
 
         That is so of labels that keep their shares, and of all that an append added to.
         """
-        dividing = self._run.options.of_split()
+        dividing = self.run.options.of_split()
         if dividing is None or dividing.reads is None:
             return []
         known = {one.split for one in self._datasets}
@@ -495,7 +598,18 @@ class SourceAgain:
         Raises:
             InvalidRequest: The source cannot be listed.
         """
-        options, source, datasets = self._run.options, self.source, self._datasets
+        try:
+            return self._list_samples(pool, observer)
+        except InvalidRequest as error:
+            if (without := self.run.without_table) is None:
+                raise
+            self.run = without._replace(no_table=f"which cannot be joined as found in {self.run.table}: {error}")
+            self.source = self._open(self.run)
+            self._stay = self._splits_that_stay()
+            return self._list_samples(pool, observer)
+
+    def _list_samples(self, pool: Pool, observer: Observer) -> tuple[Listing, Rows]:
+        options, source, datasets = self.run.options, self.source, self._datasets
         listed = source.choose(source.list_samples(pool, observer), lambda: None)
         listed = each_once(listed, source, options, pool, observer, partial(_stored_keys, datasets))
         entries, dividing, which = listed.entries, options.of_split(), np.zeros(len(listed.entries), np.int64)
@@ -520,7 +634,7 @@ class SourceAgain:
 
     def lost_splits(self) -> str:
         """Return what is not compared since splits that may have any sample are not there; empty: none is missing."""
-        dividing, there = self._run.options.of_split(), {one.split for one in self._stay}
+        dividing, there = self.run.options.of_split(), {one.split for one in self._stay}
         if (
             dividing is None
             or dividing.stratify is None

@@ -291,6 +291,7 @@ def _report(subject: Subject, options: VerifyOptions) -> Report:
         seconds=subject.seconds,
         read=None if options.sample is None else (len(read), sum(read)),
         quick=options.quick,
+        uncompared=tuple(dict.fromkeys(findings.uncompared)),
     )
 
 
@@ -376,6 +377,7 @@ def _together(reports: Sequence[Report]) -> Report:
         read=(sum(shards for shards, _ in read), sum(size for _, size in read)) if read else None,
         datasets=tuple(reports),
         quick=any(one.quick for one in reports),
+        uncompared=tuple(dict.fromkeys(name for one in reports for name in one.uncompared)),
     )
 
 

@@ -1,0 +1,180 @@
+"""Laws of `verify --source` and `diff` for a dataset that was created with `--join`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyarrow.csv import read_csv
+
+from shardtool import InvalidRequest, Report, create, diff, reshard, verify
+from shardtool.verbs.verify.source import find_table, table_folders
+from tests.helpers import typed, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ROWS = {f"{name}/{at}": (f"text {at}", at) for at, name in enumerate("aabb")}
+
+
+def _write(path: Path, rows: dict[str, tuple[str, int]], header: str = "key,caption,score") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [header, *(f"{key},{caption},{score}" for key, (caption, score) in rows.items())]
+    path.write_text("\n".join(lines) + "\n", encoding="ascii")
+
+
+@pytest.fixture(params=["create", "reshard"])
+def joined(request: pytest.FixtureRequest, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make a dataset in `out`, and its source in `data`, with a table that is then moved to `kept`; return the source.
+
+    The current folder is one below.
+    """
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    write_tree(Path("data"), {f"{key}.bin": key.encode() for key in _ROWS})
+    _write(Path("kept/labels.csv"), _ROWS)
+    options: dict[str, Any] = {"join": "kept/labels.csv", "on": "key", "values": ("cls=score", "txt=caption")}
+    if request.param == "create":
+        create("data", f"out/x-{{000..}}.{ending}", workers=1, **options)
+        return "data"
+    create("data", f"before/y-{{000..}}.{ending}", workers=1)
+    reshard("before", f"out/x-{{000..}}.{ending}", workers=1, **options)
+    return "before"
+
+
+def _verify(source: Any, **options: Any) -> Report:
+    return verify("out", source=source, workers=1, **options)
+
+
+def _found(report: Report) -> set[tuple[str, str, str]]:
+    return {(one.code, one.key, one.field) for one in report.findings}
+
+
+def _changed(source: str, **options: Any) -> dict[str, set[str]]:
+    """Return the fields that `diff` finds changed; of another dataset, which is no source for `diff`, none."""
+    if source != "data":
+        return {}
+    result = diff("out", source, workers=1, **options)
+    assert not result.added
+    assert not result.removed
+    return {one.key: {*one.fields} - {"(metadata)"} for one in result.changed}
+
+
+def test_a_table_that_is_not_found(joined: str) -> None:
+    """Its fields are named as not compared, in the verdict and in JSON; the exit code is that of the rest."""
+    report = _verify(joined)
+    assert (report.sound, {*report.uncompared}) == (True, {"cls", "txt"})
+    assert any("labels.csv, which was not found" in text for text in report.unchecked)
+    assert {*report.to_json()["uncompared"]} == {"cls", "txt"}  # type: ignore[misc]
+    ran = typed("verify", "out", "--source", joined)
+    assert ran.code == 0
+    verdict = ran.out.splitlines()[-1]
+    assert verdict.startswith("sound, except that these fields were not compared with the source: ")
+    assert "uncompared" not in verify("out", workers=1).to_json()
+
+
+@pytest.mark.parametrize("folder", [".", "SOURCE", "out"])
+def test_where_a_table_is_found(folder: str, joined: str) -> None:
+    """A table of the recorded name is used from the working directory, the source and next to the dataset."""
+    if folder == "SOURCE" and joined == "data":
+        folder = "data/.."  # in the source it would be a sample
+    place = Path(folder.replace("SOURCE", joined), "labels.csv")
+    _write(place, _ROWS)
+    report = _verify(joined)
+    assert (report.counts, report.uncompared) == ({}, ())
+    assert any("labels.csv" in text for text in report.checked)
+    assert _changed(joined) == {}
+    _write(place, {**_ROWS, "a/1": ("other", 1)})
+    assert _found(_verify(joined)) == {("source-differs", "a/1", "txt")}
+    assert {*_changed(joined)} <= {"a/1"}
+
+
+@pytest.mark.parametrize("form", [str, Path, read_csv], ids=["text", "path", "table"])
+def test_a_table_that_the_user_names(form: Callable[[str], Any], joined: str) -> None:
+    """`join` takes the table, and is used before one that is found."""
+    _write(Path("labels.csv"), {**_ROWS, "a/1": ("other", 1)})
+    report = _verify(joined, join=form("kept/labels.csv"))
+    assert (report.counts, report.uncompared) == ({}, ())
+    assert _changed(joined, join=form("kept/labels.csv")) == {}
+
+
+def test_a_table_with_other_rows(joined: str) -> None:
+    """A value that is another, or none, is a difference of its sample and field; other rows do not matter."""
+    rows = {**_ROWS, "a/1": ("other", 9), "z/9": ("new", 9)}
+    del rows["b/2"]
+    _write(Path("labels.csv"), rows)
+    expected = {("source-differs", "a/1", name) for name in ("cls", "txt")}
+    expected |= {("source-extra", "b/2", name) for name in ("cls", "txt")}
+    assert _found(_verify(joined)) == expected
+    if joined == "data":
+        assert _changed(joined) == {"a/1": {"cls", "txt"}, "b/2": {"cls", "txt"}}
+
+
+@pytest.mark.parametrize(
+    "text", ["key,other\na/0,1\n", "id,caption,score\na/0,x,1\n", "key,caption,score\nq,x,1\n", "", "\0"]
+)
+def test_a_table_that_cannot_be_joined(text: str, joined: str) -> None:
+    """Another file of that name is no error: the reason is reported, and its fields are not compared."""
+    Path("labels.csv").write_text(text, encoding="ascii")
+    report = _verify(joined)
+    assert (report.counts, {*report.uncompared}) == ({}, {"cls", "txt"})
+    assert any("cannot be joined" in text for text in report.unchecked)
+    assert _changed(joined) == {}
+    with pytest.raises(InvalidRequest):
+        _verify(joined, join="labels.csv")
+
+
+def test_a_dataset_without_a_table(tmp_path: Path) -> None:
+    """`join` is refused for a dataset that was created without, and by `diff` for another dataset."""
+    write_tree(tmp_path / "data", {"a.txt": b"a"})
+    create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", workers=1)
+    for compare in (lambda: verify(tmp_path / "out", source=tmp_path / "data", join="x.csv"),
+                    lambda: diff(tmp_path / "out", tmp_path / "data", join="x.csv")):  # fmt: skip
+        with pytest.raises(InvalidRequest, match="created without a table"):
+            compare()
+    with pytest.raises(InvalidRequest, match="is a dataset"):
+        diff(tmp_path / "out", tmp_path / "out", join="x.csv")
+
+
+def test_a_choice_by_a_table(tmp_path: Path) -> None:
+    """With the table, the samples that it chose are compared, too."""
+    write_tree(tmp_path / "data", {f"{key}.bin": key.encode() for key in _ROWS})
+    _write(tmp_path / "labels.csv", _ROWS)
+    create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", join=tmp_path / "labels.csv", on="key",
+           where="score > 1", workers=1)  # fmt: skip
+    report = verify(tmp_path / "out", source=tmp_path / "data", workers=1)
+    assert (report.counts, report.unchecked) == ({}, ())
+    _write(tmp_path / "labels.csv", {**_ROWS, "a/1": ("text 1", 7)})
+    report = verify(tmp_path / "out", source=tmp_path / "data", workers=1)
+    assert _found(report) == {("source-missing", "a/1", "")}
+
+
+def test_a_recorded_name_leads_nowhere_else(tmp_path: Path) -> None:
+    """The name in a dataset file is untrusted: only a regular file of one of the folders is read."""
+    folder, outside = tmp_path / "in", tmp_path / "labels.csv"
+    folder.mkdir()
+    outside.write_text("key,caption\n", encoding="ascii")
+    (folder / "link.csv").symlink_to(outside)
+    os.mkfifo(folder / "fifo.csv")
+    (folder / "-").write_text("x", encoding="ascii")
+    names = ["../labels.csv", str(outside), f"file://{outside}", "http://127.0.0.1:9/x.csv", "s3://bucket/x.csv"]
+    names += ["link.csv", "fifo.csv", "", ".", "..", "pipe:ls", "\ud800", "a\0b", "n" * 5000]
+    assert [find_table(name, [str(folder)]) for name in (*names, 5, None, ["x"])] == [""] * (len(names) + 3)
+    assert find_table("-", [str(folder)]) == f"{folder}/-"
+    assert table_folders(["s3://bucket/data", pa.table({}), "a/b.json"], ["gs://x/y", "out"]) == [".", "a", "out"]
+
+
+def test_errors_name_options_of_the_run(tmp_path: Path) -> None:
+    """An option that was not typed in this command is named as one that the dataset was created with."""
+    write_tree(tmp_path / "data", {"a/0.txt": b"a", "b/1.txt": b"b"})
+    write_tree(tmp_path / "flat", {"0.txt": b"a"})
+    create(tmp_path / "data", f"{tmp_path}/out/x-{{0..}}.tar", label_from_folder=True, workers=1)
+    verbs: list[list[str | Path]] = [["verify", tmp_path / "out", "--source"], ["diff", tmp_path / "out"]]
+    for verb in verbs:
+        ran = typed(*verb, tmp_path / "flat")
+        assert ran.code == 2
+        assert f"{tmp_path / 'flat'}: the dataset was created with --label-from-folder: " in ran.err
+        assert "--exclude" not in ran.err
