@@ -246,7 +246,7 @@ def _columns(summary: Summary) -> list[str]:
     rows = [
         (
             fit(name, _NAME),
-            one.type.partition("<")[0],
+            f"{'' if one.element is None else 'list of '}{(one.element or one.type).partition('<')[0]}",
             f"{one.filled:,}",
             "-" if one.distinct is None else f"{one.distinct:,}",
             "numbers of the classes above" if _is_of_classes(summary, name) else _column(one),
@@ -263,6 +263,10 @@ def _is_of_classes(summary: Summary, name: str) -> bool:
 
 
 def _column(one: ColumnSummary) -> str:
+    if (lengths := one.lengths) is not None:
+        if lengths.smallest == lengths.largest:
+            return f"length {lengths.smallest:,}"
+        return f"lengths {lengths.smallest:,} to {lengths.largest:,}, median {lengths.median:,}"
     if one.smallest is not None:
         mean = f", mean {one.mean:.6g}" if one.mean is not None else ""
         return f"{_number(one.smallest)} to {_number(one.largest)}{mean}"
