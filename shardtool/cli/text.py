@@ -420,7 +420,7 @@ def written_text(result: CreateResult) -> str:
     if result.appended and not result.appended.shards:
         return _lines(f"nothing new: {result.dataset_file} stays as it is, {_held(result.samples, result.shards)}")
     new = result.appended or result
-    kept = f" ({result.kept:,} were finished already)" if result.kept else ""
+    kept = f" ({result.kept:,} already finished)" if result.kept else ""
     of_part = f" of part {result.part}" if result.part else ""
     made = f"{_held(new.samples, new.shards)}{of_part}{' appended' if result.appended else ''}{kept}"
     waits = ", once all parts have ended" if result.part and not result.merged else ""

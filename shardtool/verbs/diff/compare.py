@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from shardtool.dataset.find import StoredDataset, recorded_pattern
 from shardtool.dataset.shard_file import walked_text
 from shardtool.entries.arrow import number_array, plain
-from shardtool.errors import InvalidRequest
+from shardtool.errors import InvalidRequest, listing
 from shardtool.request.results import ChangedSample, DiffResult, LazyList, MovedSample
 from shardtool.skipped import is_listed
 from shardtool.source.base import inline_sums, source_sums
@@ -120,7 +120,8 @@ def with_source(
     try:
         again = SourceAgain(run, datasets, given, outputs)
     except InvalidRequest as error:  # of options that nobody has typed
-        made = f"{datasets[0].where} was made by {run.verb} {files[0].made.source}; " if files else ""
+        source = listing(files[0].made.source.split(", ")) if files else ""
+        made = f"{datasets[0].where} was made by {run.verb} {source}; " if files else ""
         error.remedy = f"{made}B is that source as it is now, or another dataset."
         raise
     stored = _of_datasets(datasets, pool, notes, as_stored=True)
