@@ -494,16 +494,20 @@ _SHOWN = 10  # lines of each kind of difference
 
 def diff_text(result: DiffResult, *, whole: bool) -> str:
     """Return what differs, for people; `whole`: all of it."""
+    from shardtool.request.results import METADATA
+
     counts = [counted(count, "sample") for count in result.samples]
     sides = [printable(result.a), printable(result.b)]
     room = max(map(cells, sides))
     lines = [f"{_pad(name, room)}  {count}" for name, count in zip(sides, counts, strict=True)]
+    content = len(result.changed) - result.metadata_only
+    is_listed = content or any(one.change == "changed" for one in result.metadata.values())
     changed = (f"~ {printable(one.key)}  {', '.join(map(printable, one.fields))}" for one in result.changed)
     moved = (f"> {printable(one.key)}  {printable(one.before)} -> {printable(one.now)}" for one in result.moved)
     kinds = {
         "added": (result.added, (f"+ {printable(key)}" for key in result.added)),
         "removed": (result.removed, (f"- {printable(key)}" for key in result.removed)),
-        "changed": (result.changed, changed),
+        "changed": (result.changed if is_listed else (), changed),
         "moved": (result.moved, moved),
     }
     for found, texts in kinds.values():
@@ -511,12 +515,19 @@ def diff_text(result: DiffResult, *, whole: bool) -> str:
             lines += ["", *(f"  {text}" for text in islice(texts, None if whole else _SHOWN))]
         if len(found) > _SHOWN and not whole:
             lines.append(f"  ... and {len(found) - _SHOWN:,} more: -v shows all")
-    totals = [f"{len(found):,} {name}" for name, (found, _) in kinds.items() if found]
+    counts_of = {name: content if name == "changed" else len(found) for name, (found, _) in kinds.items()}
+    totals = [f"{count:,} {name}" for name, count in counts_of.items() if count]
     totals += ["other classes"] * bool(result.classes)
-    fields = ", ".join(f"{printable(name)} {count:,}" for name, count in result.fields.items())
+    fields = ", ".join(f"{printable(name)} {count:,}" for name, count in result.fields.items() if name != METADATA)
+    columns = [
+        f"column {printable(name)} {one.change} ({counted(one.samples, 'sample')})"
+        for name, one in result.metadata.items()
+    ]
     lines += [f"\nthe class numbers of {printable(name)} stand for other names" for name in result.classes]
-    total = ", ".join(totals) or "the same"
-    return "\n".join([*lines, "", f"{total}{f' ({fields})' if fields else ''}, {result.seconds:.1f} s"])
+    total = ", ".join(totals) or ("content equal" if columns else "the same")
+    total += f" ({fields})" if fields else ""
+    total += f"; metadata: {listing(columns)}" if columns else ""
+    return "\n".join([*lines, "", f"{total}, {result.seconds:.1f} s"])
 
 
 def removed_text(result: RemoveResult) -> str:
